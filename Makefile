@@ -1,0 +1,57 @@
+# The same words that CI uses. A second run reuses what the first set up.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# A smaller torch without CUDA libraries, where an index of CPU wheels is at hand: make install TORCH_INDEX=URL
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install system demo test check bench kafka up constraints clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt pip setuptools wheel
+	$(if $(TORCH_INDEX),$(PIP) install --quiet --constraint constraints.txt --index-url $(TORCH_INDEX) torch)
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+# What tests of real servers need beyond Python: Java and Maven for Kafka, a C compiler for the fake NVML.
+# Taken from Debian's packages where this may be done; elsewhere those tests skip and say why.
+system:
+	@docker/system-packages.sh
+
+demo: install
+	$(BIN)/trainwarden demo
+
+# Everything CI runs: style, types, layers, unit, contract, property, doctest, then real processes and servers.
+test: check system
+	$(BIN)/python -m pytest -m system --durations=15 tests
+
+# Under three minutes, no network, no servers.
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m 'not system' --doctest-modules --ignore=tests/scripts --ignore=examples \
+		trainwarden collectors detectors trainer_offline actions dashboards tests
+
+bench: install
+	$(BIN)/trainwarden bench
+
+kafka: install system
+	$(BIN)/python -m tests.servers.kafka
+
+up: install
+	$(BIN)/trainwarden up
+
+constraints: install
+	{ echo "# Every version that \`make install\` uses, so that a set-up is the same tomorrow. Remake: make constraints"; \
+	  $(PIP) freeze --exclude-editable --all | grep -v '^trainwarden'; } > constraints.new && mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Policy, planners, the engine and the launchers."""

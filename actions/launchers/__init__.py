@@ -1,0 +1,8 @@
+"""One file per launcher. CATALOG is the table of what there is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CATALOG: Final[dict[str, str]] = {"local": "actions.launchers.local:LocalLauncher"}
+ENTRY_POINTS: Final = "trainwarden.launchers"

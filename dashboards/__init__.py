@@ -1,0 +1,1 @@
+"""Grafana dashboards and alerts as code, and Prometheus rules."""

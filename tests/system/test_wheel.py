@@ -1,0 +1,42 @@
+"""What a user installs: the wheel's top-level names, its data files, its entry points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"trainwarden", "collectors", "detectors", "trainer_offline", "actions", "dashboards"}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=60)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = out.glob("trainwarden-*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_top_level_names(names: list[str]) -> None:
+    top = {name.split("/")[0] for name in names}
+    assert {name for name in top if ".d" not in name} == PACKAGES
+
+
+def test_data_files_are_in(names: list[str]) -> None:
+    wanted = {
+        "trainwarden/py.typed", "trainwarden/catalogue.toml", "trainwarden/inject/sitecustomize.py",
+        "detectors/log_rules.toml", "detectors/xid.toml",
+    }  # fmt: skip
+    assert wanted <= set(names)
+    assert any(name.endswith("share/trainwarden/examples/train_gpt.py") for name in names)
+    assert any(name.endswith("entry_points.txt") for name in names)

@@ -1,0 +1,1 @@
+"""Archive, prepare, train, gate, register: the offline half."""

@@ -1,0 +1,177 @@
+"""`check-config`, `doctor`, `plan`, `bench`: questions that are answered at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainwarden import bus as buses
+from trainwarden import plugins
+from trainwarden.cli.output import Voice, check_json_target, write_json
+from trainwarden.errors import ConfigError, WardenError
+from trainwarden.protocols import Scope
+from trainwarden.settings import Settings, load
+
+MAX_CLOCK_STEP_S = 1.0  # more between two reads of one machine's clock means that it jumps
+
+
+def check_config(path: Path) -> int:
+    """Check a settings file, its plug-ins' parts included; the first mistake is one sentence and exit code 2."""
+    _check_plugins(load(path))
+    Voice().say(f"{path}: fine")
+    return 0
+
+
+def _check_plugins(settings: Settings) -> None:
+    import collectors
+    import detectors
+    from actions import launchers
+
+    tables = (
+        (collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors, "agent.collectors"),
+        (detectors.CATALOG, detectors.ENTRY_POINTS, settings.detection.detectors, "detection.detectors"),
+        (
+            launchers.CATALOG,
+            launchers.ENTRY_POINTS,
+            {settings.engine.launcher: settings.engine.launcher_settings},
+            "engine.launcher",
+        ),
+    )
+    for catalog, group, wanted, where in tables:
+        for name, raw in wanted.items():
+            plugins.configure(plugins.load(catalog, group, name), raw, f"{where}.{name}")
+
+
+def doctor(*, config: Path | None, json: str | None) -> int:
+    """Is everything reachable, permitted and in time; 1 if something that is needed is not."""
+    check_json_target(json)
+    voice = Voice(json)
+    settings = load(config)
+    checks = [_check_bus(settings), _check_clock(), _check_shm(), *_check_collectors(settings)]
+    for check in checks:
+        voice.say(f"{check['state']:>5}  {check['name']}: {check['what']}")
+    write_json({"checks": checks}, json)
+    return 1 if any(check["state"] == "bad" for check in checks) else 0
+
+
+def _row(name: str, state: str, what: str) -> dict[str, str]:
+    return {"name": name, "state": state, "what": what}
+
+
+def _check_bus(settings: Settings) -> dict[str, str]:
+    try:
+        buses.connect(settings.bus, settings.kafka).close()
+    except WardenError as error:
+        return _row("bus", "bad", f"{settings.bus}: {error}")
+    return _row("bus", "fine", settings.bus)
+
+
+def _check_clock() -> dict[str, str]:
+    wall_s, steady_s = time.time(), time.monotonic()
+    time.sleep(0.05)
+    drift_s = abs((time.time() - wall_s) - (time.monotonic() - steady_s))
+    state = "fine" if drift_s < MAX_CLOCK_STEP_S else "bad"
+    return _row("clock", state, f"wall and steady clock differ by {drift_s * 1000:.1f} ms over 50 ms")
+
+
+def _check_shm() -> dict[str, str]:
+    usable = os.access("/dev/shm", os.W_OK)
+    what = "/dev/shm holds the hook's files" if usable else "/dev/shm may not be written: hook files go to disk"
+    return _row("tmpfs", "fine" if usable else "note", what)
+
+
+def _check_collectors(settings: Settings) -> list[dict[str, str]]:
+    import collectors
+    from trainwarden.clock import SystemClock
+
+    scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")
+    rows = []
+    for name, raw in settings.agent.collectors.items():
+        plugin = plugins.load(collectors.CATALOG, collectors.ENTRY_POINTS, name)
+        collector = plugin(plugins.configure(plugin, raw, f"agent.collectors.{name}"), scope, SystemClock())
+        reason = collector.supported()
+        collector.close()
+        rows.append(_row(f"collector {name}", "fine" if reason is None else "note", reason or "supported here"))
+    return rows
+
+
+def plan_microbatches(source: str, json: str | None) -> int:
+    """Solve ``{"micro_batch_s": [...], "total": M}`` read from `source` (a file, or ``-`` for standard input).
+
+    Raises
+    ------
+    ConfigError
+        If the input is not that object or has no solution.
+    """
+    from actions.microbatches import solve
+
+    check_json_target(json)
+    try:
+        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        question = msgspec.json.decode(raw, type=_Question)
+    except OSError as error:
+        raise ConfigError(f"plan: '{source}' cannot be read ({error.strerror})") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"plan: input must be {{'micro_batch_s': [...], 'total': M}}: {error}") from error
+    counts = solve(question.micro_batch_s, question.total)
+    slowest_s = max(m * t for m, t in zip(counts, question.micro_batch_s, strict=True))
+    Voice(json).say(f"{' '.join(map(str, counts))}  (slowest rank {slowest_s:.4f} s)")
+    write_json({"micro_batches": list(counts), "iteration_s": slowest_s}, json)
+    return 0
+
+
+class _Question(msgspec.Struct, forbid_unknown_fields=True):
+    micro_batch_s: list[float]
+    total: int
+
+
+def bench(names: Sequence[str], json: str | None) -> int:
+    """Run the benchmarks whose name contains one of `names` (all without names); 1 if a bar does not hold.
+
+    Raises
+    ------
+    ConfigError
+        If the benchmarks are not here, or none has such a name.
+    """
+    check_json_target(json)
+    root = Path(__file__).resolve().parents[2]
+    files = sorted((root / "tests" / "benchmarks").glob("bench_*.py"))
+    if not files:
+        raise ConfigError("bench: the benchmarks live in the repository; run this from a clone of it")
+    sys.path.insert(0, str(root))
+    voice = Voice(json)
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        module = importlib.import_module(f"tests.benchmarks.{file.stem}")
+        if names and not any(word in name for word in names for name in module.NAMES):
+            continue
+        voice.say(f"running {file.stem} ...")
+        for row in module.benchmarks():
+            if not names or any(word in row["name"] for word in names):
+                rows.append(row)
+                voice.say(_bench_line(row))
+    if not rows:
+        raise ConfigError(f"bench: no benchmark is called {' or '.join(names)}")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = {"cores": os.cpu_count(), "memory_bytes": memory, "python": platform.python_version()}
+    write_json({"machine": machine, "benchmarks": rows}, json)
+    return 1 if any(row["holds"] is False for row in rows) else 0
+
+
+def _bench_line(row: dict[str, Any]) -> str:
+    verdict = {True: "holds", False: "DOES NOT HOLD", None: "no bar"}[row["holds"]]
+    value = "skipped" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"
+    line = f"{row['name']}: {value} (bar {row['bar']}, {verdict})"
+    if row.get("peer"):
+        line += (
+            f"; {row['peer']['name']} {row['peer']['version']}: {row['peer']['value']:.4g}, ratio {row['ratio']:.2f}"
+        )
+    return line

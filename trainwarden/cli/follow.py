@@ -1,0 +1,174 @@
+"""Following one job on the bus: what its iterations, incidents and actions look like right now."""
+
+from __future__ import annotations
+
+import statistics
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trainwarden.objects import action_object, incident_object
+from trainwarden.protocols import Bus, Message
+from trainwarden.records import (
+    ACTIONS,
+    EVENTS,
+    HEARTBEATS,
+    INCIDENTS,
+    ITERATIONS,
+    METRICS,
+    VERDICTS,
+    ActionRecord,
+    EventRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    IterationRecord,
+    MetricsRecord,
+    Record,
+    VerdictRecord,
+)
+
+Step = dict[str, Any]
+
+
+class JobView:
+    """Everything told about one job so far; each record is taken in once, in any order of topics."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.incidents: dict[str, IncidentRecord] = {}
+        self.actions: dict[str, ActionRecord] = {}
+        self.action_history: list[ActionRecord] = []
+        self.events: list[EventRecord] = []
+        self.verdicts: list[VerdictRecord] = []
+        self.steps: dict[tuple[int, str, int], Step] = {}
+        self.heartbeats: dict[str, HeartbeatRecord] = {}
+        self.agent_metrics: dict[str, float] = {}
+        self.ended = False
+
+    def feed(self, record: Record) -> None:
+        """Take one record in; records of other jobs are passed over."""
+        if getattr(record, "job", None) != self.job:
+            return
+        match record:
+            case IterationRecord():
+                self._feed_iterations(record)
+            case HeartbeatRecord():
+                self.heartbeats[record.node] = record
+            case VerdictRecord():
+                self.verdicts.append(record)
+            case IncidentRecord():
+                known = self.incidents.get(record.id)
+                if known is None or record.revision > known.revision:
+                    self.incidents[record.id] = record
+            case ActionRecord():
+                self.actions[record.id] = record
+                self.action_history.append(record)
+            case EventRecord():
+                self.events.append(record)
+                self.ended = self.ended or record.kind == "job_end"
+            case MetricsRecord():
+                if record.devices == ("agent",):
+                    values = ((name, row[0]) for name, row in zip(record.names, record.values, strict=True))
+                    self.agent_metrics.update({name: value for name, value in values if value is not None})
+            case _:
+                pass
+
+    def _feed_iterations(self, record: IterationRecord) -> None:
+        optional = {"compute_s": record.compute_s, "wait_s": record.wait_s, "pause_s": record.pause_s}
+        for index, step in enumerate(record.steps):
+            row: Step = {"duration_s": record.duration_s[index], "end_s": record.end_s[index], "node": record.node}
+            for name, values in optional.items():
+                row[name] = values[index] if values else None
+            self.steps[(record.rank, record.incarnation, step)] = row
+
+    def iteration_s(self, first_step: int = 0, last_step: int | None = None) -> float | None:
+        """Median over steps of the median over ranks of the iteration time, steps `first_step`..`last_step`."""
+        by_step = [
+            seconds
+            for step, seconds in self.iterations()
+            if step >= first_step and (last_step is None or step <= last_step)
+        ]
+        return statistics.median(by_step) if by_step else None
+
+    def iterations(self) -> list[tuple[int, float]]:
+        """(step, median iteration time over ranks without pauses), ascending; a repeated step counts as last run."""
+        by_step: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
+        for (rank, _, step), row in self.steps.items():
+            busy_s = row["duration_s"] - (row["pause_s"] or 0.0)
+            known = by_step[step].get(rank)
+            if known is None or row["end_s"] > known[0]:
+                by_step[step][rank] = (row["end_s"], busy_s)
+        return [(step, statistics.median(b for _, b in rows.values())) for step, rows in sorted(by_step.items())]
+
+    def last_step(self) -> int | None:
+        """Highest step that any rank has finished."""
+        return max((step for _, _, step in self.steps), default=None)
+
+    def ranks(self) -> list[int]:
+        """Ranks that have told something, ascending."""
+        return sorted(
+            {rank for rank, _, _ in self.steps} | {r for beat in self.heartbeats.values() for r in beat.ranks}
+        )
+
+    def incident_objects(self) -> list[dict[str, Any]]:
+        """Incidents in the order they opened, as JSON objects."""
+        ordered = sorted(self.incidents.values(), key=lambda incident: incident.opened_at_s)
+        return [incident_object(incident) for incident in ordered]
+
+    def action_objects(self) -> list[dict[str, Any]]:
+        """Actions in the order they were decided, as JSON objects."""
+        first = {record.id: index for index, record in reversed(list(enumerate(self.action_history)))}
+        return [action_object(self.actions[name]) for name in sorted(first, key=first.__getitem__)]
+
+
+class Follower:
+    """Reads the bus into a `JobView`; `notice` is called with each new incident or action record."""
+
+    TOPICS = (ITERATIONS, HEARTBEATS, VERDICTS, INCIDENTS, ACTIONS, EVENTS, METRICS)
+
+    def __init__(self, bus: Bus, job: str, notice: Callable[[Record], None] | None = None) -> None:
+        self.view = JobView(job)
+        self._notice = notice
+        self._consumer = bus.consumer(self.TOPICS, f"view-{uuid.uuid4().hex}")
+
+    def poll(self, timeout_s: float) -> None:
+        """Take in what has come, waiting at most `timeout_s` for something."""
+        self._take(self._consumer.poll(timeout_s, 2000))
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            record = message.record
+            fresh = isinstance(record, IncidentRecord | ActionRecord) and record.job == self.view.job
+            self.view.feed(record)
+            if fresh and self._notice is not None:
+                self._notice(record)
+
+    def close(self) -> None:
+        """Leave the bus. Safe twice."""
+        self._consumer.close()
+
+
+def incident_line(record: IncidentRecord) -> str:
+    """One line for a person.
+
+    Examples
+    --------
+    >>> incident_line(IncidentRecord(id="i1", job="j", kind="hang", severity="sev2", state="opened", revision=0,
+    ...     opened_at_s=0.0, updated_at_s=0.0, reason="rank 2 stands still"))
+    '[incident opened] hang sev2: rank 2 stands still (i1)'
+    """
+    return f"[incident {record.state}] {record.kind} {record.severity}: {record.reason} ({record.id})"
+
+
+def action_line(record: ActionRecord) -> str:
+    """One line for a person."""
+    return f"[action {record.outcome}] {record.kind}: {record.why} ({record.id})"
+
+
+def record_line(record: Record) -> str:
+    """The line of an incident or an action."""
+    if isinstance(record, IncidentRecord):
+        return incident_line(record)
+    assert isinstance(record, ActionRecord)
+    return action_line(record)

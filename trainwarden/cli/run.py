@@ -1,0 +1,128 @@
+"""One watched run of one job: run folder, services, bus, follower; shared by watch, launch and demo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trainwarden import bus as buses
+from trainwarden import rundir
+from trainwarden.cli.follow import Follower
+from trainwarden.cli.stack import LocalStack
+from trainwarden.records import EVENTS, EventKind, EventRecord, Record
+from trainwarden.settings import Settings
+
+DRAIN_S = 8.0
+
+
+class JobRun:
+    """Everything around the training command itself.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked settings; `bus` may name running services elsewhere.
+    notice : callable, optional
+        Called with every incident and action record as it comes.
+    own_services : tuple of str
+        Services to start here: of ``agent``, ``detector``, ``engine``.
+    config : Path, optional
+        The settings file, passed on to the services.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        own_services: tuple[str, ...],
+        notice: Callable[[Record], None] | None = None,
+        config: Path | None = None,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.run_dir = Path(settings.run_dir) if settings.run_dir else rundir.create(settings.job)
+        self._owns_run_dir = settings.run_dir is None
+        self.bus_address = self._address(settings.bus)
+        self._services = own_services
+        self.bus = buses.connect(self.bus_address, settings.kafka)
+        self.follower = Follower(self.bus, settings.job, notice)
+        environ = {
+            "TRAINWARDEN_JOB": settings.job,
+            "TRAINWARDEN_NODE": settings.node,
+            "TRAINWARDEN_BUS": self.bus_address,
+            **(overrides or {}),
+        }
+        self.stack = LocalStack(self.run_dir, environ, config)
+        self.started_at_s = time.time()
+
+    def _address(self, bus: str) -> str:
+        """The bus to use; the default embedded file goes into the run folder, so that runs do not mix."""
+        default = Settings.__struct_defaults__[Settings.__struct_fields__.index("bus")]
+        return f"embedded:{self.run_dir / 'bus.db'}" if bus == default else bus
+
+    def __enter__(self) -> Self:
+        for service in self._services:
+            self.stack.start(service)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.stop()
+        self.follower.close()
+        self.bus.close()
+        if self._owns_run_dir and os.environ.get("TRAINWARDEN_KEEP_RUN_DIR") is None:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def environ(self) -> dict[str, str]:
+        """What the training command needs in its environment so that the hook comes in."""
+        inject = str(Path(__file__).parent.parent / "inject")
+        inherited = os.environ.get("PYTHONPATH")
+        return {
+            "TRAINWARDEN_JOB": self.settings.job,
+            "TRAINWARDEN_NODE": self.settings.node,
+            "TRAINWARDEN_RUN_DIR": str(self.run_dir),
+            "TRAINWARDEN_HOOK_DIR": str(self.run_dir / rundir.HOOK),
+            "PYTHONPATH": f"{inject}{os.pathsep}{inherited}" if inherited else inject,
+        }
+
+    def tell(self, kind: EventKind, **fields: Any) -> None:
+        """Put a fact of this command onto the bus by way of the run folder's events file."""
+        record = EventRecord(
+            id=f"{kind}/{self.settings.job}/{uuid.uuid4().hex[:12]}",
+            job=self.settings.job,
+            node=self.settings.node,
+            time_s=time.time(),
+            kind=kind,
+            fields=fields,
+        )
+        with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
+            file.write(EVENTS.encode(record) + b"\n")
+
+    def drain(self) -> None:
+        """Follow until the job's end has been seen and judged, so that the last seconds count too."""
+        view = self.follower.view
+        deadline = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            self.follower.poll(0.1)
+            if view.ended and any(verdict.phase == "ended" for verdict in view.verdicts):
+                break
+        self.follower.poll(0.2)
+
+    def result(self, exit_code: int) -> dict[str, Any]:
+        """The object of contracts for watch and launch."""
+        view = self.follower.view
+        return {
+            "job": self.settings.job,
+            "exit_code": exit_code,
+            "steps": view.last_step(),
+            "iteration_s": {"median": view.iteration_s()},
+            "incidents": view.incident_objects(),
+            "actions": view.action_objects(),
+        }

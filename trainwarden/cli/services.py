@@ -1,0 +1,88 @@
+"""`agent`, `detector`, `engine`, `supervise`, `up`: one process each, stopped by SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainwarden import rundir
+from trainwarden.cli.output import Voice
+from trainwarden.cli.stack import LocalStack, StopFlag
+from trainwarden.errors import ConfigError
+from trainwarden.self_metrics import log_to_stderr
+from trainwarden.settings import Settings, load
+
+log = logging.getLogger("trainwarden.cli")
+
+
+def _folders(settings: Settings, run_dir: Path | None) -> tuple[Path, Path]:
+    """Run folder and state folder; made where they do not exist."""
+    run = run_dir or (Path(settings.run_dir) if settings.run_dir else Path("trainwarden-run"))
+    state = Path(settings.state_dir) if settings.state_dir else run / "state"
+    for folder in (run, run / rundir.HOOK, run / rundir.LOGS, state):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir: folder '{folder}' cannot be made ({error.strerror})") from error
+    return run, state
+
+
+def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: bool) -> int:
+    """Run service `name` until SIGTERM, SIGINT or, with `with_parent`, until the starting process is gone."""
+    log_to_stderr()
+    settings = load(config)
+    stop = StopFlag(with_parent=with_parent)
+    run, state = _folders(settings, run_dir)
+    log.info("service starts", extra={"fields": {"service": name, "job": settings.job, "pid": os.getpid()}})
+    if name == "agent":
+        from collectors.agent import serve as serve_agent
+
+        serve_agent(settings, run, state, stop)
+    elif name == "detector":
+        from detectors.service import serve as serve_detector
+
+        serve_detector(settings, stop)
+    elif name == "engine":
+        from actions.engine import serve as serve_engine
+
+        serve_engine(settings, run, stop)
+    log.info("service ends", extra={"fields": {"service": name}})
+    return 0
+
+
+def supervise(command: Sequence[str], *, nproc: int, mode: str, run_dir: Path | None, config: Path | None) -> int:
+    """The local launcher itself: start and supervise `nproc` ranks of `command`; the job's exit code."""
+    from actions.supervisor import Supervisor
+
+    log_to_stderr()
+    settings = load(config)
+    run, _ = _folders(settings, run_dir)
+    supervisor = Supervisor(command, nproc, run, job=settings.job, node=settings.node, mode=mode)
+    return supervisor.run()
+
+
+def up(config: Path | None, run_dir: Path | None) -> int:
+    """Agent, detector and engine on this machine, until Ctrl-C."""
+    settings = load(config)
+    voice = Voice()
+    run, _ = _folders(settings, run_dir)
+    run = run.absolute()
+    address = settings.bus
+    if address.startswith("embedded:"):
+        address = f"embedded:{Path(address.partition(':')[2]).absolute()}"
+    stop = StopFlag()
+    names = ("agent", "detector", "engine")
+    stack = LocalStack(run, {"TRAINWARDEN_BUS": address}, config)
+    for name in names:
+        stack.start(name)
+    voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
+    try:
+        while not stop():
+            time.sleep(0.2)
+            stack.check(names)
+    finally:
+        stack.stop()
+    return 0

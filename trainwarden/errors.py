@@ -1,0 +1,59 @@
+"""The one tree of errors.
+
+::
+
+    WardenError
+    ├── ConfigError        a person's mistake in settings or on the command line (exit code 2)
+    ├── DataError          a recorded folder or file that cannot be read (exit code 2)
+    ├── RecordError        bytes on the bus that are no record of ours (dead letter, never fatal)
+    ├── BusError           the bus refused or lost something
+    │   └── BusUnavailable     the bus is away; worth retrying later
+    ├── CollectorError     a source could not be read this time
+    ├── DetectorError      a detector could not score this window
+    └── LauncherError      the launcher refused or failed an action
+        └── LauncherUnavailable    the launcher cannot be reached; what is true is unknown
+
+Plug-ins raise these; only the agent, the service loop and the engine catch them.
+"""
+
+from __future__ import annotations
+
+
+class WardenError(Exception):
+    """Root of every error that trainwarden raises on purpose."""
+
+
+class ConfigError(WardenError):
+    """A setting is wrong; the message is one clear sentence for the person who wrote it."""
+
+
+class DataError(WardenError):
+    """A recorded file or folder cannot be read; the message names file, line and column where known."""
+
+
+class RecordError(WardenError):
+    """Bytes that do not decode to a record of the topic they came from."""
+
+
+class BusError(WardenError):
+    """The bus refused or lost a record."""
+
+
+class BusUnavailable(BusError):
+    """The bus cannot be reached now; nothing that was not acknowledged may be taken as kept."""
+
+
+class CollectorError(WardenError):
+    """A source could not be read at this tick."""
+
+
+class DetectorError(WardenError):
+    """A detector could not score a window."""
+
+
+class LauncherError(WardenError):
+    """The launcher refused an action or failed at it."""
+
+
+class LauncherUnavailable(LauncherError):
+    """The launcher cannot be reached, so nothing is known about the action."""

@@ -1,0 +1,5 @@
+"""Placeholder until the hook lands."""
+
+
+def autoload() -> None:
+    """Nothing yet."""

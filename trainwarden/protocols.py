@@ -1,0 +1,188 @@
+"""What the parts ask of each other: bus, collector, launcher, detector. Core knows no plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from trainwarden.records import Record, Topic
+
+JsonObject = dict[str, Any]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One record as it came from the bus, with its place there."""
+
+    topic: str
+    partition: int
+    offset: int
+    time_s: float
+    key: str
+    record: Record
+
+
+class Consumer(Protocol):
+    """One member of a consumer group, reading some partitions of some topics in order."""
+
+    def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
+        """Next messages, at most `max_records`; empty after `timeout_s` seconds without any.
+
+        Order holds within a partition. An undecodable record goes to dead letters and is skipped.
+
+        Raises
+        ------
+        BusUnavailable
+            If the bus is away; call again later.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Make the group resume after everything that `poll` has returned so far."""
+        ...
+
+    def committed(self) -> Mapping[tuple[str, int], int]:
+        """Next offset to read per assigned (topic, partition), as last committed by the group."""
+        ...
+
+    def seek_to_time(self, time_s: float) -> None:
+        """Read every assigned partition again from the first record written at or after `time_s`."""
+        ...
+
+    def assignment(self) -> frozenset[tuple[str, int]]:
+        """Partitions that this member reads now; may change at `poll`."""
+        ...
+
+    def lag(self) -> int:
+        """Records written but not yet returned by `poll`, over all assigned partitions."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group; what was not committed is read again by another member. Safe twice."""
+        ...
+
+
+class Bus(Protocol):
+    """A durable log of topics: at-least-once, ordered per key."""
+
+    def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
+        """Queue `record`; records of one key keep their order.
+
+        Raises
+        ------
+        RecordError
+            If the record does not fit the topic.
+        """
+        ...
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        """Return once everything published is kept durably.
+
+        Raises
+        ------
+        BusUnavailable
+            If something was not acknowledged in time. What was not acknowledged stays queued and the
+            next `flush` tries it again, so a caller may simply call `flush` later.
+        """
+        ...
+
+    def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> Consumer:
+        """Join `group`; without a committed offset it starts at ``earliest`` or ``latest``."""
+        ...
+
+    def read(self, topic: Topic[Any], *, from_time_s: float | None = None) -> Iterable[Message]:
+        """Everything kept of one topic up to now, in order per partition, without a group."""
+        ...
+
+    def close(self) -> None:
+        """Flush what can be flushed and let go. Safe twice."""
+        ...
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """What every collector is told about where it runs.
+
+    `run_dir` is the folder of this job's run on this node (see `trainwarden.rundir`).
+    """
+
+    job: str
+    node: str
+    run_dir: str
+
+
+class Collector(Protocol):
+    """One source on one node. It owns no thread, no timer and no retry: the agent does."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two calls of `collect`; the agent also calls it when a wake fd is readable."""
+        ...
+
+    def supported(self) -> str | None:
+        """None if the source exists here, else one clear sentence why not."""
+        ...
+
+    def collect(self, now_s: float) -> Iterable[Record]:
+        """What is new since the last call.
+
+        Raises
+        ------
+        CollectorError
+            If the source could not be read this time.
+        """
+        ...
+
+    def wake_fds(self) -> Sequence[int]:
+        """File descriptors whose readiness is a reason to call `collect` at once; may change between calls."""
+        ...
+
+    def position(self) -> JsonObject:
+        """Where the source has been read to; JSON, given back to `restore` after a restart."""
+        ...
+
+    def restore(self, position: JsonObject) -> None:
+        """Go on from `position`, which the agent kept after those records were safe."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and handles. Safe twice and without a `collect`."""
+        ...
+
+
+class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of a job now, by its launcher."""
+
+    job: str
+    phase: str
+    attempt: int
+    ranks_running: tuple[int, ...]
+    operations: tuple[str, ...]
+    step: int | None = None
+    micro_batches: tuple[int, ...] = ()
+
+
+class Launcher(Protocol):
+    """What the engine may ask of whatever started the job. Every operation is idempotent by its id."""
+
+    def state(self, job: str) -> LauncherState:
+        """What is true now; `operations` are the ids that have been carried out in full.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If it cannot be reached.
+        """
+        ...
+
+    def restart(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
+        """Stop `ranks` (all if None) and start them again in place from their newest checkpoint."""
+        ...
+
+    def rebalance(self, job: str, operation: str, micro_batches: Sequence[int], why: str) -> None:
+        """Use `micro_batches[r]` micro-batches on rank r from an iteration that all ranks agree on."""
+        ...
+
+    def stop(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
+        """Stop `ranks` (all if None) for good."""
+        ...

@@ -1,0 +1,318 @@
+"""The typed records that travel on the bus, their topics and their codec.
+
+Records grow by optional fields only, so an old reader skips what it does not know and a new reader
+fills in what an old writer did not send. Absent means not measured; there is no NaN, -1 or 0 for it.
+All times are seconds since the Unix epoch in UTC (event time); all durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from trainwarden.errors import RecordError
+
+SCHEMA_VERSION = 1
+MAX_RECORD_BYTES = 900_000  # below Kafka's default max.message.bytes of 1,048,588 with room for headers
+MAX_LINE_CHARS = 8_192  # a log line is cut here by the collector
+
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
+Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+IncidentKind = Literal[
+    "crash", "exception", "hang", "slow_compute", "slow_link", "slow_job", "node_lost", "gpu_lost",
+    "gpu_memory_error", "gpu_throttle", "nvlink_error", "pcie_error", "nic_down", "nic_error", "congestion",
+    "host_contention", "out_of_memory", "cuda_out_of_memory", "storage", "data_stall", "checkpoint",
+    "collective_mismatch", "silent_corruption", "log_storm", "user_error", "restart_loop", "metric_anomaly",
+    "data_quality", "pipeline",
+]  # fmt: skip
+Severity = Literal["sev1", "sev2", "sev3"]
+ActionKind = Literal[
+    "ignore", "rebalance", "move_topology", "restart_process", "restart_job", "evict_node", "reconfigure", "stop_job",
+]  # fmt: skip
+Outcome = Literal["proposed", "started", "done", "failed", "skipped"]
+Opinion = Literal["anomalous", "normal", "abstain"]
+EventKind = Literal[
+    "job_start", "job_end", "process_start", "process_exit", "exception", "fatal_signal", "xid", "link_down", "link_up",
+    "device_lost", "heartbeat_lost", "checkpoint", "phase", "microbatch_plan", "restart", "collector_unsupported",
+    "clock_step",
+]  # fmt: skip
+Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of all records; `schema_version` is the version of the writer."""
+
+    schema_version: int = SCHEMA_VERSION
+
+
+class MetricsRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="metrics"):
+    """All devices of one node at one tick, columnar: `values[name][device]`; None = not measured."""
+
+    job: str
+    node: str
+    time_s: float
+    devices: tuple[str, ...]
+    names: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+class IterationRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="iterations"):
+    """A batch of training steps of one rank, columnar; `(rank, incarnation, step)` is the identity of a step.
+
+    `end_s` are wall times of the steps' ends; duration = compute + wait + pause, each None if unknown.
+    `basis` says where the split comes from: ``host`` (waits seen on the host), ``marks`` (explicit calls),
+    ``log`` (a trainer's own log lines, no split).
+    """
+
+    job: str
+    node: str
+    rank: Rank
+    incarnation: str
+    steps: tuple[int, ...]
+    end_s: tuple[float, ...]
+    duration_s: tuple[float, ...]
+    compute_s: tuple[float | None, ...] = ()
+    wait_s: tuple[float | None, ...] = ()
+    pause_s: tuple[float | None, ...] = ()
+    micro_batches: tuple[int | None, ...] = ()
+    basis: str = "host"
+    role: str = ""
+
+
+class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat"):
+    """What every rank of one node is doing now, columnar over its ranks.
+
+    `phase_since_s` is wall time; `calls` counts collective calls begun; `states` are the kernel's letters
+    (R running, S sleeping, D disk, T stopped, Z zombie, X gone); `cpu_s` is CPU time used so far.
+    `duration` of the step in progress is ``time_s - step_end_s``.
+    """
+
+    job: str
+    node: str
+    time_s: float
+    ranks: tuple[Rank, ...] = ()
+    pids: tuple[int, ...] = ()
+    incarnations: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    step_end_s: tuple[float | None, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    phase_since_s: tuple[float | None, ...] = ()
+    calls: tuple[int, ...] = ()
+    states: tuple[str, ...] = ()
+    cpu_s: tuple[float | None, ...] = ()
+
+
+class LogRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="log"):
+    """A batch of lines of one source (a rank's output, a file, the kernel).
+
+    `ends[i]` is the position in the source just after line i: it grows, so a reader that keeps the
+    highest one per source drops duplicates. `counts[i]` > 1 means that many like lines were collapsed.
+    """
+
+    job: str
+    node: str
+    source: str
+    ends: tuple[int, ...]
+    lines: tuple[str, ...]
+    times_s: tuple[float, ...]
+    counts: tuple[int, ...] = ()
+    rank: Rank | None = None
+
+
+class EventRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="event"):
+    """A hard fact. `id` is the same whenever the same fact is sent again."""
+
+    id: str
+    job: str
+    node: str
+    time_s: float
+    kind: EventKind
+    rank: Rank | None = None
+    device: str | None = None
+    message: str = ""
+    fields: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """One candidate culprit; whatever of rank, node, device is unknown is None."""
+
+    score: Ratio
+    reason: str
+    rank: Rank | None = None
+    node: str | None = None
+    device: str | None = None
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One detector's opinion of one window; `score` and `threshold` are calibrated to 0..1."""
+
+    opinion: Opinion
+    score: Ratio = 0.0
+    threshold: Ratio = 0.5
+    reason: str = ""
+    kind: IncidentKind | None = None
+    severity: Severity | None = None
+    suspects: tuple[Suspect, ...] = ()
+    metrics: tuple[str, ...] = ()
+    onset_s: float | None = None
+    onset_step: int | None = None
+    at_step: int | None = None
+    verified: bool = False
+    hard: bool = False
+
+
+class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="verdict"):
+    """The ensemble's answer for one window of one job, with every vote and the model versions used."""
+
+    id: str
+    job: str
+    time_s: float
+    window_s: float
+    anomalous: bool
+    reason: str
+    votes: dict[str, Vote] = msgspec.field(default_factory=dict)
+    kind: IncidentKind | None = None
+    severity: Severity | None = None
+    suspects: tuple[Suspect, ...] = ()
+    phase: str = ""
+    step: int | None = None
+    model_versions: dict[str, str] = msgspec.field(default_factory=dict)
+    iteration_s: float | None = None
+
+
+class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):
+    """Verdicts of one cause joined; one per problem. Every update is a new revision under the same id."""
+
+    id: str
+    job: str
+    kind: IncidentKind
+    severity: Severity
+    state: Literal["opened", "updated", "closed"]
+    revision: int
+    opened_at_s: float
+    updated_at_s: float
+    reason: str
+    closed_at_s: float | None = None
+    onset_s: float | None = None
+    onset_step: int | None = None
+    opened_step: int | None = None
+    suspects: tuple[Suspect, ...] = ()
+    metrics: tuple[str, ...] = ()
+    votes: dict[str, Ratio] = msgspec.field(default_factory=dict)
+    model_versions: dict[str, str] = msgspec.field(default_factory=dict)
+    evidence: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
+    """What the engine decided and what became of it; one record per change of `outcome`, same id."""
+
+    id: str
+    incident: str
+    job: str
+    kind: ActionKind
+    outcome: Outcome
+    at_s: float
+    why: str
+    finished_at_s: float | None = None
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
+    """A person's word to the engine: approve or deny one proposed action, stop or resume all acting."""
+
+    id: str
+    job: str
+    at_s: float
+    kind: Literal["approve", "deny", "stop", "resume"]
+    by: str
+    action: str | None = None
+
+
+class DeadLetter(Record, frozen=True, kw_only=True, omit_defaults=True, tag="dead_letter"):
+    """Bytes that were no record of their topic, kept for a person to look at (cut at 64 KiB)."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    value: bytes
+
+
+R_co = TypeVar("R_co", bound=Record, covariant=True)
+
+
+class Topic(Generic[R_co]):
+    """A topic's name tied to the type of its records, with the codec of that type.
+
+    Examples
+    --------
+    >>> event = EventRecord(id="e1", job="j", node="n", time_s=1.0, kind="xid", device="GPU-0")
+    >>> EVENTS.decode(EVENTS.encode(event)) == event
+    True
+    """
+
+    def __init__(self, name: str, record_type: type[R_co], *, keep_s: float = 7 * 86_400.0) -> None:
+        self.name = name
+        self.record_type = record_type
+        self.keep_s = keep_s
+        self._decoder = msgspec.json.Decoder(record_type)
+
+    def encode(self, record: Record) -> bytes:
+        """Bytes of `record`.
+
+        Raises
+        ------
+        RecordError
+            If the record is of another topic's type or larger than `MAX_RECORD_BYTES`.
+        """
+        if not isinstance(record, self.record_type):
+            raise RecordError(f"topic {self.name} takes {self.record_type.__name__}, not {type(record).__name__}")
+        value = _ENCODER.encode(record)
+        if len(value) > MAX_RECORD_BYTES:
+            raise RecordError(f"record for {self.name} has {len(value)} bytes, more than {MAX_RECORD_BYTES}")
+        return value
+
+    def decode(self, value: bytes) -> R_co:
+        """The record that `value` holds.
+
+        Raises
+        ------
+        RecordError
+            If it is not one; the message says what is wrong and where.
+        """
+        if len(value) > MAX_RECORD_BYTES:
+            raise RecordError(f"{len(value)} bytes, more than {MAX_RECORD_BYTES}")
+        try:
+            return self._decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RecordError(str(error)) from error
+
+
+_ENCODER = msgspec.json.Encoder()
+
+METRICS = Topic("trainwarden.metrics", MetricsRecord)
+ITERATIONS = Topic("trainwarden.iterations", IterationRecord)
+HEARTBEATS = Topic("trainwarden.heartbeats", HeartbeatRecord, keep_s=86_400.0)
+LOGS = Topic("trainwarden.logs", LogRecord)
+EVENTS = Topic("trainwarden.events", EventRecord)
+VERDICTS = Topic("trainwarden.verdicts", VerdictRecord)
+INCIDENTS = Topic("trainwarden.incidents", IncidentRecord, keep_s=90 * 86_400.0)
+ACTIONS = Topic("trainwarden.actions", ActionRecord, keep_s=90 * 86_400.0)
+COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=90 * 86_400.0)
+DEAD_LETTERS = Topic("trainwarden.dead_letters", DeadLetter)
+
+TOPICS: dict[str, Topic[Record]] = {
+    topic.name: topic
+    for topic in (
+        METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, COMMANDS, DEAD_LETTERS,
+    )
+}  # fmt: skip
+
+_TOPIC_OF_TYPE: dict[type[Record], Topic[Record]] = {topic.record_type: topic for topic in TOPICS.values()}
+
+
+def topic_of(record: Record) -> Topic[Record]:
+    """The topic that takes `record`; every record type has exactly one."""
+    return _TOPIC_OF_TYPE[type(record)]

@@ -1,0 +1,72 @@
+"""The folder of one run of one job on one node: where hook, launcher and agent meet.
+
+::
+
+    RUN_DIR/
+    ├── hook/           one memory-mapped file per training process, and agent.sock (datagrams)
+    ├── logs/           rank-N.log: output of rank N; any other *.log: output of the whole job
+    ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole
+    ├── plan.json       the micro-batch plan in force, written whole by the launcher
+    ├── launcher.sock   the local launcher's control socket (mode 0600)
+    └── launcher.json   the local launcher's durable state
+
+The hook's part lives on tmpfs where there is one, so that disk write-back cannot stall a training step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from pathlib import Path
+
+HOOK = "hook"
+LOGS = "logs"
+EVENTS = "events.jsonl"
+PLAN = "plan.json"
+AGENT_SOCKET = "agent.sock"
+LAUNCHER_SOCKET = "launcher.sock"
+LAUNCHER_STATE = "launcher.json"
+
+_RANK_LOG = re.compile(r"^rank-(\d{1,6})\.log$")
+
+
+def create(job: str, parent: Path | None = None) -> Path:
+    """A fresh run folder with its subfolders, readable by its owner alone.
+
+    Parameters
+    ----------
+    job : str
+        Part of the folder's name.
+    parent : Path, optional
+        Where to make it; default tmpfs (``/dev/shm``) where that is writable, else the temporary folder.
+    """
+    shm = Path("/dev/shm")  # tmpfs by intent; the folder below has mode 0700 and a random name
+    if parent is None:
+        parent = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+    # Unix socket paths end at 107 bytes, so the job's name is cut.
+    run_dir = parent / f"trainwarden-{os.getuid()}-{job[:24]}-{secrets.token_hex(4)}"
+    run_dir.mkdir(mode=0o700)
+    (run_dir / HOOK).mkdir(mode=0o700)
+    (run_dir / LOGS).mkdir(mode=0o700)
+    return run_dir
+
+
+def rank_log(run_dir: Path, rank: int) -> Path:
+    """The file that rank `rank` writes its output to."""
+    return run_dir / LOGS / f"rank-{rank}.log"
+
+
+def rank_of_log(path: Path) -> int | None:
+    """The rank whose output `path` holds; None if it is the whole job's.
+
+    Examples
+    --------
+    >>> rank_of_log(Path("logs/rank-12.log"))
+    12
+    >>> rank_of_log(Path("logs/job.log")) is None
+    True
+    """
+    found = _RANK_LOG.match(path.name)
+    return int(found.group(1)) if found else None

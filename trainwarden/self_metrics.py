@@ -1,0 +1,97 @@
+"""Counters of our own work, for Prometheus. Made per service, never on import."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from trainwarden import __version__
+
+
+class SelfMetrics:
+    """The registry of one service process.
+
+    Parameters
+    ----------
+    service : str
+        ``agent``, ``detector``, ``engine``, ...; every metric is named ``trainwarden_<service>_<name>``.
+
+    Examples
+    --------
+    >>> metrics = SelfMetrics("agent")
+    >>> metrics.count("records_total", "Records published.", 3, topic="trainwarden.logs")
+    >>> metrics.value("records_total", topic="trainwarden.logs")
+    3.0
+    """
+
+    def __init__(self, service: str) -> None:
+        self.registry = CollectorRegistry()
+        self._service = service
+        self._families: dict[str, Counter | Gauge] = {}
+        self._children: dict[tuple[str, tuple[tuple[str, str], ...]], Counter | Gauge] = {}
+        self.gauge("build_info", "Version of this service.", 1.0, version=__version__)
+
+    def count(self, name: str, help_text: str, amount: float = 1.0, **labels: str) -> None:
+        """Add `amount` (>= 0) to a counter."""
+        child = self._child(Counter, name, help_text, labels)
+        assert isinstance(child, Counter)
+        child.inc(amount)
+
+    def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        """Set a gauge to `value`."""
+        child = self._child(Gauge, name, help_text, labels)
+        assert isinstance(child, Gauge)
+        child.set(value)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Present value of a counter or gauge; None if it was never touched."""
+        full = f"trainwarden_{self._service}_{name}"
+        return self.registry.get_sample_value(full, labels)
+
+    def serve(self, port: int, address: str = "127.0.0.1") -> int:
+        """Answer ``/metrics`` on `address`:`port` (0: any free port) in the background; the port in use."""
+        server, _ = start_http_server(port, addr=address, registry=self.registry)
+        return int(server.server_port)
+
+    def _child(
+        self, kind: type[Counter] | type[Gauge], name: str, help_text: str, labels: Mapping[str, str]
+    ) -> Counter | Gauge:
+        key = (name, tuple(sorted(labels.items())))
+        child = self._children.get(key)
+        if child is None:
+            family = self._families.get(name)
+            if family is None:
+                full = f"trainwarden_{self._service}_{name}"
+                family = kind(full, help_text, sorted(labels), registry=self.registry)
+                self._families[name] = family
+            child = family.labels(**labels) if labels else family
+            self._children[key] = child
+        return child
+
+
+class _FieldFormatter(logging.Formatter):
+    """``time level logger message key=value ...``: a constant message plus fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = record.__dict__.get("fields") or {}
+        text = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {record.getMessage()}"
+        for key, value in fields.items():
+            text += f" {key}={value!r}" if isinstance(value, str) and " " in value else f" {key}={value}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Send this process's log to standard error, one line per change of state.
+
+    Call sites write ``log.info("collector failed", extra={"fields": {"collector": name}})``.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_FieldFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

@@ -1,0 +1,133 @@
+"""The generic service loop: poll, handle, publish, flush, then commit.
+
+A handler is pure bookkeeping over messages; this loop alone talks to the bus, catches, counts and waits.
+Killed anywhere, the group resumes at the last commit, so every record is handled at least once, and
+handlers are idempotent by record identity.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from trainwarden.clock import Clock
+from trainwarden.errors import BusUnavailable, WardenError
+from trainwarden.protocols import Bus, Consumer, Message
+from trainwarden.records import Record, Topic, topic_of
+from trainwarden.self_metrics import SelfMetrics
+
+log = logging.getLogger("trainwarden.service")
+
+Output = tuple[str, Record]
+"""Key (the job) and record; the topic follows from the record's type."""
+
+
+class Handler(Protocol):
+    """What a service does with messages."""
+
+    topics: Sequence[Topic[Any]]
+    group: str
+
+    def start(self, bus: Bus, consumer: Consumer) -> None:
+        """Called when the partitions of this member have changed: rebuild memory, rewind if needed."""
+        ...
+
+    def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
+        """Outputs that follow from `messages`."""
+        ...
+
+    def tick(self, now_s: float) -> Iterable[Output]:
+        """Outputs that follow from time alone; called after every poll."""
+        ...
+
+
+class ServiceLoop:
+    """Runs one handler until `stop` says so.
+
+    Parameters
+    ----------
+    poll_timeout_s : float
+        Longest wait for messages; also the longest time between two ticks.
+    retry_s : float
+        Wait after the bus was away.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        handler: Handler,
+        clock: Clock,
+        metrics: SelfMetrics,
+        *,
+        poll_timeout_s: float = 0.1,
+        retry_s: float = 0.5,
+    ) -> None:
+        self._bus = bus
+        self._handler = handler
+        self._clock = clock
+        self._metrics = metrics
+        self._poll_timeout_s = poll_timeout_s
+        self._retry_s = retry_s
+        self._consumer: Consumer | None = None
+        self._assigned: frozenset[tuple[str, int]] | None = None
+        self._unflushed = False
+        self._away = False
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Loop until `stop()` is true, then leave the group."""
+        try:
+            while not stop():
+                self.step()
+        finally:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def step(self) -> None:
+        """One round. The one place of this service where errors are caught."""
+        try:
+            self._round()
+            if self._away:
+                self._away = False
+                log.info("bus is back", extra={"fields": {"group": self._handler.group}})
+        except BusUnavailable as error:
+            self._metrics.count("bus_unavailable_total", "Rounds in which the bus was away.")
+            if not self._away:
+                self._away = True
+                fields = {"group": self._handler.group, "error": str(error)}
+                log.warning("bus is away", extra={"fields": fields})
+            self._clock.sleep(self._retry_s)
+        except WardenError as error:
+            self._metrics.count("errors_total", "Rounds that failed.", kind=type(error).__name__)
+            fields = {"group": self._handler.group, "error": str(error)}
+            log.error("round failed", extra={"fields": fields})
+            self._clock.sleep(self._retry_s)
+
+    def _round(self) -> None:
+        if self._consumer is None:
+            self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
+        if self._unflushed:
+            self._finish(self._consumer)
+        messages = self._consumer.poll(self._poll_timeout_s)
+        assigned = self._consumer.assignment()
+        if assigned != self._assigned:
+            # Set first: if `start` rewinds, the messages just polled come again in order.
+            self._assigned = assigned
+            self._handler.start(self._bus, self._consumer)
+            return
+        outputs = list(self._handler.handle(messages)) if messages else []
+        outputs.extend(self._handler.tick(self._clock.now_s()))
+        for key, record in outputs:
+            self._bus.publish(topic_of(record), key, record)
+        if messages or outputs:
+            self._unflushed = True
+            self._finish(self._consumer)
+        self._metrics.count("messages_total", "Messages handled.", len(messages))
+        self._metrics.gauge("lag_records", "Records written but not yet handled.", self._consumer.lag())
+
+    def _finish(self, consumer: Consumer) -> None:
+        """Flush, then commit; if the bus is away both are tried again before anything new is read."""
+        self._bus.flush()
+        consumer.commit()
+        self._unflushed = False

@@ -1,0 +1,153 @@
+"""Settings: one TOML file, then environment variables, checked at start, one clear sentence per mistake."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from trainwarden.errors import ConfigError
+
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of all configuration: frozen, unknown keys refused, bounds in the annotations."""
+
+
+class AgentSettings(Config, frozen=True, kw_only=True):
+    """The node agent. `collectors` names each collector to run and its own settings."""
+
+    collectors: dict[str, dict[str, Any]] = msgspec.field(
+        default_factory=lambda: {name: {} for name in ("host", "processes", "logs", "iterations", "gpu", "nic")}
+    )
+    spool_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024 * 1024
+    flush_timeout_s: PositiveSeconds = 5.0
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
+class DetectionSettings(Config, frozen=True, kw_only=True):
+    """The detection service. `detectors` names each detector to run and its own settings."""
+
+    detectors: dict[str, dict[str, Any]] = msgspec.field(
+        default_factory=lambda: {
+            name: {} for name in ("log_window", "hard_event", "iteration_threshold", "change_point", "peer_deviation")
+        }
+    )
+    ensemble: dict[str, Any] = msgspec.field(default_factory=dict)
+    rewind_s: PositiveSeconds = 3600.0
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
+class EngineSettings(Config, frozen=True, kw_only=True):
+    """The action engine: what it may do and how often."""
+
+    mode: Literal["observe", "confirm", "auto"] = "observe"
+    launcher: str = "local"
+    launcher_settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    actions_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 12
+    cool_down_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 10.0
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
+class Settings(Config, frozen=True, kw_only=True):
+    """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``."""
+
+    job: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "job"
+    node: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = msgspec.field(
+        default_factory=socket.gethostname
+    )
+    bus: str = "embedded:trainwarden.db"
+    run_dir: str | None = None
+    state_dir: str | None = None
+    kafka: dict[str, Any] = msgspec.field(default_factory=dict)
+    agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
+    detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
+    engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+
+
+def parse(kind: type[S], raw: Mapping[str, Any], where: str) -> S:
+    """`raw` as a checked `kind`.
+
+    Raises
+    ------
+    ConfigError
+        One sentence: where, what is wrong, what is allowed.
+
+    Examples
+    --------
+    >>> parse(EngineSettings, {"mode": "yolo"}, "engine")
+    Traceback (most recent call last):
+    trainwarden.errors.ConfigError: engine: invalid enum value 'yolo' at mode
+    """
+    try:
+        return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_sentence(str(error))}") from error
+
+
+def _sentence(message: str) -> str:
+    """msgspec's message with the path in a person's words."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    text = text[:1].lower() + text[1:]
+    text = text.replace("object contains unknown field `", "unknown key `").replace("object missing", "missing")
+    return f"{text} at {path}" if path else text
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `path` (TOML) with ``TRAINWARDEN_SECTION_KEY`` variables laid over it.
+
+    Top-level keys are ``TRAINWARDEN_JOB``, ``_NODE``, ``_BUS``, ``_RUN_DIR``, ``_STATE_DIR``; one level down
+    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of `agent`, `detection` and `engine`.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is no TOML, or holds a mistake.
+    """
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: is not valid TOML ({error})") from error
+    raw = _overlay(raw, os.environ if environ is None else environ)
+    return parse(Settings, raw, str(path) if path else "settings")
+
+
+_TOP = ("job", "node", "bus", "run_dir", "state_dir")
+_SECTIONS: dict[str, type[Config]] = {
+    "agent": AgentSettings,
+    "detection": DetectionSettings,
+    "engine": EngineSettings,
+}
+
+
+def _overlay(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """`raw` with environment variables laid over it; values are read as TOML where that works, else as text."""
+    merged = dict(raw)
+    for key in _TOP:
+        if (value := environ.get(f"TRAINWARDEN_{key.upper()}")) is not None:
+            merged[key] = value
+    for section, kind in _SECTIONS.items():
+        for field in kind.__struct_fields__:
+            value = environ.get(f"TRAINWARDEN_{section}_{field}".upper())
+            if value is not None and isinstance(merged.get(section, {}), dict):
+                merged[section] = {**merged.get(section, {}), field: _plain(value)}
+    return merged
+
+
+def _plain(value: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
