@@ -1,0 +1,1 @@
+"""Tests: unit, contract, property, system (real processes and servers), benchmarks."""

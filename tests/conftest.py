@@ -1,0 +1,52 @@
+"""Shared by all tests: real servers, skipped with the reason where they cannot run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.servers.kafka import KafkaBroker, ServerMissing
+
+
+def _refuse(reason: str) -> NoReturn:
+    if os.environ.get("TRAINWARDEN_REQUIRE_SERVERS") == "1":
+        pytest.fail(f"TRAINWARDEN_REQUIRE_SERVERS=1, but: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def require_servers() -> Callable[[str], NoReturn]:
+    """Called with the reason why a server cannot run: skips, or fails under ``TRAINWARDEN_REQUIRE_SERVERS=1``."""
+    return _refuse
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """One real broker for all tests of this run; tests that kill a broker start their own."""
+    with _started(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_kafka_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """A real broker for one test alone, to be killed and restarted."""
+    with _started(tmp_path / "kafka") as broker:
+        yield broker
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[KafkaBroker]:
+    try:
+        broker = KafkaBroker(folder)
+    except ServerMissing as missing:
+        _refuse(str(missing))
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()

@@ -1,0 +1,84 @@
+"""Encoding and decoding for both engines.
+
+What is no record of its topic goes to dead letters, is counted, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainwarden.errors import RecordError
+from trainwarden.records import DEAD_LETTERS, DeadLetter, Record, Topic
+
+log = logging.getLogger("trainwarden.bus")
+
+KEPT_BYTES = (
+    64 * 1024
+)  # enough for a person to see what it was; a DeadLetter in base64 stays far below MAX_RECORD_BYTES
+KEPT_REASON_CHARS = 1_000
+
+
+def encode(topic: Topic[Any], record: Record) -> bytes:
+    """Bytes of `record`.
+
+    Raises
+    ------
+    RecordError
+        If it does not fit the topic or holds what has no JSON form (a lone surrogate, an array, a cycle).
+    """
+    try:
+        return topic.encode(record)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordError(f"record for {topic.name} cannot be encoded: {error}") from error
+
+
+class Decoder:
+    """Bytes to records for one reader; `dead_letters` counts what could not be decoded.
+
+    Parameters
+    ----------
+    topics : mapping
+        Topic by name.
+    publish : callable, optional
+        Given a `DeadLetter` for each undecodable record. None for a reader that only looks and writes nothing.
+    """
+
+    def __init__(self, topics: Mapping[str, Topic[Any]], publish: Callable[[DeadLetter], None] | None) -> None:
+        self._topics = topics
+        self._publish = publish
+        self.dead_letters = 0
+        self.unkept = False
+
+    def decode(self, topic: str, partition: int, offset: int, value: bytes | None) -> Record | None:
+        """The record, or None once the bytes have been handed to dead letters.
+
+        Raises
+        ------
+        BusUnavailable
+            If the dead letter cannot be queued now; nothing was counted, decode it again later.
+        """
+        try:
+            if value is None:  # a Kafka tombstone, written by another program
+                raise RecordError("no value")
+            record: Record = self._topics[topic].decode(value)
+            return record
+        except RecordError as error:
+            reason = str(error)
+        # A dead letter that is itself undecodable is counted only: else it would breed another one for ever.
+        if self._publish is not None and topic != DEAD_LETTERS.name:
+            kept = (value or b"")[:KEPT_BYTES]
+            cut = reason[:KEPT_REASON_CHARS]
+            self._publish(DeadLetter(topic=topic, partition=partition, offset=offset, reason=cut, value=kept))
+            self.unkept = True
+        self.dead_letters += 1
+        fields = {"topic": topic, "partition": partition, "offset": offset, "error": reason[:200]}
+        log.warning("record is undecodable", extra={"fields": fields})
+        return None
+
+    def keep(self, flush: Callable[[], None]) -> None:
+        """Make queued dead letters durable before the reader commits past the records they came from."""
+        if self.unkept:
+            flush()
+            self.unkept = False

@@ -1,0 +1,242 @@
+"""The file of the embedded engine: one SQLite database in WAL mode, a log per topic and partition.
+
+A stream is one partition of one topic. A record's row id is ``stream << 40 | offset``, so one b-tree holds
+all streams, each contiguous and in order, and needs no second index: offsets have no gaps and times never
+fall within a stream, so a time is found by bisection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from trainwarden.errors import BusUnavailable, ConfigError
+
+OFFSET_BITS = 40
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+_APPLICATION_ID = 0x54575742  # "TWWB" in SQLite's header says that the file is ours
+_SCHEMA_VERSION = 1
+_PAGE_BYTES = 8192  # an 8-GPU metrics record has 2-3 kB: two or three fill a page where 4,096 would waste a third
+_WAL_BYTES = 16 * 1024 * 1024  # checkpoint after this much, so that bulk writes do not sync the main file each 4 MB
+_BUSY_MS = 10_000  # longest wait for another process's write; one transaction holds tens of milliseconds at most
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS streams (
+    id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, keep_s REAL NOT NULL,
+    first INTEGER NOT NULL DEFAULT 0, next INTEGER NOT NULL DEFAULT 0, last_s REAL NOT NULL DEFAULT 0,
+    UNIQUE (topic, partition));
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS members (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, grp TEXT NOT NULL, topics TEXT NOT NULL, seen_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS owners (
+    grp TEXT NOT NULL, stream INTEGER NOT NULL, member INTEGER NOT NULL, since INTEGER NOT NULL,
+    PRIMARY KEY (grp, stream)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS offsets (
+    grp TEXT NOT NULL, stream INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (grp, stream)) WITHOUT ROWID;
+"""
+
+
+class Row(NamedTuple):
+    """One stored record."""
+
+    time_s: float
+    stream: int
+    offset: int
+    key: str
+    value: bytes
+
+
+class Stream(NamedTuple):
+    """One partition of one topic; offsets `first` up to but not including `next` are kept."""
+
+    id: int
+    topic: str
+    partition: int
+    first: int
+    next: int
+
+
+class Store:
+    """One connection to the file. Not thread-safe: its owner holds a lock.
+
+    Parameters
+    ----------
+    path : str
+        The database file; made if absent, its folder is not.
+    power_loss_safe : bool
+        True: a commit waits for the disk (``synchronous=FULL``). False: a commit survives the death of any process
+        but the last ones may be lost with the machine's power (``NORMAL``).
+
+    Raises
+    ------
+    ConfigError
+        If the folder does not exist or the file is not one of ours.
+    BusUnavailable
+        If the file cannot be opened now.
+    """
+
+    def __init__(self, path: str, *, power_loss_safe: bool) -> None:
+        self.path = path
+        _check_place(path)
+        try:
+            self.db = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise BusUnavailable(f"embedded bus {path}: {error}") from error
+        try:
+            self._prepare(power_loss_safe)
+        except sqlite3.Error as error:
+            self.db.close()
+            if "not a database" in str(error):
+                raise ConfigError(f"embedded bus {path}: the file is not a database of trainwarden") from error
+            raise BusUnavailable(f"embedded bus {path}: {error}") from error
+        except ConfigError:
+            self.db.close()
+            raise
+
+    def _prepare(self, power_loss_safe: bool) -> None:
+        tables = self._one("SELECT count(*) FROM sqlite_master")
+        if tables and self._one("PRAGMA application_id") != _APPLICATION_ID:
+            raise ConfigError(f"embedded bus {self.path}: the file is a database, but not one of trainwarden")
+        if self._one("PRAGMA user_version") > _SCHEMA_VERSION:
+            raise ConfigError(f"embedded bus {self.path}: the file was written by a newer trainwarden")
+        if not tables:
+            self.db.execute(f"PRAGMA page_size={_PAGE_BYTES}")
+            self._enter_wal()
+            with self.transaction():
+                for statement in _SCHEMA.split(";"):
+                    self.db.execute(statement)
+                self.db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+                self.db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        self.db.execute(f"PRAGMA synchronous={'FULL' if power_loss_safe else 'NORMAL'}")
+        self.db.execute(f"PRAGMA wal_autocheckpoint={_WAL_BYTES // _PAGE_BYTES}")
+        self.db.execute(f"PRAGMA journal_size_limit={4 * _WAL_BYTES}")
+
+    def _enter_wal(self) -> None:
+        """Switch to WAL; SQLite does not wait by itself where two processes make the file at the same time."""
+        deadline = time.monotonic() + _BUSY_MS / 1000
+        while True:
+            try:
+                self.db.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def _one(self, statement: str) -> int:
+        return int(self.db.execute(statement).fetchone()[0])
+
+    @contextmanager
+    def transaction(self, timeout_s: float = _BUSY_MS / 1000) -> Iterator[sqlite3.Connection]:
+        """A write transaction, begun once no other process writes or refused after `timeout_s`."""
+        self.db.execute(f"PRAGMA busy_timeout={max(1, int(timeout_s * 1000))}")
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+        finally:
+            self.db.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        try:
+            yield self.db
+            self.db.execute("COMMIT")
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view for several reads."""
+        self.db.execute("BEGIN")
+        try:
+            yield self.db
+        finally:
+            if self.db.in_transaction:
+                self.db.execute("COMMIT")
+
+    def version(self) -> int:
+        """A number that changes when another connection has committed anything; costs microseconds."""
+        return self._one("PRAGMA data_version")
+
+    def ensure_topic(self, name: str, partitions: int, keep_s: float) -> list[int]:
+        """Stream ids of the topic by partition; an existing topic keeps its number of partitions."""
+        statement = "SELECT id, keep_s FROM streams WHERE topic=? ORDER BY partition"
+        known = self.db.execute(statement, (name,)).fetchall()
+        if not known:
+            with self.transaction() as db:
+                if not db.execute(statement, (name,)).fetchall():  # no other process was faster
+                    db.executemany(
+                        "INSERT INTO streams (topic, partition, keep_s) VALUES (?, ?, ?)",
+                        [(name, partition, keep_s) for partition in range(partitions)],
+                    )
+                known = db.execute(statement, (name,)).fetchall()
+        if any(row[1] != keep_s for row in known):
+            with self.transaction() as db:
+                db.execute("UPDATE streams SET keep_s=? WHERE topic=?", (keep_s, name))
+        return [int(row[0]) for row in known]
+
+    def append(self, items: Sequence[tuple[int, float, str, bytes]], timeout_s: float) -> None:
+        """Keep (stream, time, key, value) items, all or none, offsets in the order given."""
+        with self.transaction(timeout_s) as db:
+            ends: dict[int, tuple[int, float]] = {}
+            rows = []
+            for stream, written_s, key, value in items:
+                if stream not in ends:
+                    ends[stream] = db.execute("SELECT next, last_s FROM streams WHERE id=?", (stream,)).fetchone()
+                offset, last_s = ends[stream]
+                time_s = max(written_s, last_s)  # a clock set back must not break the order that bisection needs
+                rows.append((stream << OFFSET_BITS | offset, time_s, key, value))
+                ends[stream] = (offset + 1, time_s)
+            db.executemany("INSERT INTO records (id, time_s, key, value) VALUES (?, ?, ?, ?)", rows)
+            db.executemany(
+                "UPDATE streams SET next=?, last_s=? WHERE id=?", [(*end, stream) for stream, end in ends.items()]
+            )
+
+    def streams(self, topic: str | None = None) -> list[Stream]:
+        """All streams, or those of one topic, in the order of their partitions."""
+        where, values = ("WHERE topic=?", (topic,)) if topic is not None else ("", ())
+        found = self.db.execute(
+            f"SELECT id, topic, partition, first, next FROM streams {where} ORDER BY id",  # noqa: S608 - constants only
+            values,
+        )
+        return [Stream(*row) for row in found]
+
+    def rows(self, stream: int, start: int, end: int, limit: int) -> Iterator[Row]:
+        """Records of `stream` with start <= offset < end, in order, read as they are asked for."""
+        base = stream << OFFSET_BITS
+        found = self.db.execute(
+            "SELECT id, time_s, key, value FROM records WHERE id>=? AND id<? ORDER BY id LIMIT ?",
+            (base | start, base | end, limit),
+        )
+        for row_id, time_s, key, value in found:
+            yield Row(time_s, stream, row_id & OFFSET_MASK, key, value)
+
+    def offset_at(self, stream: Stream, time_s: float) -> int:
+        """Offset of the first record written at or after `time_s`; the stream's next offset if there is none."""
+        low, high = stream.first, stream.next
+        while low < high:
+            middle = (low + high) // 2
+            found = self._time_of(stream.id, middle)
+            if found is None or found < time_s:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _time_of(self, stream: int, offset: int) -> float | None:
+        row = self.db.execute("SELECT time_s FROM records WHERE id=?", (stream << OFFSET_BITS | offset,)).fetchone()
+        return None if row is None else float(row[0])
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def _check_place(path: str) -> None:
+    place = Path(path)
+    if not place.parent.is_dir():
+        raise ConfigError(f"embedded bus {path}: the folder {place.parent} does not exist")
+    if place.is_dir():
+        raise ConfigError(f"embedded bus {path}: this is a folder, not a file")
