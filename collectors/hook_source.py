@@ -1,0 +1,227 @@
+"""One training process as its hook tells of it: steps, pauses, last words, and what the kernel says of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from trainwarden import hook
+from trainwarden.protocols import JsonObject
+
+MAX_NOTE_BYTES = 65_536
+_READ_BYTES = 1_000_000  # of notes per look
+_FAULT_BYTES = 65_536
+_TICKS = os.sysconf("SC_CLK_TCK")
+_START_SLACK_S = 2.0  # the kernel's boot time is whole seconds
+
+# What faulthandler writes first; texts of CPython's Modules/faulthandler.c.
+_FATAL = {
+    b"Fatal Python error: Segmentation fault": "SIGSEGV",
+    b"Fatal Python error: Aborted": "SIGABRT",
+    b"Fatal Python error: Bus error": "SIGBUS",
+    b"Fatal Python error: Floating point exception": "SIGFPE",
+    b"Fatal Python error: Floating-point exception": "SIGFPE",
+    b"Fatal Python error: Illegal instruction": "SIGILL",
+}
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A rare fact that a hook told, by datagram or in its notes file; `(file, number)` is its identity."""
+
+    type: str
+    file: str
+    number: int
+    pid: int
+    rank: int
+    incarnation: str
+    time_s: float
+    exception: str = ""
+    message: str = ""
+    frame: str = ""
+    step: int | None = None
+    plan: int = 0
+    micro_batches: str = ""
+
+
+_DECODER = msgspec.json.Decoder(Note)
+
+
+def decode_note(line: bytes) -> Note | None:
+    """`line` as a note; None if it is none of ours."""
+    if len(line) > MAX_NOTE_BYTES:
+        return None
+    try:
+        note = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return note if 0 <= note.rank < 1_000_000 and note.type in ("exception", "plan") else None
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """State letter (X: gone) and CPU seconds used so far (None: not known) of a process."""
+
+    state: str
+    cpu_s: float | None = None
+
+
+def boot_time_s(proc: Path) -> float | None:
+    """Wall time of the boot; None if `proc` does not say."""
+    try:
+        for line in (proc / "stat").read_bytes().splitlines():
+            if line.startswith(b"btime "):
+                return float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+class HookSource:
+    """The files of one hook, read bit by bit.
+
+    Parameters
+    ----------
+    path : Path
+        The ``.hook`` file; ``.last`` and ``.fault`` lie beside it.
+    since_s : float
+        When the file was first seen.
+    """
+
+    def __init__(self, path: Path, since_s: float) -> None:
+        self.name = path.stem
+        self.since_s = since_s
+        self.header: hook.Header | None = None
+        self.kernel = Kernel("X")
+        self.gone_since_s: float | None = None
+        self.started = False  # process_start has been told
+        self.steps_read = 0
+        self.pauses_read = 0
+        self.notes_at = 0  # bytes of the notes file that were read
+        self.notes_told: set[int] = set()
+        self.fault_told = False
+        self.failed_looks = 0
+        self._path = path
+        self._stat_path = ""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of the file. Safe twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def look(self, proc: Path, boot_s: float | None, now_s: float) -> bool:
+        """Read header and kernel's word anew; False if the file is no whole hook file (now)."""
+        # Looked at before the header: of a process that is gone by then, the header read next is the last one.
+        if self.header is not None:
+            self.kernel = self._kernel(proc, boot_s, self.header)
+        header = hook.read_header(self._descriptor)
+        if header is None:
+            self.failed_looks += 1
+            return False
+        if self.header is None:
+            self.kernel = self._kernel(proc, boot_s, header)
+        self.header = header
+        self.failed_looks = 0
+        if self.kernel.state not in ("X", "Z"):
+            self.gone_since_s = None
+        elif self.gone_since_s is None:
+            self.gone_since_s = now_s
+        return True
+
+    def new_steps(self) -> list[hook.Step]:
+        """Steps not read before; asking moves on."""
+        if self.header is None or self.header.recorded <= self.steps_read:
+            return []
+        steps = hook.read_steps(self._descriptor, self.steps_read) or []
+        self.steps_read = steps[-1].serial if steps else self.header.recorded
+        return steps
+
+    def new_pauses(self) -> list[hook.Pause]:
+        """Long pauses not read before; asking moves on."""
+        if self.header is None or self.header.pauses <= self.pauses_read:
+            return []
+        pauses = hook.read_pauses(self._descriptor, self.pauses_read) or []
+        self.pauses_read = pauses[-1].serial if pauses else self.header.pauses
+        return pauses
+
+    def new_notes(self) -> Iterator[Note | None]:
+        """Whole new lines of the notes file; None for each that is no note."""
+        path = f"{self._path.parent}/{self.name}.last"
+        try:
+            if os.stat(path).st_size <= self.notes_at:  # noqa: PTH116 - five times a second for every rank
+                return
+            with open(path, "rb") as file:
+                file.seek(self.notes_at)
+                data = file.read(_READ_BYTES)
+        except OSError:
+            return
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == _READ_BYTES:
+            whole = len(data)  # one endless line is no note
+        for line in data[:whole].splitlines():
+            yield decode_note(line)
+        self.notes_at += whole
+
+    def fatal_signal(self) -> tuple[str, str] | None:
+        """(signal, innermost Python frame) if faulthandler has written its last words; told once."""
+        path = f"{self._path.parent}/{self.name}.fault"
+        try:
+            if self.fault_told or not os.stat(path).st_size:  # noqa: PTH116 - as above
+                return None
+            with open(path, "rb") as file:
+                text = file.read(_FAULT_BYTES)
+        except OSError:
+            return None
+        first, _, rest = text.partition(b"\n")
+        signal = _FATAL.get(first.strip())
+        if signal is None:
+            return None
+        self.fault_told = True
+        frame = rest.partition(b"most recent call first):\n")[2].partition(b"\n")[0]
+        return signal, frame.decode(errors="replace").strip()[:300]
+
+    def remove(self) -> None:
+        """Delete the files of a process that is long gone; its last words stay for people to read."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+        fault = self._path.with_name(f"{self.name}.fault")
+        if fault.exists() and not fault.stat().st_size:
+            fault.unlink(missing_ok=True)
+
+    def position(self) -> JsonObject:
+        """How far this one has been read."""
+        return {
+            "steps": self.steps_read,
+            "pauses": self.pauses_read,
+            "notes": self.notes_at,
+            "told": sorted(self.notes_told),
+            "fault": self.fault_told,
+            "started": self.started,
+        }
+
+    def restore(self, position: JsonObject) -> None:
+        """Go on from `position`."""
+        self.steps_read = int(position.get("steps", 0))
+        self.pauses_read = int(position.get("pauses", 0))
+        self.notes_at = int(position.get("notes", 0))
+        self.notes_told = {int(number) for number in position.get("told", ())}
+        self.fault_told = bool(position.get("fault", False))
+        self.started = bool(position.get("started", False))
+
+    def _kernel(self, proc: Path, boot_s: float | None, header: hook.Header) -> Kernel:
+        self._stat_path = self._stat_path or str(proc / str(header.pid) / "stat")
+        try:
+            with open(self._stat_path, "rb", buffering=0) as file:
+                text = file.read(4096)
+        except OSError:
+            return Kernel("X")
+        # The name in brackets may hold anything, so count from its end: the state is field 3.
+        fields = text[text.rfind(b")") + 2 :].split()
+        if len(fields) < 20:
+            return Kernel("X")
+        if boot_s is not None and boot_s + int(fields[19]) / _TICKS > header.start_s + _START_SLACK_S:
+            return Kernel("X")  # the pid belongs to a younger process by now
+        return Kernel(fields[0].decode(errors="replace"), (int(fields[11]) + int(fields[12])) / _TICKS)

@@ -1,0 +1,35 @@
+"""Data parallelism by hand: backward, all_reduce of every gradient, parameters stepped without torch.optim."""
+
+import emulated_device
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def main() -> None:
+    parser = emulated_device.options(__doc__)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    args = parser.parse_args()
+    device = emulated_device.start(args)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1))
+    world = dist.get_world_size()
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    for step in range(args.steps):
+        device.faults(step)
+        for _ in range(args.micro_batches):
+            device.begin()
+            inputs = torch.randn(32, 64)
+            loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean() / args.micro_batches
+            device.finish(args.work_ms / args.micro_batches)
+            loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.data -= 1e-2 / world * parameter.grad
+            parameter.grad = None
+        emulated_device.say(step, loss.item())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

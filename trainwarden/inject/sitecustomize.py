@@ -1,0 +1,79 @@
+"""Brings the hook in by PYTHONPATH where torch does not call our entry point.
+
+That is torch before 2.5, or a Python that has not installed trainwarden. Once ``import torch`` is done the
+hook is loaded as a file, so nothing of ours need be importable. The next ``sitecustomize`` on the path,
+which this file hides, is run as if this one were not there. Runs on Python 3.9 and newer.
+"""
+
+# Every start of Python pays for this file, and pathlib would be most of its cost.
+# ruff: noqa: PTH100, PTH118, PTH120
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _load_hook() -> None:
+    """Load hook.py beside this folder, unless torch has done it, and let it look at the torch just imported."""
+    try:
+        if "_trainwarden_hook" in vars(sys):
+            return
+        path = os.path.join(os.path.dirname(_HERE), "hook.py")
+        spec = importlib.util.spec_from_file_location("_trainwarden_injected_hook", path)
+        if spec is None or spec.loader is None:
+            return
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # its NamedTuples look their module up
+        spec.loader.exec_module(module)
+        module.autoload()
+    except Exception:  # noqa: BLE001, S110 - the hook must never break somebody's import of torch
+        pass
+
+
+class _TorchWatcher:
+    """A finder that finds nothing itself; it has the real loader of torch tell when it is done."""
+
+    def __init__(self) -> None:
+        self.busy = False
+
+    def find_spec(
+        self, name: str, path: object = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch" or self.busy:
+            return None
+        self.busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.busy = False
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            run(module)
+            _load_hook()
+
+        vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def _run_next() -> None:
+    """Run the sitecustomize that comes after this one on the path, under its own name."""
+    rest = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if os.environ.get("TRAINWARDEN_HOOK_DIR"):
+    sys.meta_path.insert(0, _TorchWatcher())
+_run_next()
