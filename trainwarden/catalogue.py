@@ -20,7 +20,10 @@ Unit = Literal[
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric: `per` is what a device of it is; `low`, `high` bound what is possible."""
+    """One metric: `per` is what a device of it is; `low`, `high` bound what is possible.
+
+    A value found under an alias times `alias_scale` is a value in our unit (dcgm-exporter gives MHz, MiB, percent).
+    """
 
     name: str
     unit: Unit
@@ -28,6 +31,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     per: Literal["gpu", "nic", "host", "rank", "agent"]
     meaning: str
     aliases: tuple[str, ...] = ()
+    alias_scale: float = 1.0
     low: float | None = 0.0
     high: float | None = None
 

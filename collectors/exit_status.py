@@ -1,0 +1,104 @@
+"""How a process that is not our child ended: watched by a pidfd, read from the kernel."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+
+import msgspec
+
+# linux/pidfd.h, kernel 6.13 and newer: struct pidfd_info, first published size 64 bytes; exit_code is its last
+# field. PIDFD_GET_INFO = _IOWR(0xFF, 11, struct pidfd_info). PIDFD_INFO_EXIT (6.15) asks for the exit status.
+_PIDFD_INFO = struct.Struct("<QQ11Ii")
+_PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """What /proc/PID/stat says: the kernel's state letter, start in clock ticks after boot, wait status or None."""
+
+    state: str
+    start_ticks: int
+    status: int | None
+
+
+class ExitStatus(msgspec.Struct, frozen=True):
+    """How a process ended; `code` for an exit, `signal` for a kill, both None if the kernel does not tell."""
+
+    code: int | None = None
+    signal: str | None = None
+
+
+def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
+    """The stat line of `pid`; None if there is no such process or it may not be looked at."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The name in brackets may hold anything, brackets too, so count from its end: state is field 3.
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    state = fields[0].decode()
+    status = int(fields[49]) if state == "Z" and len(fields) > 49 else None
+    return Stat(state, int(fields[19]), status)
+
+
+def start_s(stat: Stat, boot_s: float) -> float:
+    """Wall time at which the process began, for a machine that was booted at `boot_s`."""
+    return boot_s + stat.start_ticks / _CLOCK_TICKS
+
+
+def boot_time_s(proc: str = "/proc") -> float:
+    """Wall time of the boot by the kernel's reckoning (field btime of /proc/stat)."""
+    with open(f"{proc}/stat", "rb") as file:
+        for line in file:
+            if line.startswith(b"btime "):
+                return float(line.split()[1])
+    return 0.0
+
+
+def exit_status(pidfd: int, pid: int) -> ExitStatus:
+    """How the ended process behind `pidfd` ended.
+
+    Once its parent has reaped it, kernels from 6.15 on remember, by `pidfd`; until then it is a zombie and its
+    status stands in /proc (field 52). On older kernels a process that was reaped first leaves nothing.
+    """
+    status = _pidfd_status(pidfd)
+    if status is None:
+        stat = read_stat(pid)
+        # Reaped between the two looks: the third one sees it.
+        status = stat.status if stat is not None and stat.status is not None else _pidfd_status(pidfd)
+    return ExitStatus() if status is None else decode_status(status)
+
+
+def _pidfd_status(pidfd: int) -> int | None:
+    buffer = bytearray(_PIDFD_INFO.size)
+    struct.pack_into("<Q", buffer, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
+    except OSError:
+        return None
+    fields = _PIDFD_INFO.unpack(buffer)
+    return int(fields[-1]) if fields[0] & _PIDFD_INFO_EXIT else None
+
+
+def decode_status(status: int) -> ExitStatus:
+    """The wait status in words.
+
+    Examples
+    --------
+    >>> decode_status(9).signal, decode_status(3 << 8).code
+    ('SIGKILL', 3)
+    """
+    number = status & 0x7F
+    if number == 0:
+        return ExitStatus(code=(status >> 8) & 0xFF)
+    try:
+        return ExitStatus(signal=signal.Signals(number).name)
+    except ValueError:
+        return ExitStatus(signal=f"SIG{number}")

@@ -1,0 +1,101 @@
+"""What the agent costs: every collector at one-second intervals, eight simulated GPUs, four ranks that write logs.
+
+Run: ``python -m tests.benchmarks.bench_agent`` (about 70 s).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.servers.agent import AgentProcess
+from tests.servers.fake_nvml import FakeNvml
+
+NAMES = ("agent_cpu_ratio", "agent_rss_bytes")
+CPU_BAR = 0.01  # of one core
+RSS_BAR = 100 * 1024 * 1024
+ROUNDS = 3
+ROUND_S = 20.0
+WARM_UP_S = 3.0  # imports and the first look at everything
+RANKS = 4
+COLLECTORS = "{host = {}, processes = {}, logs = {}, iterations = {}, gpu = {}, nic = {}}"
+# A rank as the collectors see it: a process with a hook file that writes ten lines a second.
+RANK = """
+import os, sys, time
+run_dir, rank = sys.argv[1], sys.argv[2]
+os.environ.update(RANK=rank, WORLD_SIZE="4", TRAINWARDEN_HOOK_DIR=run_dir + "/hook")
+open(f"{run_dir}/hook/rank-{rank}-{os.getpid()}.hook", "wb").close()
+with open(f"{run_dir}/logs/rank-{rank}.log", "a", buffering=1) as log:
+    for step in range(1_000_000):
+        print(f"step {step} loss {1 / (step + 1):.4f}", file=log)
+        time.sleep(0.1)
+"""
+
+
+@contextmanager
+def ranks(run_dir: Path) -> Iterator[list[int]]:
+    """Processes that stand for the ranks of a job."""
+    started = [subprocess.Popen([sys.executable, "-c", RANK, str(run_dir), str(rank)]) for rank in range(RANKS)]
+    try:
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def one_round(folder: Path) -> tuple[float, float]:
+    """CPU ratio and resident bytes of a real agent over `ROUND_S` seconds, after warm-up."""
+    nvml = FakeNvml(folder, 8)
+    agent = AgentProcess(folder, COLLECTORS, nvml.environ())
+    with ranks(agent.run_dir) as pids:
+        for gpu, pid in enumerate(pids):
+            nvml.set(gpu, pid_0=pid)
+        agent.start()
+        try:
+            assert agent.process is not None
+            time.sleep(WARM_UP_S)
+            process = psutil.Process(agent.process.pid)
+            before, start_s = process.cpu_times(), time.monotonic()
+            rss = 0
+            while time.monotonic() < start_s + ROUND_S:
+                time.sleep(0.5)
+                rss = max(rss, process.memory_info().rss)
+            after, end_s = process.cpu_times(), time.monotonic()
+            spent_s = after.user + after.system - before.user - before.system
+            return spent_s / (end_s - start_s), float(rss)
+        finally:
+            agent.kill()
+
+
+def benchmarks() -> list[dict[str, Any]]:
+    """CPU and memory of the agent; medians over rounds."""
+    rounds = []
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+            rounds.append(one_round(Path(folder)))
+    rows = []
+    for name, values, unit, bar in (
+        (NAMES[0], [cpu for cpu, _ in rounds], "ratio", CPU_BAR),
+        (NAMES[1], [rss for _, rss in rounds], "bytes", float(RSS_BAR)),
+    ):
+        value = statistics.median(values)
+        row = {"name": name, "value": round(value, 5), "unit": unit, "rounds": ROUNDS}
+        row |= {"spread": round(max(values) - min(values), 5), "peer": None, "ratio": None, "bar": bar}
+        rows.append({**row, "holds": value <= bar})
+    return rows
+
+
+if __name__ == "__main__":
+    print(json.dumps(benchmarks(), indent=2))

@@ -1,0 +1,88 @@
+"""Real processes that end: code or signal, whether their parent reaps them at once, late or never."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collectors.processes import ProcessesCollector
+from trainwarden.clock import SystemClock
+from trainwarden.protocols import Scope
+from trainwarden.records import EventRecord
+
+pytestmark = pytest.mark.system
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[ProcessesCollector]:
+    (tmp_path / "hook").mkdir()
+    scope = Scope(job="job", node="n0", run_dir=str(tmp_path))
+    collector = ProcessesCollector(ProcessesCollector.Config(), scope, SystemClock())
+    yield collector
+    collector.close()
+
+
+def kernel_remembers_reaped() -> bool:
+    """PIDFD_INFO_EXIT came with Linux 6.15."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(filter(str.isdigit, minor)))) >= (6, 15)
+
+
+@pytest.mark.parametrize("reaped", [False, True], ids=["zombie", "reaped"])
+@pytest.mark.parametrize(
+    ("last_act", "expected"),
+    [
+        ("sys.exit(0)", {"code": 0}),
+        ("os._exit(7)", {"code": 7}),
+        ("1 / 0", {"code": 1}),
+        ("os.kill(os.getpid(), signal.SIGKILL)", {"signal": "SIGKILL"}),
+        ("faulthandler._sigsegv()", {"signal": "SIGSEGV"}),
+    ],
+)
+def test_code_or_signal(
+    collector: ProcessesCollector, tmp_path: Path, last_act: str, expected: dict[str, object], reaped: bool
+) -> None:
+    if reaped and not kernel_remembers_reaped():
+        pytest.skip("this kernel forgets the status of a process once its parent has reaped it")
+    code = f"import faulthandler, os, signal, sys; sys.stdin.read(); {last_act}"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdin is not None
+    (tmp_path / "hook" / f"rank-3-{child.pid}.hook").touch()
+    assert list(collector.collect(1.0)) == []
+    (fd,) = collector.wake_fds()
+    child.stdin.close()
+    if reaped:
+        child.wait(WAIT_S)
+    else:
+        assert select.select([fd], [], [], WAIT_S)[0], "the pidfd wakes the agent"
+    (event,) = collector.collect(2.0)
+    assert isinstance(event, EventRecord)
+    assert (event.kind, event.rank, event.fields["pid"]) == ("process_exit", 3, child.pid)
+    assert {key: value for key, value in event.fields.items() if key in ("code", "signal")} == expected
+    assert collector.wake_fds() == []
+    child.wait(WAIT_S)
+
+
+def test_an_end_while_the_agent_was_down_is_told_after_its_restart(
+    collector: ProcessesCollector, tmp_path: Path
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    (tmp_path / "hook" / f"rank-3-{child.pid}.hook").touch()
+    assert list(collector.collect(1.0)) == []
+    position = collector.position()
+    collector.close()
+    child.send_signal(signal.SIGTERM)
+    child.wait(WAIT_S)
+    collector.restore(position)
+    (event,) = collector.collect(2.0)
+    assert isinstance(event, EventRecord)
+    assert event.id == f"exit/n0/{position['known'][f'rank-3-{child.pid}.hook']}"
