@@ -1,0 +1,145 @@
+"""One rank's process: its environment, its start, its signals, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+import trainwarden
+from trainwarden import hook, rundir
+
+_EXEC = Path(__file__).with_name("rank_exec.py")
+_INJECT = Path(trainwarden.__file__).with_name("inject")
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What all ranks of a job on this machine share."""
+
+    command: tuple[str, ...]
+    ranks: int
+    run_dir: Path
+    job: str
+    node: str
+
+
+class RankProcess:
+    """A running rank in a session and process group of its own.
+
+    `pidfd` becomes readable when it ends.
+    """
+
+    def __init__(self, place: Place, rank: int, environ: Mapping[str, str]) -> None:
+        self.rank = rank
+        self.asked_to_stop = False
+        self._place = place
+        command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), *place.command]
+        with rundir.rank_log(place.run_dir, rank).open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self._start_s = psutil.Process(self.pid).create_time()
+
+    def header(self) -> hook.Header | None:
+        """What the hook inside the process says of itself; None if it has not come that far."""
+        return hook.read_header(self._place.run_dir / rundir.HOOK / f"rank-{self.rank}-{self.pid}.hook")
+
+    @property
+    def incarnation(self) -> str:
+        """The name of this very process: the hook's where it has one, so that all records agree."""
+        header = self.header()
+        return header.incarnation if header else f"{self.pid}-{round(self._start_s * 1000)}"
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to all of its group, and SIGCONT so that a stopped process can follow it."""
+        self.asked_to_stop = True
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL to all of its group."""
+        self.asked_to_stop = True
+        self._signal(signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Exit code as `subprocess` has it (negative: the signal), waiting if needed; nothing of its group stays.
+
+        What is left of the group is killed while the dead leader still holds its number.
+        """
+        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        self._signal(signal.SIGKILL)
+        code = self._process.wait()
+        os.close(self.pidfd)
+        return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return  # all gone already, which is what was wanted
+
+
+def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of `rank`: torch's own words, where the hook reports to, and one thread by default.
+
+    Examples
+    --------
+    >>> place = Place(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
+    >>> made = environment(place, 1, 0, 29500, {"PYTHONPATH": "mine"})
+    >>> made["RANK"], made["WORLD_SIZE"], made["OMP_NUM_THREADS"], made["PYTHONPATH"].endswith(":mine")
+    ('1', '2', '1', True)
+    """
+    run_dir = place.run_dir.absolute()
+    paths = [str(_INJECT), *filter(None, [base.get("PYTHONPATH")])]
+    return {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "GLOO_SOCKET_IFNAME": "lo",  # all ranks are here; a machine's own name need not resolve
+        **base,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(place.ranks),
+        "LOCAL_WORLD_SIZE": str(place.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TRAINWARDEN_HOOK_DIR": str(run_dir / rundir.HOOK),
+        "TRAINWARDEN_RUN_DIR": str(run_dir),
+        "TRAINWARDEN_JOB": place.job,
+        "TRAINWARDEN_NODE": place.node,
+        "TRAINWARDEN_ATTEMPT": str(attempt),
+    }
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def exit_code(code: int) -> int:
+    """What a shell would show for `subprocess`'s code.
+
+    Examples
+    --------
+    >>> exit_code(-9), exit_code(3)
+    (137, 3)
+    """
+    return 128 - code if code < 0 else code
+
+
+def check_command(command: Sequence[str]) -> tuple[str, ...]:
+    """`command` as it will be run; with plain ``python`` as the interpreter that runs us."""
+    first = sys.executable if command[0] in ("python", "python3") else command[0]
+    return (first, *command[1:])

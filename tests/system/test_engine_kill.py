@@ -1,0 +1,178 @@
+"""kill -9 of the real engine at random moments, twenty seeds: every incident is acted upon, no action happens twice.
+
+The engine is a process of its own on the embedded bus; the launcher is a socket server in this test that carries out
+what it is asked, counts it, and answers late now and then, so that kills fall before, during and after the call.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actions.control import Answer, ControlServer, Rebalance, Reply, Request, Restart, State
+from trainwarden import rundir
+from trainwarden.bus import connect
+from trainwarden.protocols import Bus, LauncherState
+from trainwarden.records import ACTIONS, INCIDENTS, ActionRecord, IncidentRecord
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+ENGINE = """
+import sys
+from pathlib import Path
+from actions.engine import serve
+from trainwarden.settings import EngineSettings, Settings
+engine = EngineSettings(mode="auto", actions_per_hour=1000, cool_down_s=0.0)
+serve(Settings(job="job", bus=sys.argv[1], engine=engine), Path(sys.argv[2]), lambda: False)
+"""
+INCIDENTS_PER_SEED = 5
+
+
+class CountingLauncher:
+    """The supervisor's place taken by something that counts. `calls` are arrivals, `effects` what was carried out."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.effects: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.arrived = threading.Event()
+        self._rng = random.Random(seed)
+        self._over = False
+        self._selector = selectors.DefaultSelector()
+        self._server = ControlServer(path, self._selector, self._handle)
+        self._thread = threading.Thread(target=self._loop)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._over:
+            for key, _ in self._selector.select(0.02):
+                key.data()
+
+    def _handle(self, request: Request, answer: Answer) -> None:
+        if isinstance(request, State):
+            done = tuple(self.effects)
+            phase = "running" if "i0/restart/1" in done else "failed"
+            answer(Reply(state=LauncherState(job="job", phase=phase, attempt=0, ranks_running=(), operations=done)))
+            return
+        assert isinstance(request, Restart | Rebalance)
+        self.calls[request.operation] += 1
+        self.arrived.set()
+        if self.calls[request.operation] == 1:
+            time.sleep(self._rng.choice([0.0, 0.0, 0.02, 0.05]))  # a kill may fall before it is carried out ...
+        if request.operation not in self.effects:
+            self.effects[request.operation] += 1
+        else:
+            self.calls["repeats"] += 1
+        time.sleep(self._rng.choice([0.0, 0.0, 0.02, 0.05]))  # ... or after it, before the answer
+        answer(Reply())
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join()
+        self._server.close()
+        self._selector.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Import once, so that no seed pays for byte code."""
+    subprocess.run([sys.executable, "-c", "import actions.engine, trainwarden.bus.embedded"], check=True)
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CountingLauncher]:
+    made = CountingLauncher(tmp_path / rundir.LAUNCHER_SOCKET, request.getfixturevalue("seed"))
+    yield made
+    made.close()
+
+
+class Engine:
+    """The engine's process, to be killed and started again."""
+
+    def __init__(self, address: str, run_dir: Path) -> None:
+        self._command = [sys.executable, "-c", ENGINE, address, str(run_dir)]
+        self._log = (run_dir / "engine.log").open("wb")
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+
+    def kill(self) -> None:
+        assert self._process.poll() is None, Path(self._log.name).read_text()[-2000:]
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def incident(number: int) -> IncidentRecord:
+    """Crashes and slow ranks in turn; the slow ones differ, so that each has a plan of its own."""
+    now_s = time.time()
+    evidence = {
+        "healthy_iteration_s": 0.3, "iteration_s": 0.9, "slow_iterations": 10 + number, "ranks": [0, 1],
+        "compute_s": [0.3, 0.6 + number / 10], "micro_batches": [6, 6],
+    }  # fmt: skip
+    return IncidentRecord(
+        id=f"i{number}", job="job", kind="crash" if number == 0 else "slow_compute", severity="sev2", state="opened",
+        revision=0, opened_at_s=now_s, updated_at_s=now_s, reason="as the script says", evidence=evidence,
+    )  # fmt: skip
+
+
+def story(bus: Bus) -> dict[str, list[str]]:
+    """Outcomes by action id, in order."""
+    told: dict[str, list[str]] = {}
+    for message in bus.read(ACTIONS):
+        assert isinstance(message.record, ActionRecord)
+        told.setdefault(message.record.id, []).append(message.record.outcome)
+    return told
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_action_twice_and_none_lost(seed: int, launcher: CountingLauncher, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    address = f"embedded:{tmp_path / 'bus.db'}"
+    bus = connect(address)
+    engine = Engine(address, tmp_path)
+    expected = {"i0/restart/1", *(f"i{number}/rebalance/1" for number in range(1, INCIDENTS_PER_SEED))}
+    try:
+        numbers = iter(range(INCIDENTS_PER_SEED))
+        for _ in range(INCIDENTS_PER_SEED):
+            bus.publish(INCIDENTS, "job", incident(next(numbers)))
+            bus.flush()
+            launcher.arrived.clear()
+            if rng.random() < 0.7:  # aim at the call; else anywhere, start-up included
+                launcher.arrived.wait(10.0)
+                time.sleep(rng.choice([0.0, 0.001, 0.005, 0.02, 0.05, 0.1]))
+            else:
+                time.sleep(rng.uniform(0.0, 0.6))
+            engine.kill()
+            engine.start()
+        deadline = time.monotonic() + 30.0
+        while {name for name, outcomes in story(bus).items() if "done" in outcomes} != expected:
+            assert time.monotonic() < deadline, (story(bus), Path(tmp_path / "engine.log").read_text()[-3000:])
+            time.sleep(0.05)
+        time.sleep(0.3)  # time for a second action to show itself
+    finally:
+        engine.close()
+        bus.close()
+    assert set(launcher.effects) == expected
+    assert set(launcher.effects.values()) == {1}
+    told = story(connect(address))
+    assert set(told) == expected
+    for name, outcomes in told.items():
+        assert outcomes[0] == "started", (name, outcomes)
+        # An engine killed between the launcher's answer and its own note says "done" again, never "started".
+        assert outcomes.count("started") == 1, (name, outcomes)
+        assert set(outcomes[1:]) == {"done"}, (name, outcomes)
