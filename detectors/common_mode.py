@@ -1,0 +1,76 @@
+"""What one rank does that the others do not: series over ranks with their common mode taken out.
+
+Synchronous training slows all ranks alike, and so does a busy machine; what remains of a rank's compute time after
+the others' median is taken out is its own (Wu et al., Falcon, 2024, section 4.3).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def median_of_others(values: Floats) -> Floats:
+    """For each column the median of all other columns, row by row; NaN where there is no other.
+
+    Parameters
+    ----------
+    values : float [rows, ranks]
+        NaN = unknown.
+
+    Returns
+    -------
+    float [rows, ranks]
+
+    Examples
+    --------
+    >>> median_of_others(np.array([[1.0, 2.0, 9.0]])).tolist()
+    [[5.5, 5.0, 1.5]]
+    """
+    rows, ranks = values.shape
+    if ranks < 2:
+        return np.full((rows, ranks), np.nan)
+    order = np.argsort(values, axis=1, kind="stable")  # NaN sorts last
+    ordered = np.take_along_axis(values, order, axis=1)
+    known = np.isfinite(values).sum(axis=1, keepdims=True)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(ranks), (rows, ranks)), axis=1)
+    others = np.where(np.isfinite(values), known - 1, known)
+    low, high = (others - 1) // 2, others // 2
+    # Without the element at `place`, everything above it moves down by one.
+    low_index = np.clip(low + (low >= place), 0, ranks - 1)
+    high_index = np.clip(high + (high >= place), 0, ranks - 1)
+    middle = (np.take_along_axis(ordered, low_index, axis=1) + np.take_along_axis(ordered, high_index, axis=1)) / 2
+    return np.where(others > 0, middle, np.nan)
+
+
+def noise(values: Floats) -> Floats:
+    """Robust standard deviation along the rows [ranks]: 1.4826 times the median absolute deviation."""
+    centre = quiet_median(values)
+    return 1.4826 * quiet_median(np.abs(values - centre))
+
+
+def quiet_median(values: Floats) -> Floats:
+    """Median along the rows without the unknown; NaN where a column knows nothing.
+
+    Many times faster than ``numpy.nanmedian`` on small arrays, and silent.
+
+    Examples
+    --------
+    >>> quiet_median(np.array([[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]])).tolist()
+    [2.0, nan]
+    """
+    if values.shape[0] == 0:
+        return np.full(values.shape[1:], np.nan)
+    ordered = np.sort(values, axis=0)  # NaN last
+    count = np.isfinite(values).sum(axis=0)
+    low = np.maximum(count - 1, 0) // 2
+    high = np.minimum(count // 2, values.shape[0] - 1)
+    if values.ndim == 1:
+        return np.asarray((ordered[low] + ordered[high]) / 2.0)
+    middle: Floats = (
+        np.take_along_axis(ordered, low[None], axis=0)[0] + np.take_along_axis(ordered, high[None], axis=0)[0]
+    ) / 2.0
+    return middle

@@ -1,0 +1,183 @@
+"""Ring arrays of one job: steps by ranks, and what every rank is doing now. One column per rank, no rank objects.
+
+Columns are given out in the order in which ranks are first seen and never move. Absent is NaN here, inside
+arrays only; records never carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+COLUMNS: Final = ("duration_s", "compute_s", "wait_s", "pause_s", "micro_batches")
+PHASES: Final = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit")
+PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
+WAIT: Final = PHASE_CODE["wait"]
+EXIT: Final = PHASE_CODE["exit"]
+
+
+class StepRing:
+    """The newest closed steps of a job, oldest first, as arrays [rows, ranks] without wrapping.
+
+    Rows are appended at the end of arrays twice as long as needed and moved to the front when the end is
+    reached, so that a window is a contiguous view and an append costs O(ranks) on average.
+
+    Parameters
+    ----------
+    rows : int
+        How many rows are kept at least.
+
+    Examples
+    --------
+    >>> ring = StepRing(rows=2)
+    >>> ring.widen(1)
+    >>> for step in range(5):
+    ...     _ = ring.append(step, 0, float(step), False, np.full((5, 1), float(step), dtype=np.float32))
+    >>> ring.steps.tolist(), ring.first_seq, ring.values[0, :, 0].tolist()
+    ([3, 4], 3, [3.0, 4.0])
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._start = 0
+        self._end = 0
+        self.first_seq = 0
+        self._values = np.full((len(COLUMNS), 2 * rows, 0), np.nan, dtype=np.float32)
+        self._steps = np.zeros(2 * rows, dtype=np.int64)
+        self._epochs = np.zeros(2 * rows, dtype=np.int64)
+        self._ends_s = np.zeros(2 * rows, dtype=np.float64)
+        self._quiet = np.zeros(2 * rows, dtype=np.bool_)
+
+    def widen(self, ranks: int) -> None:
+        """Make room for `ranks` columns; new ones are unknown in old rows."""
+        have = self._values.shape[2]
+        if ranks > have:
+            wide = np.full((len(COLUMNS), 2 * self._rows, max(ranks, have + have // 2)), np.nan, dtype=np.float32)
+            wide[:, :, :have] = self._values
+            self._values = wide
+
+    def append(self, step: int, epoch: int, end_s: float, quiet: bool, values: npt.NDArray[np.float32]) -> int:
+        """Add one row, `values` [5, ranks]; its sequence number."""
+        if self._end == 2 * self._rows:
+            keep = slice(self._end - self._rows, self._end)
+            for array in (self._steps, self._epochs, self._ends_s, self._quiet):
+                array[: self._rows] = array[keep].copy()
+            self._values[:, : self._rows] = self._values[:, keep].copy()
+            self._start, self._end = 0, self._rows
+        row = self._end
+        self._values[:, row] = np.nan
+        self._values[:, row, : values.shape[1]] = values
+        self._steps[row], self._epochs[row], self._ends_s[row], self._quiet[row] = step, epoch, end_s, quiet
+        self._end += 1
+        if self._end - self._start > self._rows:
+            self._start += 1
+            self.first_seq += 1
+        return self.first_seq + self._end - self._start - 1
+
+    def fill(self, epoch: int, step: int, column: int, cell: Sequence[float]) -> bool:
+        """Fill a late `cell` into a row that is already closed; False if it is gone or not empty there."""
+        rows = np.flatnonzero((self.steps == step) & (self.epochs == epoch))
+        if rows.size == 0:
+            return False
+        row = self._start + int(rows[-1])
+        if not np.isnan(self._values[0, row, column]):
+            return False
+        self._values[:, row, column] = cell
+        return True
+
+    @property
+    def _view(self) -> slice:
+        return slice(self._start, self._end)
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Step numbers [rows]."""
+        return self._steps[self._view]
+
+    @property
+    def epochs(self) -> npt.NDArray[np.int64]:
+        """How often the job had gone back to an earlier step when the row was made [rows]."""
+        return self._epochs[self._view]
+
+    @property
+    def ends_s(self) -> npt.NDArray[np.float64]:
+        """When the last rank ended the step [rows]."""
+        return self._ends_s[self._view]
+
+    @property
+    def quiet(self) -> npt.NDArray[np.bool_]:
+        """Rows in which slowness is planned: warm-up, after a restart, a new micro-batch plan [rows]."""
+        return self._quiet[self._view]
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """`COLUMNS` by rows by ranks."""
+        return self._values[:, self._view]
+
+
+class HeartbeatBoard:
+    """What every rank was doing when its node last said so; arrays [ranks], NaN or -1 where nothing is known.
+
+    `progress_s` is the event time at which step, calls or incarnation last changed, `stopped_s` the time since
+    which the kernel has called the process stopped (NaN: it is not), `cpu_at_progress_s` its CPU time then.
+    """
+
+    def __init__(self) -> None:
+        self.time_s = np.zeros(0)
+        self.step = np.zeros(0, dtype=np.int64)
+        self.step_end_s = np.zeros(0)
+        self.phase = np.zeros(0, dtype=np.int64)
+        self.phase_since_s = np.zeros(0)
+        self.calls = np.zeros(0, dtype=np.int64)
+        self.cpu_s = np.zeros(0)
+        self.progress_s = np.zeros(0)
+        self.cpu_at_progress_s = np.zeros(0)
+        self.stopped_s = np.zeros(0)
+        self.cpu_at_stop_s = np.zeros(0)
+        self.incarnation = np.zeros(0, dtype=np.int64)
+        self.gone = np.zeros(0, dtype=np.bool_)
+
+    _EMPTY: Final = {"step": -1, "calls": -1, "phase": -1, "incarnation": -1, "gone": False}
+
+    def widen(self, ranks: int) -> None:
+        """Make room for `ranks` columns."""
+        for name, array in list(vars(self).items()):
+            if array.size < ranks:
+                fresh: Any = np.full(ranks, self._EMPTY.get(name, np.nan), dtype=array.dtype)
+                fresh[: array.size] = array
+                setattr(self, name, fresh)
+
+    def feed(
+        self,
+        columns: npt.NDArray[np.int64],
+        time_s: float,
+        incarnation: npt.NDArray[np.int64],
+        step: npt.NDArray[np.int64],
+        step_end_s: npt.NDArray[np.float64],
+        phase: npt.NDArray[np.int64],
+        phase_since_s: npt.NDArray[np.float64],
+        calls: npt.NDArray[np.int64],
+        stopped: npt.NDArray[np.bool_],
+        gone: npt.NDArray[np.bool_],
+        cpu_s: npt.NDArray[np.float64],
+    ) -> None:
+        """Take in one node's heartbeat; `columns` are those of its ranks, all other arrays run along them."""
+        moved = (
+            (self.step[columns] != step) | (self.calls[columns] != calls) | (self.incarnation[columns] != incarnation)
+        )
+        moved |= np.isnan(self.progress_s[columns])
+        self.progress_s[columns] = np.where(moved, time_s, self.progress_s[columns])
+        self.cpu_at_progress_s[columns] = np.where(moved, cpu_s, self.cpu_at_progress_s[columns])
+        begun = stopped & np.isnan(self.stopped_s[columns])
+        self.cpu_at_stop_s[columns] = np.where(begun, cpu_s, self.cpu_at_stop_s[columns])
+        since = np.where(begun, time_s, self.stopped_s[columns])
+        self.stopped_s[columns] = np.where(stopped, since, np.nan)
+        self.time_s[columns] = time_s
+        self.incarnation[columns] = incarnation
+        self.step[columns], self.step_end_s[columns] = step, step_end_s
+        self.phase[columns], self.phase_since_s[columns] = phase, phase_since_s
+        self.calls[columns], self.cpu_s[columns], self.gone[columns] = calls, cpu_s, gone

@@ -1,0 +1,267 @@
+"""The detection service: records in, verdicts and incidents out, one memory and one set of detectors per job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from detectors import CATALOG, ENTRY_POINTS
+from detectors.ensemble import EnsembleConfig, candidates, judge
+from detectors.incidents import Joiner
+from detectors.job_state import JobState
+from detectors.protocol import Detector, abstain
+from detectors.window import Window
+from trainwarden import bus as buses
+from trainwarden import plugins
+from trainwarden.clock import Clock, SystemClock
+from trainwarden.errors import DetectorError
+from trainwarden.protocols import Bus, Consumer, Message
+from trainwarden.records import (
+    EVENTS,
+    HEARTBEATS,
+    INCIDENTS,
+    ITERATIONS,
+    LOGS,
+    METRICS,
+    EventRecord,
+    IncidentRecord,
+    Record,
+    Topic,
+    VerdictRecord,
+    Vote,
+)
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service import Output, ServiceLoop
+from trainwarden.settings import DetectionSettings, Settings, parse
+
+log = logging.getLogger("trainwarden.detection")
+
+URGENT: Final = frozenset(
+    {"process_exit", "exception", "fatal_signal", "xid", "link_down", "device_lost", "heartbeat_lost", "job_end"}
+)
+ATTENTIVE_S: Final = 3.0  # after a hard event a job is judged at every tick for this long: cascades, roots, words
+STALL_S: Final = 0.3  # no sign of progress for this long: judge at every tick, a hang may be under way
+MAX_ROUNDS: Final = 8  # findings of different kinds that one window may show
+MAX_TICK_S: Final = 0.5  # longer gaps between ticks are our own stalls and say nothing about nodes
+MAX_HELD: Final = 2_000_000  # messages held while the log is read again
+
+
+class JobWatch:
+    """One job: its memory, its detectors, its incidents."""
+
+    def __init__(self, job: str, detectors: dict[str, Detector], config: EnsembleConfig, metrics: SelfMetrics) -> None:
+        self.state = JobState(job)
+        self.joiner = Joiner(job, config)
+        self.attentive_until_s = 0.0
+        self.last_window_s = 0.0
+        self.heard_s = 0.0
+        self._detectors = detectors
+        self._config = config
+        self._metrics = metrics
+        self._told: VerdictRecord | None = None
+
+    def score(self, now_s: float, *, live: bool = True) -> list[Record]:
+        """One window: every detector's vote, the verdict if it is news, and the revisions of incidents."""
+        self.last_window_s = now_s
+        window = self.state.window(now_s)
+        out: list[Record] = []
+        for turn in range(MAX_ROUNDS):
+            votes = {name: self._vote(name, detector, window) for name, detector in self._detectors.items()}
+            verdict = judge(window, votes, self._config)
+            out.extend(self.joiner.join(candidates(window, votes, self._config), votes, window, live=live))
+            if live and self._is_news(verdict):
+                self._told = verdict
+                out.append(verdict)
+            if turn + 1 == MAX_ROUNDS or not any(detector.more for detector in self._detectors.values()):
+                break
+            window = _seen(window)
+        self._metrics.count("windows_total", "Windows scored.")
+        for kind, number in self.state.take_counts().items():
+            self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)
+        return out
+
+    def _vote(self, name: str, detector: Detector, window: Window) -> Vote:
+        """One detector's vote. The one place where a failing detector becomes an abstention."""
+        try:
+            detector.update(window)
+            vote = detector.score(window)
+        except DetectorError as error:
+            self._metrics.count("detector_errors_total", "Windows that a detector could not score.", detector=name)
+            fields = {"job": window.job, "detector": name, "error": str(error)}
+            log.warning("detector failed", extra={"fields": fields})
+            return abstain(f"failed: {error}")
+        if vote.opinion == "abstain":
+            self._metrics.count("abstentions_total", "Votes that were neither yes nor no.", detector=name)
+        return vote
+
+    def _is_news(self, verdict: VerdictRecord) -> bool:
+        told = self._told
+        if told is None or verdict.time_s - told.time_s >= self._config.verdict_every_s:
+            return True
+        ended = verdict.phase == "ended" and told.phase != "ended"
+        return ended or (verdict.anomalous, verdict.kind) != (told.anomalous, told.kind)
+
+
+def _seen(window: Window) -> Window:
+    """The same window without what the first round has taken in."""
+    from dataclasses import replace
+
+    return replace(window, logs=(), events=(), metrics=())
+
+
+class DetectionHandler:
+    """Handler of the detection service for `trainwarden.service.ServiceLoop`.
+
+    Parameters
+    ----------
+    settings : DetectionSettings
+        Which detectors run, with which settings, and the ensemble's rule.
+    clock : Clock
+        Wall time, for time-outs only; windows go by event time.
+    metrics : SelfMetrics
+        Counters and gauges of the service.
+
+    Raises
+    ------
+    ConfigError
+        If a detector does not exist or a setting is wrong.
+    """
+
+    topics: Sequence[Topic[Any]] = (METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS)
+    group = "detection"
+
+    def __init__(self, settings: DetectionSettings, clock: Clock, metrics: SelfMetrics) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self._config = parse(EnsembleConfig, settings.ensemble, "detection.ensemble")
+        self._makers: dict[str, tuple[type[Any], Any]] = {}
+        for name, raw in settings.detectors.items():
+            plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
+            self._makers[name] = (plugin, plugins.configure(plugin, raw, f"detection.detectors.{name}"))
+        self._jobs: dict[str, JobWatch] = {}
+        self._past: dict[str, list[IncidentRecord]] = {}
+        self._handled: dict[tuple[str, int], int] = {}
+        self._held: list[Message] = []
+        self._consumer: Consumer | None = None
+        self._rereading = False
+        self._last_tick_s: float | None = None
+
+    def start(self, bus: Bus, consumer: Consumer) -> None:
+        """Read the last `rewind_s` again to rebuild memory; what is on the bus already is not told again."""
+        self._jobs, self._held, self._past = {}, [], {}
+        newest: dict[str, IncidentRecord] = {}
+        for message in bus.read(INCIDENTS, from_time_s=self._clock.now_s() - 7 * 86_400.0):
+            if isinstance(message.record, IncidentRecord):
+                known = newest.get(message.record.id)
+                if known is None or message.record.revision >= known.revision:
+                    newest[message.record.id] = message.record
+        for record in newest.values():
+            self._past.setdefault(record.job, []).append(record)
+        self._handled = dict(consumer.committed())
+        consumer.seek_to_time(self._clock.now_s() - self._settings.rewind_s)
+        self._consumer = consumer
+        self._rereading = any(offset > 0 for offset in self._handled.values())
+        self._last_tick_s = None
+
+    def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
+        """Take in messages; a job with a hard event is judged at once."""
+        if self._rereading:
+            self._held.extend(messages)
+            return []
+        urgent: dict[str, None] = {}
+        for message in messages:
+            if self._take(message):
+                urgent[message.key] = None
+        now_s = self._clock.now_s()
+        outputs: list[Output] = []
+        for job in urgent:
+            watch = self._jobs[job]
+            watch.attentive_until_s = now_s + ATTENTIVE_S
+            outputs.extend((job, record) for record in watch.score(now_s))
+        return outputs
+
+    def tick(self, now_s: float) -> Iterable[Output]:
+        """Judge the jobs that are due, and forget those that are over."""
+        if self._rereading:
+            lag = self._consumer.lag() if self._consumer is not None else 0
+            if lag > 0 and len(self._held) < MAX_HELD:
+                return []
+            return self._catch_up()
+        elapsed_s = 0.0 if self._last_tick_s is None else min(max(now_s - self._last_tick_s, 0.0), MAX_TICK_S)
+        self._last_tick_s = now_s
+        outputs: list[Output] = []
+        for job, watch in list(self._jobs.items()):
+            watch.state.count_silence(elapsed_s)
+            attentive = now_s < watch.attentive_until_s or watch.state.quiet_s > STALL_S
+            since_s = now_s - watch.last_window_s
+            if attentive or since_s >= self._config.window_every_s - 1e-3 or since_s < 0:
+                outputs.extend((job, record) for record in watch.score(now_s))
+            if now_s - watch.heard_s > self._config.forget_s:
+                del self._jobs[job]
+        self._gauges()
+        return outputs
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> bool:
+        """Feed one message; True if it should be judged at once."""
+        watch = self._jobs.get(message.key)
+        if watch is None:
+            detectors = {name: plugin(config) for name, (plugin, config) in self._makers.items()}
+            watch = self._jobs[message.key] = JobWatch(message.key, detectors, self._config, self._metrics)
+            for record in self._past.pop(message.key, []):
+                watch.joiner.resume(record)
+        watch.state.feed(message.record)
+        watch.heard_s = max(watch.heard_s, message.time_s)
+        return isinstance(message.record, EventRecord) and message.record.kind in URGENT
+
+    def _catch_up(self) -> list[Output]:
+        """Go through what was read again in the order of its time, silently, then through what is new."""
+        self._rereading = False
+        held, self._held = sorted(self._held, key=lambda message: message.time_s), []
+        last_old = max((i for i, message in enumerate(held) if self._is_old(message)), default=-1)
+        outputs: list[Output] = []
+        for place, message in enumerate(held):
+            live = place > last_old
+            urgent = self._take(message)
+            watch = self._jobs[message.key]
+            if urgent:
+                watch.attentive_until_s = message.time_s + ATTENTIVE_S
+            every_s = 0.1 if message.time_s < watch.attentive_until_s else self._config.window_every_s
+            if urgent or message.time_s - watch.last_window_s >= every_s:
+                outputs.extend((message.key, record) for record in watch.score(message.time_s, live=live))
+        for job, watch in self._jobs.items():
+            outputs.extend((job, record) for record in watch.joiner.unpublished())
+        log.info("memory rebuilt", extra={"fields": {"messages": len(held), "jobs": len(self._jobs)}})
+        return outputs
+
+    def _is_old(self, message: Message) -> bool:
+        return message.offset < self._handled.get((message.topic, message.partition), 0)
+
+    def _gauges(self) -> None:
+        self._metrics.gauge("jobs", "Jobs watched.", len(self._jobs))
+        number = sum(len(watch.joiner.open) for watch in self._jobs.values())
+        self._metrics.gauge("incidents_open", "Incidents open.", number)
+
+
+def serve(settings: Settings, stop: Callable[[], bool]) -> None:
+    """Run the detection service until `stop()` is true.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong.
+    BusUnavailable
+        If the bus cannot be opened at all.
+    """
+    metrics = SelfMetrics("detector")
+    handler = DetectionHandler(settings.detection, SystemClock(), metrics)
+    if settings.detection.metrics_port is not None:
+        metrics.serve(settings.detection.metrics_port)
+    connection = buses.connect(settings.bus, settings.kafka)
+    try:
+        ServiceLoop(connection, handler, SystemClock(), metrics).run(stop)
+    finally:
+        connection.close()
