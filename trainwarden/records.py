@@ -48,7 +48,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MetricsRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="metrics"):
-    """All devices of one node at one tick, columnar: `values[name][device]`; None = not measured."""
+    """All devices of one node at one tick, columnar: `values[name][device]`; None = not measured.
+
+    `ranks[device]`, where sent, is the rank whose process uses the device (None = unknown or several).
+    """
 
     job: str
     node: str
@@ -56,6 +59,7 @@ class MetricsRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     devices: tuple[str, ...]
     names: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
+    ranks: tuple[Rank | None, ...] = ()
 
 
 class IterationRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="iterations"):

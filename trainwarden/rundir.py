@@ -21,6 +21,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from trainwarden.errors import ConfigError
+
 HOOK = "hook"
 LOGS = "logs"
 EVENTS = "events.jsonl"
@@ -47,9 +49,22 @@ def create(job: str, parent: Path | None = None) -> Path:
         parent = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
     # Unix socket paths end at 107 bytes, so the job's name is cut.
     run_dir = parent / f"trainwarden-{os.getuid()}-{job[:24]}-{secrets.token_hex(4)}"
-    run_dir.mkdir(mode=0o700)
-    (run_dir / HOOK).mkdir(mode=0o700)
-    (run_dir / LOGS).mkdir(mode=0o700)
+    return prepare(run_dir)
+
+
+def prepare(run_dir: Path) -> Path:
+    """`run_dir` with its subfolders, made where they do not exist.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be made.
+    """
+    for folder in (run_dir, run_dir / HOOK, run_dir / LOGS):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir: folder '{folder}' cannot be made ({error.strerror})") from error
     return run_dir
 
 

@@ -37,7 +37,7 @@ def iterations(first: int, last: int, seconds: float) -> list[IterationRecord]:
 
 def slow_rank_view(rank: int = 2, outcome: str = "done") -> JobView:
     view = JobView("j")
-    for record in [*iterations(1, 30, 0.4), *iterations(31, 40, 0.8), *iterations(41, 60, 0.45)]:
+    for record in [*iterations(0, 30, 0.4), *iterations(31, 40, 0.8), *iterations(41, 59, 0.45)]:
         view.feed(record)
     suspect = Suspect(score=0.9, reason="computes longest", rank=rank, node="n")
     view.feed(
@@ -97,7 +97,7 @@ def test_what_went_wrong_is_said(view: JobView, code: int, sentence: str, tmp_pa
 
 def test_silence_is_right_without_a_fault_and_an_incident_is_not(tmp_path: Path) -> None:
     quiet = JobView("j")
-    for record in iterations(1, 60, 0.4):
+    for record in iterations(0, 59, 0.4):
         quiet.feed(record)
     assert judged(plan("none"), quiet, tmp_path)["ok"]
     assert judged(plan("none"), slow_rank_view(), tmp_path)["false_alarms"] == 1

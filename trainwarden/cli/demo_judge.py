@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from trainwarden import rundir
 from trainwarden.cli.faults import Fault
 from trainwarden.cli.follow import JobView
 from trainwarden.cli.run import JobRun
+from trainwarden.hook import read_header
 from trainwarden.records import ActionRecord, IncidentRecord
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def judge(plan: DemoPlan, fault: Fault, run: JobRun, code: int | None) -> dict[s
         "seed": plan.seed,
         "bus": run.bus_address,
         "mode": plan.mode,
-        "steps": view.last_step(),
+        "steps": _steps(view),
         "loss": _loss(run),
         "fault": fault.as_object(),
         "incidents": [_incident(object_, fault) for object_ in view.incident_objects()],
@@ -44,7 +46,7 @@ def judge(plan: DemoPlan, fault: Fault, run: JobRun, code: int | None) -> dict[s
         "iteration_s": times,
         "slowdown_removed_ratio": _removed(times),
         "first_step_after_fault_s": _first_step_after(fault, actions, view),
-        "overhead": _overhead(view),
+        "overhead": _overhead(run),
         "false_alarms": len(false_alarms),
         "exit_code": code,
     }
@@ -67,6 +69,12 @@ def _split(plan: DemoPlan, fault: Fault, view: JobView) -> tuple[list[IncidentRe
 def _actions_of(incidents: list[IncidentRecord], view: JobView) -> list[ActionRecord]:
     wanted = {incident.id for incident in incidents}
     return [action for action in view.actions.values() if action.incident in wanted]
+
+
+def _steps(view: JobView) -> int:
+    """Training steps done: the training script numbers them from 0."""
+    last = view.last_step()
+    return 0 if last is None else last + 1
 
 
 def _since(fault: Fault, at_s: float | None) -> float | None:
@@ -96,8 +104,8 @@ def _iteration_times(plan: DemoPlan, fault: Fault, actions: list[ActionRecord], 
     if plan.fault != "slow-rank" or not done:
         slow = _median(s for n, s in steps if n > at_step + 1) if plan.fault == "slow-rank" else None
         return {"healthy": healthy, "slow": slow, "after_action": None}
-    adopted = [e for e in view.events if e.kind == "microbatch_plan" and "step" in e.fields]
-    since = min((int(str(e.fields["step"])) for e in adopted), default=at_step)
+    adopted = [int(str(e.fields["step"])) for e in view.events if e.kind == "microbatch_plan" and "step" in e.fields]
+    since = min((step for step in adopted if step > at_step), default=at_step)
     slow = _median(s for n, s in steps if at_step + 1 < n <= since)
     return {"healthy": healthy, "slow": slow, "after_action": _median(s for n, s in steps if n > since + 1)}
 
@@ -136,11 +144,18 @@ def _loss(run: JobRun) -> dict[str, float | None]:
     return {"first": losses[0] if losses else None, "last": losses[-1] if losses else None}
 
 
-def _overhead(view: JobView) -> dict[str, float | None]:
+def _overhead(run: JobRun) -> dict[str, float | None]:
+    """What watching cost: the hook's own account of its time, and the agent's of its CPU and memory."""
+    own_us = [
+        header.own_s * 1e6 / header.recorded
+        for path in (run.run_dir / rundir.HOOK).glob("rank-*.hook")
+        if (header := read_header(path)) is not None and header.recorded > 0
+    ]
+    metrics = run.follower.view.agent_metrics
     return {
-        "hook_us_per_iteration": view.agent_metrics.get("hook_overhead_us"),
-        "agent_cpu_ratio": view.agent_metrics.get("agent_cpu_ratio"),
-        "agent_rss_bytes": view.agent_metrics.get("agent_rss_bytes"),
+        "hook_us_per_iteration": _median(own_us),
+        "agent_cpu_ratio": metrics.get("agent_cpu_ratio"),
+        "agent_rss_bytes": metrics.get("agent_resident_memory_bytes"),
     }
 
 

@@ -16,7 +16,7 @@ from trainwarden import rundir
 
 # One stop and one run per period. Long against the 4 ms sleeps that emulate device work (a sleep that ends
 # while stopped is time won back), short against an iteration.
-DUTY_PERIOD_S = 0.16
+DUTY_PERIOD_S = 0.08
 STORM_LINES = 4000
 
 

@@ -15,16 +15,16 @@ from trainwarden.errors import ConfigError
 from trainwarden.objects import action_object, incident_object
 from trainwarden.protocols import Bus
 from trainwarden.records import COMMANDS, CommandRecord
-from trainwarden.settings import Settings, load
+from trainwarden.settings import load
 
 
-def _open(config: Path | None, bus: str | None) -> tuple[Settings, Bus]:
+def _open(config: Path | None, bus: str | None) -> Bus:
     settings = load(config)
     address = bus or settings.bus
     path = Path(address.partition(":")[2])
     if address.startswith("embedded:") and not path.exists():
         raise ConfigError(f"bus: there is no embedded bus at '{path}'; name one with --bus or TRAINWARDEN_BUS")
-    return settings, buses.connect(address, settings.kafka)
+    return buses.connect(address, settings.kafka)
 
 
 def read_jobs(bus: Bus, job: str | None = None) -> dict[str, JobView]:
@@ -42,7 +42,7 @@ def status(*, bus: str | None, config: Path | None, json: str | None) -> int:
     """Each job: steps, iteration time, open incidents; 1 if an incident is open."""
     check_json_target(json)
     voice = Voice(json)
-    _, connected = _open(config, bus)
+    connected = _open(config, bus)
     rows = []
     for name, view in sorted(read_jobs(connected).items()):
         incidents = [i for i in view.incidents.values() if i.state != "closed"]
@@ -74,7 +74,7 @@ def incidents(*, bus: str | None, config: Path | None, job: str | None, json: st
     """Incidents, oldest first; 1 if there is any."""
     check_json_target(json)
     voice = Voice(json)
-    _, connected = _open(config, bus)
+    connected = _open(config, bus)
     records = [i for view in read_jobs(connected, job).values() for i in view.incidents.values()]
     records.sort(key=lambda record: record.opened_at_s)
     for record in records:
@@ -98,7 +98,7 @@ def actions(
     """
     check_json_target(json)
     voice = Voice(json)
-    settings, connected = _open(config, bus)
+    connected = _open(config, bus)
     views = read_jobs(connected, job)
     known = {record.id: record for view in views.values() for record in view.actions.values()}
     if word == "list":
@@ -118,7 +118,7 @@ def actions(
         target = known[action].job
     command = CommandRecord(
         id=f"command/{uuid.uuid4().hex[:12]}",
-        job=target or job or settings.job,
+        job=target or job or "*",  # the engine takes "*" for every job
         at_s=time.time(),
         kind=word,  # type: ignore[arg-type] # the command line allows just these words
         by=getpass.getuser(),
@@ -140,7 +140,7 @@ def report(*, bus: str | None, config: Path | None, job: str | None, out: Path) 
     ConfigError
         If the job is not on the bus, or several are and none was named.
     """
-    _, connected = _open(config, bus)
+    connected = _open(config, bus)
     views = read_jobs(connected, job)
     connected.close()
     if len(views) != 1:

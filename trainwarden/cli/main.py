@@ -153,8 +153,8 @@ def supervise(
     """The local launcher alone (started by launch and demo)."""
     from trainwarden.cli.services import supervise as run_supervise
 
-    del with_parent  # the supervisor stops with its parent by the kernel's own signal
-    raise typer.Exit(run_supervise(command, nproc=nproc, mode=mode, run_dir=run_dir, config=config))
+    code = run_supervise(command, nproc=nproc, mode=mode, run_dir=run_dir, config=config, with_parent=with_parent)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from trainwarden.records import EVENTS, EventKind, EventRecord, Record
 from trainwarden.settings import Settings
 
 DRAIN_S = 8.0
+LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
 
 
 class JobRun:
@@ -46,7 +47,7 @@ class JobRun:
         overrides: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
-        self.run_dir = Path(settings.run_dir) if settings.run_dir else rundir.create(settings.job)
+        self.run_dir = rundir.prepare(Path(settings.run_dir)) if settings.run_dir else rundir.create(settings.job)
         self._owns_run_dir = settings.run_dir is None
         self.bus_address = self._address(settings.bus)
         self._services = own_services
@@ -113,7 +114,10 @@ class JobRun:
             self.follower.poll(0.1)
             if view.ended and any(verdict.phase == "ended" for verdict in view.verdicts):
                 break
-        self.follower.poll(0.2)
+        # Last words of ranks may still be on their way from the agent.
+        last_s = time.monotonic() + LAST_WORDS_S
+        while time.monotonic() < last_s:
+            self.follower.poll(0.1)
 
     def result(self, exit_code: int) -> dict[str, Any]:
         """The object of contracts for watch and launch."""

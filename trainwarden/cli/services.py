@@ -7,26 +7,25 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from trainwarden import rundir
 from trainwarden.cli.output import Voice
 from trainwarden.cli.stack import LocalStack, StopFlag
-from trainwarden.errors import ConfigError
+from trainwarden.clock import SystemClock
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import Settings, load
 
 log = logging.getLogger("trainwarden.cli")
 
+Mode = Literal["observe", "confirm", "auto"]
+
 
 def _folders(settings: Settings, run_dir: Path | None) -> tuple[Path, Path]:
     """Run folder and state folder; made where they do not exist."""
-    run = run_dir or (Path(settings.run_dir) if settings.run_dir else Path("trainwarden-run"))
+    run = rundir.prepare(run_dir or (Path(settings.run_dir) if settings.run_dir else Path("trainwarden-run")))
     state = Path(settings.state_dir) if settings.state_dir else run / "state"
-    for folder in (run, run / rundir.HOOK, run / rundir.LOGS, state):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run_dir: folder '{folder}' cannot be made ({error.strerror})") from error
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     return run, state
 
 
@@ -53,15 +52,19 @@ def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: 
     return 0
 
 
-def supervise(command: Sequence[str], *, nproc: int, mode: str, run_dir: Path | None, config: Path | None) -> int:
+def supervise(
+    command: Sequence[str], *, nproc: int, mode: Mode, run_dir: Path | None, config: Path | None, with_parent: bool
+) -> int:
     """The local launcher itself: start and supervise `nproc` ranks of `command`; the job's exit code."""
-    from actions.supervisor import Supervisor
+    from actions.supervisor import Supervisor, SupervisorConfig
 
     log_to_stderr()
     settings = load(config)
     run, _ = _folders(settings, run_dir)
-    supervisor = Supervisor(command, nproc, run, job=settings.job, node=settings.node, mode=mode)
-    return supervisor.run()
+    launcher = Supervisor(
+        command, nproc, run, settings.job, settings.node, SystemClock(), config=SupervisorConfig(mode=mode)
+    )
+    return launcher.run(StopFlag(with_parent=with_parent))
 
 
 def up(config: Path | None, run_dir: Path | None) -> int:

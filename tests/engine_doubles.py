@@ -1,0 +1,164 @@
+"""A bus in memory and a launcher that counts, for tests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from actions.engine import EngineHandler
+from actions.policy import PolicyConfig
+from trainwarden.clock import ManualClock
+from trainwarden.errors import BusUnavailable, LauncherError, LauncherUnavailable
+from trainwarden.protocols import LauncherState, Message
+from trainwarden.records import ACTIONS, ActionRecord, CommandRecord, IncidentRecord, Record, Topic, topic_of
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.settings import EngineSettings
+
+
+class MemoryBus:
+    """Keeps what was flushed; `away` makes every flush fail until it is turned off."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, list[Message]] = {}
+        self.queued: list[tuple[Topic[Any], str, Record]] = []
+        self.away = False
+
+    def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
+        topic.decode(topic.encode(record))
+        self.queued.append((topic, key, record))
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        if self.away:
+            raise BusUnavailable("away")
+        for topic, key, record in self.queued:
+            kept = self.kept.setdefault(topic.name, [])
+            kept.append(Message(topic.name, 0, len(kept), 0.0, key, record))
+        self.queued.clear()
+
+    def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> Any:
+        raise NotImplementedError
+
+    def read(self, topic: Topic[Any], *, from_time_s: float | None = None) -> Iterable[Message]:
+        return list(self.kept.get(topic.name, ()))
+
+    def close(self) -> None:
+        self.queued.clear()
+
+    def actions(self) -> list[ActionRecord]:
+        """Every action record kept, in order."""
+        return [message.record for message in self.read(ACTIONS)]  # type: ignore[misc]
+
+
+class CountingLauncher:
+    """Carries each operation out once and counts how often it was asked.
+
+    `failing` is raised by operations, `unreachable` by everything; `before` is called when an operation arrives.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "failed"
+        self.micro_batches: tuple[int, ...] = ()
+        self.asked: list[tuple[str, str]] = []
+        self.done: list[str] = []
+        self.failing: LauncherError | None = None
+        self.unreachable = False
+        self.splits: list[tuple[int, ...]] = []
+        self.before = lambda: None
+
+    def state(self, job: str) -> LauncherState:
+        if self.unreachable:
+            raise LauncherUnavailable("gone")
+        return LauncherState(
+            job=job, phase=self.phase, attempt=0, ranks_running=(), operations=tuple(self.done),
+            micro_batches=self.micro_batches,
+        )  # fmt: skip
+
+    def restart(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
+        if self._take("restart", operation):
+            self.phase = "running"
+
+    def rebalance(self, job: str, operation: str, micro_batches: Sequence[int], why: str) -> None:
+        if self._take("rebalance", operation):
+            self.micro_batches = tuple(micro_batches)
+            self.splits.append(self.micro_batches)
+
+    def stop(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
+        if self._take("stop", operation):
+            self.phase = "ended"
+
+    def _take(self, what: str, operation: str) -> bool:
+        self.before()
+        if self.unreachable:
+            raise LauncherUnavailable("gone")
+        self.asked.append((what, operation))
+        if self.failing is not None:
+            raise self.failing
+        if operation in self.done:
+            return False
+        self.done.append(operation)
+        return True
+
+
+class Rig:
+    """An engine with its surroundings; `tick` plays one round of the service loop."""
+
+    def __init__(self, policy: PolicyConfig | None = None, **settings: Any) -> None:
+        self.bus, self.launcher, self.clock = MemoryBus(), CountingLauncher(), ManualClock(1000.0)
+        self.metrics = SelfMetrics("engine")
+        self.settings = EngineSettings(**{"mode": "auto", **settings})
+        self.policy = policy
+        self.restart_engine()
+
+    def restart_engine(self, **settings: Any) -> None:
+        """A new engine on the same bus, as after kill -9."""
+        self.settings = msgspec.structs.replace(self.settings, **settings)
+        self.bus.queued.clear()
+        self.engine = EngineHandler(self.settings, self.launcher, self.clock, self.metrics, policy=self.policy)
+        self.engine.start(self.bus, None)  # type: ignore[arg-type]
+
+    def tell(self, *records: Record) -> None:
+        """Put records on the bus and through the engine, then let it think."""
+        for record in records:
+            self.bus.publish(topic_of(record), "job", record)
+        self.bus.flush()
+        messages = [Message(topic_of(record).name, 0, 0, 0.0, "job", record) for record in records]
+        assert not list(self.engine.handle(messages))
+        self.tick()
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let `seconds` pass, then one tick whose outputs are kept."""
+        self.clock.sleep(seconds)
+        for key, record in self.engine.tick(self.clock.now_s()):
+            self.bus.publish(topic_of(record), key, record)
+        self.bus.flush()
+
+    def story(self) -> list[tuple[str, str]]:
+        """(id, outcome) of every action record, in order."""
+        return [(action.id, action.outcome) for action in self.bus.actions()]
+
+    def incident(self, name: str = "i1", kind: str = "crash", **more: Any) -> IncidentRecord:
+        """An incident opened now."""
+        now_s = self.clock.now_s()
+        fields: dict[str, Any] = {
+            "severity": "sev2", "state": "opened", "revision": 0, "opened_at_s": now_s, "updated_at_s": now_s,
+            "reason": "rank 2 was killed", **more,
+        }  # fmt: skip
+        return IncidentRecord(id=name, job="job", kind=kind, **fields)  # type: ignore[arg-type]
+
+    def later(self, incident: IncidentRecord, **more: Any) -> IncidentRecord:
+        """The next revision of `incident`."""
+        return msgspec.structs.replace(
+            incident,
+            **{"state": "updated", "revision": incident.revision + 1, "updated_at_s": self.clock.now_s(), **more},
+        )
+
+    def closed(self, incident: IncidentRecord, **more: Any) -> IncidentRecord:
+        """`incident` closed now."""
+        return self.later(incident, state="closed", closed_at_s=self.clock.now_s(), **more)
+
+    def command(self, kind: str, action: str | None = None, job: str = "job") -> CommandRecord:
+        """A person's word."""
+        now_s = self.clock.now_s()
+        return CommandRecord(id=f"c{now_s}", job=job, at_s=now_s, kind=kind, by="someone", action=action)  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+"""Running the real command line on real training jobs, and hurting one rank from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainwarden.cli.faults import Fault
+from trainwarden.hook import read_header
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests" / "scripts"
+WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
+    """A torchrun command on this machine for `script` of tests/scripts."""
+    place = [
+        "--nproc-per-node",
+        str(ranks),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        "0",
+        "--rdzv-backend",
+        "c10d",
+    ]
+    place += ["--rdzv-endpoint", "127.0.0.1:0"]
+    return [*TORCHRUN, *place, str(SCRIPTS / script), *arguments]
+
+
+def steps_done(run_dir: Path, rank: int) -> int:
+    """Steps that the newest process of `rank` has finished, read from its hook file; 0 before the first."""
+    newest: tuple[float, int] = (0.0, 0)
+    for path in (run_dir / "hook").glob(f"rank-{rank}-*.hook"):
+        header = read_header(path)
+        if header is not None:
+            newest = max(newest, (path.stat().st_mtime, header.recorded))
+    return newest[1]
+
+
+class Watched:
+    """``trainwarden watch`` around a training command, with one fault done to it on the way.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What stands after ``--``.
+    fault : tuple (kind, rank, step) or None
+        ``slow-rank``, ``hang`` or ``crash``, once rank 0 has done `step` steps.
+    """
+
+    def __init__(
+        self, tmp_path: Path, command: Sequence[str], fault: tuple[str, int, int] | None, slowdown: float
+    ) -> None:
+        self._run_dir = tmp_path / "run"
+        self._out = tmp_path / "out.json"
+        self._log = tmp_path / "watch.log"
+        self._command = [*WARDEN, "watch", "--json", str(self._out), "--", *command]
+        self._fault = fault
+        self._slowdown = slowdown
+
+    def run(self, timeout_s: float, end_after_fault_s: float | None = None) -> dict[str, Any]:
+        """Run to the end and return the JSON object, with the fault's time as ``fault_at_s``.
+
+        With `end_after_fault_s` the command is ended (SIGTERM) that long after the fault, for hangs.
+        """
+        environ = {**os.environ, "TRAINWARDEN_RUN_DIR": str(self._run_dir), "OMP_NUM_THREADS": "1"}
+        with self._log.open("wb") as log:
+            process = subprocess.Popen(self._command, env=environ, stdout=log, stderr=log, cwd=ROOT)
+        try:
+            fault = self._drive(process, time.monotonic() + timeout_s, end_after_fault_s)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+        assert self._out.exists(), self.tail()
+        result: dict[str, Any] = json.loads(self._out.read_text())
+        result["fault_at_s"] = fault.injected_at_s if fault is not None else None
+        result["log"] = self.tail()
+        return result
+
+    def _drive(
+        self, process: subprocess.Popen[bytes], deadline: float, end_after_fault_s: float | None
+    ) -> Fault | None:
+        fault = None
+        if self._fault is not None:
+            kind, rank, at_step = self._fault
+            fault = Fault(kind, rank, self._slowdown, self._run_dir, self._run_dir / "fault.json")
+            while process.poll() is None and steps_done(self._run_dir, 0) < at_step and time.monotonic() < deadline:
+                time.sleep(0.05)
+            fault.inject(at_step)
+        ended = False
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+            since_s = time.time() - fault.injected_at_s if fault and fault.injected_at_s else 0.0
+            if end_after_fault_s is not None and since_s > end_after_fault_s and not ended:
+                ended = True
+                process.terminate()
+        if fault is not None:
+            fault.end()
+        assert process.poll() is not None, f"not finished in time:\n{self.tail()}"
+        return fault
+
+    def tail(self) -> str:
+        """The end of what the command and the warden wrote."""
+        return self._log.read_text(errors="replace")[-4000:]

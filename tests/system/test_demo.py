@@ -1,0 +1,76 @@
+"""`trainwarden demo`: every fault is found, named, acted on and told by contract; a run without one is silent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.runs import WARDEN
+
+pytestmark = pytest.mark.system
+
+KEYS = {
+    "job", "ranks", "seed", "bus", "mode", "steps", "loss", "fault", "incidents", "actions", "iteration_s",
+    "slowdown_removed_ratio", "first_step_after_fault_s", "overhead", "false_alarms", "ok", "why_not",
+}  # fmt: skip
+INCIDENT_KEYS = {
+    "id", "job", "kind", "severity", "opened_at_s", "closed_at_s", "onset_s", "onset_step", "opened_step", "reason",
+    "suspects", "metrics", "votes", "model_versions", "opened_after_s", "opened_after_iterations",
+}  # fmt: skip
+ACTION_KEYS = {"id", "incident", "kind", "outcome", "at_s", "finished_at_s", "plan", "why", "started_after_s"}
+
+
+def demo(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*WARDEN, "demo", "--json", *arguments], capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["ok"] == (done.returncode == 0)
+    assert result["ok"], f"{result['why_not']}\n{done.stderr[-3000:]}"
+    return result
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "kind"),
+    [
+        ("slow-rank", 1, "slow_compute"),
+        ("hang", 3, "hang"),
+        ("crash", 0, "crash"),
+        ("exception", 2, "exception"),
+        ("log-storm", 1, "log_storm"),
+    ],
+)
+def test_a_fault_is_found_and_acted_on(fault: str, rank: int, kind: str, tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    result = demo(tmp_path, "--fault", fault, "--rank", str(rank), "--seed", str(rank), "--keep", str(keep))
+    assert set(result) >= KEYS
+    assert [incident["kind"] for incident in result["incidents"]] == [kind]
+    assert set(result["incidents"][0]) >= INCIDENT_KEYS
+    assert result["incidents"][0]["suspects"][0]["rank"] == rank
+    assert all(set(action) >= ACTION_KEYS for action in result["actions"])
+    assert result["loss"]["last"] < result["loss"]["first"]
+    assert {"metrics.csv", "iterations.csv", "logs.jsonl", "job.toml"} <= {path.name for path in keep.iterdir()}
+    assert (keep / "trainwarden-demo-report.html").stat().st_size > 5000
+
+
+def test_without_a_fault_nothing_is_reported(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--fault", "none", "--seed", "3")
+    assert result["fault"] is None
+    assert result["incidents"] == []
+    assert result["actions"] == []
+
+
+def test_observe_only_proposes(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--fault", "crash", "--mode", "observe")
+    assert {action["outcome"] for action in result["actions"]} == {"proposed"}
+
+
+@pytest.mark.kafka
+def test_the_same_through_kafka(kafka_broker: Any, tmp_path: Path) -> None:
+    result = demo(tmp_path, "--fault", "slow-rank", "--bus", f"kafka://{kafka_broker.address}")
+    assert result["bus"].startswith("kafka://")

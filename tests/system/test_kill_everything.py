@@ -1,0 +1,127 @@
+"""kill -9 of agent, detector and engine at random moments: no record is lost, no action happens twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainwarden import bus as buses
+from trainwarden import rundir
+from trainwarden.cli.look import read_jobs
+from trainwarden.cli.stack import LocalStack
+from trainwarden.records import EVENTS, LOGS, EventRecord, LogRecord
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+SERVICES = ("agent", "detector", "engine")
+SEEDS = range(20)
+# A rank that does nothing but write: lines must arrive whole and in order whoever is killed.
+RANK = """
+import itertools, os, time
+for number in itertools.count():
+    print(f"attempt {os.environ['TRAINWARDEN_ATTEMPT']} line {number}", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            tails = "\n".join(f"{name}:\n{stack.log_path(name).read_text()[-1500:]}" for name in SERVICES)
+            pytest.fail(f"waited {timeout_s} s for {what}\n{tails}")
+        time.sleep(0.05)
+
+
+def rank_pid(run_dir: Path, rank: int) -> int | None:
+    """The rank's process: the child of the supervisor whose environment says so."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            wanted = {f"RANK={rank}".encode(), f"TRAINWARDEN_RUN_DIR={run_dir}".encode()}
+            if wanted <= set(environ):
+                return int(entry.name)
+    return None
+
+
+def lines_on_bus(bus: buses.Bus, source_rank: int) -> list[str]:
+    """Lines of one rank, duplicates dropped by position, in order of position."""
+    found: dict[tuple[str, int], str] = {}
+    for message in bus.read(LOGS):
+        record = message.record
+        if isinstance(record, LogRecord) and record.rank == source_rank:
+            for end, line, count in zip(
+                record.ends, record.lines, record.counts or (1,) * len(record.ends), strict=True
+            ):
+                assert count == 1
+                found[(record.source, end)] = line
+    return [line for _, line in sorted(found.items())]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    run_dir = rundir.prepare(tmp_path / "run")
+    address = f"embedded:{tmp_path / 'bus.db'}"
+    environ = {
+        "TRAINWARDEN_JOB": "job", "TRAINWARDEN_NODE": "node", "TRAINWARDEN_BUS": address,
+        "TRAINWARDEN_STATE_DIR": str(tmp_path / "state"), "TRAINWARDEN_ENGINE_MODE": "auto",
+    }  # fmt: skip
+    stack = LocalStack(run_dir, environ)
+    try:
+        for service in SERVICES:
+            stack.start(service)
+        stack.start("supervise", "--nproc", "2", "--mode", "auto", "--", sys.executable, "-c", RANK)
+        log = rundir.rank_log(run_dir, 1)
+        wait_for("the ranks", lambda: log.exists() and log.stat().st_size > 500, stack)
+        victim = rank_pid(run_dir, 1)
+        assert victim is not None
+        moments = sorted((rng.uniform(0.0, 2.5), rng.choice(SERVICES)) for _ in range(4))
+        began = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        for moment, service in moments:
+            time.sleep(max(0.0, began + moment - time.monotonic()))
+            os.kill(stack.pid(service), signal.SIGKILL)
+            stack.start(service)
+        bus = buses.connect(address)
+        wait_for("the restart to be recorded", lambda: _outcomes(bus)[-1:] == ["done"], stack)
+        wait_for("the restarted ranks to write", lambda: b"attempt 1 line 20" in log.read_bytes(), stack)
+        time.sleep(1.0)  # long enough for a second action or incident to show itself
+        stack.stop("supervise")
+        written = log.read_text().splitlines()
+        wait_for("the last line", lambda: lines_on_bus(bus, 1)[-1:] == written[-1:], stack)
+        _check(bus, run_dir, written)
+        bus.close()
+    finally:
+        stack.stop()
+
+
+def _outcomes(bus: buses.Bus) -> list[str]:
+    views = read_jobs(bus, "job")
+    return [record.outcome for record in views["job"].action_history] if "job" in views else []
+
+
+def _check(bus: buses.Bus, run_dir: Path, written: list[str]) -> None:
+    assert lines_on_bus(bus, 1) == written
+    view = read_jobs(bus, "job")["job"]
+    assert [incident.kind for incident in view.incidents.values()] == ["crash"]
+    assert {action.kind for action in view.actions.values()} == {"restart_process"}
+    assert len(view.actions) == 1
+    # The launcher's own account: started once, restarted once.
+    assert json.loads((run_dir / rundir.LAUNCHER_STATE).read_bytes())["operations"] == list(view.actions)
+    starts = {line.split()[1] for line in written}
+    assert starts == {"0", "1"}
+    told = [m.record for m in bus.read(EVENTS) if isinstance(m.record, EventRecord)]
+    exits = {event.id for event in told if event.kind == "process_exit" and event.rank == 1}
+    assert len(exits) >= 1

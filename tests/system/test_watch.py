@@ -1,0 +1,69 @@
+"""`trainwarden watch` on scripts that know nothing of us: each fault is found and named, clean runs are silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.runs import Watched, torchrun
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+RANKS = {"ddp_accumulate.py": 4, "sgd_by_hand.py": 4, "fsdp.py": 3, "pipeline.py": 2}
+AT_STEP = 30
+STEPS = 70
+
+
+def arguments(script: str, steps: int) -> tuple[str, ...]:
+    del script  # all four take the same
+    return ("--steps", str(steps), "--work-ms", "240")
+
+
+@pytest.mark.parametrize("script", RANKS)
+def test_a_clean_run_is_silent(script: str, tmp_path: Path) -> None:
+    command = torchrun(RANKS[script], script, *arguments(script, STEPS))
+    result = Watched(tmp_path, command, None, 1.0).run(180)
+    assert result["exit_code"] == 0, result["log"]
+    assert result["incidents"] == [], result["log"]
+    assert result["actions"] == []
+    assert result["steps"] == STEPS
+    assert 0.2 < result["iteration_s"]["median"] < 2.0
+
+
+@pytest.mark.parametrize("script", RANKS)
+def test_a_slow_rank_is_named(script: str, tmp_path: Path) -> None:
+    command = torchrun(RANKS[script], script, *arguments(script, STEPS))
+    result = Watched(tmp_path, command, ("slow-rank", 1, AT_STEP), 2.0).run(200)
+    assert result["exit_code"] == 0, result["log"]
+    assert [incident["kind"] for incident in result["incidents"]] == ["slow_compute"], result["log"]
+    assert result["incidents"][0]["suspects"][0]["rank"] == 1
+    assert abs(result["incidents"][0]["onset_step"] - AT_STEP) <= 5
+
+
+@pytest.mark.parametrize("script", RANKS)
+def test_a_hang_is_found_while_it_lasts(script: str, tmp_path: Path) -> None:
+    command = torchrun(RANKS[script], script, *arguments(script, 2000))
+    result = Watched(tmp_path, command, ("hang", 1, AT_STEP), 1.0).run(120, end_after_fault_s=10.0)
+    assert [incident["kind"] for incident in result["incidents"]] == ["hang"], result["log"]
+    assert result["incidents"][0]["suspects"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize("script", RANKS)
+def test_a_crash_names_the_first_to_die(script: str, tmp_path: Path) -> None:
+    command = torchrun(RANKS[script], script, *arguments(script, 2000))
+    result = Watched(tmp_path, command, ("crash", 1, AT_STEP), 1.0).run(120)
+    assert result["exit_code"] != 0
+    assert [incident["kind"] for incident in result["incidents"]] == ["crash"], result["log"]
+    assert result["incidents"][0]["suspects"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize("script", RANKS)
+def test_an_exception_is_named_with_its_rank(script: str, tmp_path: Path) -> None:
+    fault = ("--raise-at", str(AT_STEP), "--raise-rank", "1")
+    command = torchrun(RANKS[script], script, *arguments(script, 2000), *fault)
+    result = Watched(tmp_path, command, None, 1.0).run(120)
+    assert result["exit_code"] != 0
+    assert [incident["kind"] for incident in result["incidents"]] == ["exception"], result["log"]
+    assert result["incidents"][0]["suspects"][0]["rank"] == 1
+    assert "ValueError" in result["incidents"][0]["reason"]
