@@ -26,7 +26,7 @@ from trainwarden.protocols import Bus, Consumer, Launcher, Message
 from trainwarden.records import ACTIONS, COMMANDS, INCIDENTS, ActionRecord, IncidentRecord, Outcome, Record, Topic
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
-from trainwarden.settings import EngineSettings, Settings
+from trainwarden.settings import EngineSettings, Settings, parse
 
 log = logging.getLogger("trainwarden.engine")
 
@@ -289,7 +289,9 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
     if engine.metrics_port is not None:
         metrics.serve(engine.metrics_port)
     clock = SystemClock()
-    handler = EngineHandler(engine, launcher, clock, metrics, job=settings.job if local else None)
+    policy = parse(PolicyConfig, engine.policy, "engine.policy")
+    job = settings.job if local else None
+    handler = EngineHandler(engine, launcher, clock, metrics, job=job, policy=policy)
     bus = connect(settings.bus, settings.kafka)
     try:
         ServiceLoop(bus, handler, clock, metrics).run(stop)

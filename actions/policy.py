@@ -47,7 +47,7 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     an incident that is still open counts as not cured. Nothing is done about an incident not heard of for `stale_s`.
     """
 
-    rebalance_overhead_s: PositiveSeconds = 1.0
+    rebalance_overhead_s: PositiveSeconds = 0.5
     restart_overhead_s: PositiveSeconds = 600.0
     least_gain_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
     rebalances_per_incident: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 
@@ -9,6 +10,8 @@ from actions.control import Restart
 from actions.ranks import Place, RankProcess
 from trainwarden import rundir
 from trainwarden.records import EVENTS, EventRecord
+
+log = logging.getLogger("trainwarden.supervisor")
 
 
 class EventFile:
@@ -38,11 +41,14 @@ class EventFile:
         )
 
     def _append(self, event: EventRecord) -> None:
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, EVENTS.encode(event) + b"\n")
-        finally:
-            os.close(file)
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, EVENTS.encode(event) + b"\n")
+            finally:
+                os.close(file)
+        except OSError as error:  # a full disk must not end the training that we look after
+            log.error("event lost", extra={"fields": {"event": event.id, "error": str(error)}})
 
 
 def exit_event(place: Place, process: RankProcess, code: int, now_s: float) -> EventRecord:

@@ -86,17 +86,14 @@ class Supervisor:
         config: SupervisorConfig | None = None,
     ) -> None:
         if not command or ranks < 1:
-            raise ConfigError(
-                f"a launch needs a command and at least one process, not {ranks} of '{' '.join(command)}'"
-            )
+            raise ConfigError(f"a launch needs a command and at least one process, not {ranks} of {list(command)}")
         self._place = Place(
             command=rank_processes.check_command(command), ranks=ranks, run_dir=run_dir, job=job, node=node
         )
         self._clock = clock
         self._environ = dict(os.environ if environ is None else environ)
         self._config = config or SupervisorConfig()
-        for folder in (rundir.HOOK, rundir.LOGS):
-            (run_dir / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        rundir.prepare(run_dir)
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, RankProcess] = {}
         self._port = 0
@@ -306,4 +303,7 @@ class Supervisor:
         for old in list(self._operations)[:-KEPT_OPERATIONS]:
             del self._operations[old]
         kept = {"job": self._place.job, "pid": os.getpid(), "attempt": self._attempt, "ranks": self._place.ranks}
-        save_json(self._place.run_dir / rundir.LAUNCHER_STATE, {**kept, "operations": list(self._operations)})
+        try:
+            save_json(self._place.run_dir / rundir.LAUNCHER_STATE, {**kept, "operations": list(self._operations)})
+        except OSError as error:  # a full disk must not end the job; only a launcher after this one would miss it
+            log.error("state not kept", extra={"fields": {"error": str(error)}})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from collectors.connector import Connector
 from collectors.spool import Spool
 from trainwarden.clock import Clock
 from trainwarden.errors import BusError, BusUnavailable, RecordError
@@ -23,6 +24,7 @@ log = logging.getLogger("trainwarden.agent")
 
 _DRAIN_RECORDS = 500
 _DRAIN_SLICE_S = 0.25  # then the collectors get their turn again
+_TRY_S = 1.0  # how long a try waits while the bus is away; what it has queued goes on in the background or next time
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 5.0
 
@@ -61,7 +63,7 @@ class Delivery:
         metrics: SelfMetrics,
         flush_timeout_s: float,
     ) -> None:
-        self._bus_factory = bus_factory
+        self._connector = Connector(bus_factory)
         self._spool = spool
         self._key = key
         self._clock = clock
@@ -104,8 +106,7 @@ class Delivery:
         if self._away and now_s < self._retry_at_s:
             return
         if self._away:
-            # Tries grow longer as they grow rarer: a bus that is only slow gets its full time in the end.
-            if self._publish([], min(self._flush_timeout_s, self._retry_s)) is not None:
+            if self._publish([], min(self._flush_timeout_s, _TRY_S)) is not None:
                 return
             self._spool.advance(self._queued_until)
             self._queued_until = 0
@@ -133,7 +134,7 @@ class Delivery:
         start_s = self._clock.monotonic_s()
         try:
             if self._bus is None:
-                self._bus = self._bus_factory()
+                self._bus = self._connector.bus(min(timeout_s, _TRY_S))
             for pair in pairs:
                 if self._queue(self._bus, pair):
                     fit.append(pair)

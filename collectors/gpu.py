@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import pynvml as nvml
 
-from collectors.gpu_fields import READINGS, Reading
+from collectors.gpu_fields import READINGS, Gpu, Reading
 from collectors.kernel_log import boot_id
 from collectors.ranks import rank_of_pid
 from trainwarden.clock import Clock
@@ -25,20 +25,6 @@ _NEVER = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVM
 # The driver has been unloaded or replaced under us: start over.
 _OVER = (nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_LibRmVersionMismatch)
 _XID = nvml.nvmlEventTypeXidCriticalError
-
-
-class _Gpu(msgspec.Struct):
-    """One GPU; `missing` names the readings that it does not have."""
-
-    uuid: str
-    handle: Any
-    pci: str
-    missing: set[str] = msgspec.field(default_factory=set)
-    rank: int | None = None
-    lost: bool = False
-    xid: int | None = None
-    xids: int | None = None
-    processes: int | None = None
 
 
 class GpuCollector:
@@ -61,7 +47,7 @@ class GpuCollector:
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._scope = scope
-        self._gpus: list[_Gpu] = []
+        self._gpus: list[Gpu] = []
         self._open = False
         self._events: Any = None
         self._tick = 0
@@ -157,7 +143,7 @@ class GpuCollector:
                 uuid = nvml.nvmlDeviceGetUUID(handle)
             except nvml.NVMLError:
                 continue  # it does not even say its name: found missing below if it has been known
-            self._gpus.append(_Gpu(uuid, handle, bus.decode() if isinstance(bus, bytes) else bus))
+            self._gpus.append(Gpu(uuid, handle, bus.decode() if isinstance(bus, bytes) else bus))
         if self._config.xid_events:
             self._listen()
 
@@ -175,7 +161,7 @@ class GpuCollector:
             except nvml.NVMLError:
                 gpu.missing.add("xid_events")
 
-    def _read(self, gpu: _Gpu, place: int) -> dict[str, float]:
+    def _read(self, gpu: Gpu, place: int) -> dict[str, float]:
         """All values that are due of one GPU; what it does not have is never asked for again."""
         values: dict[str, float] = {}
         if gpu.lost:
@@ -195,7 +181,7 @@ class GpuCollector:
                 values[name] = float(value)
         return values
 
-    def _read_one(self, gpu: _Gpu, reading: Reading, values: dict[str, float]) -> bool:
+    def _read_one(self, gpu: Gpu, reading: Reading, values: dict[str, float]) -> bool:
         """Add the values of one reading; False if the GPU is lost."""
         try:
             values.update(reading.read(gpu.handle))
@@ -257,9 +243,9 @@ class GpuCollector:
         present = {gpu.uuid for gpu in self._gpus}
         for uuid in self._known:
             if uuid not in present and uuid not in self._away:
-                yield self._loss(_Gpu(uuid, None, ""), f"GPU {uuid} is not listed any more", now_s)
+                yield self._loss(Gpu(uuid, None, ""), f"GPU {uuid} is not listed any more", now_s)
 
-    def _loss(self, gpu: _Gpu, message: str, now_s: float) -> EventRecord:
+    def _loss(self, gpu: Gpu, message: str, now_s: float) -> EventRecord:
         self._away.add(gpu.uuid)
         number = self._losses[gpu.uuid] = self._losses.get(gpu.uuid, 0) + 1
         return self._event("device_lost", gpu, f"{self._boot[:8]}.{number}", message, now_s, {"pci": gpu.pci})
@@ -267,7 +253,7 @@ class GpuCollector:
     def _event(
         self,
         kind: Any,
-        gpu: _Gpu,
+        gpu: Gpu,
         what: str,
         message: str,
         now_s: float,

@@ -21,6 +21,20 @@ _POWER = nvml.nvmlClocksEventReasonSwPowerCap | nvml.nvmlClocksEventReasonHwPowe
 _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 
 
+class Gpu(msgspec.Struct):
+    """One GPU; `missing` names the readings that it does not have."""
+
+    uuid: str
+    handle: Any
+    pci: str
+    missing: set[str] = msgspec.field(default_factory=set)
+    rank: int | None = None
+    lost: bool = False
+    xid: int | None = None
+    xids: int | None = None
+    processes: int | None = None
+
+
 class Reading(msgspec.Struct, frozen=True):
     """One call, or few that belong together, to NVML; `slow` ones are made every few ticks, GPU after GPU."""
 

@@ -65,6 +65,7 @@ class LogsCollector:
         self._scope = scope
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
+        self._logs = str(self._run_dir / rundir.LOGS)
         self._tails: dict[str, Tail] = {}
         self._kernel: KernelLog | None = KernelLog(config.kmsg_path, boot_id()) if config.kmsg else None
         self._kernel_opened = False
@@ -137,7 +138,7 @@ class LogsCollector:
     def _discover(self, now_s: float) -> None:
         """Take up files that have appeared."""
         try:
-            names = os.listdir(self._run_dir / rundir.LOGS)
+            names = os.listdir(self._logs)
         except (FileNotFoundError, NotADirectoryError):
             names = []
         for name in names:

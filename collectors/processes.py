@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from collectors import inotify
 from collectors.exit_status import ExitStatus, boot_time_s, exit_status, read_stat, start_s
 from collectors.ranks import RankProcess, rank_processes
 from trainwarden import hook, rundir
@@ -20,6 +21,7 @@ from trainwarden.records import EVENTS, MAX_RECORD_BYTES, EventRecord, MetricsRe
 from trainwarden.settings import Config
 
 _READ_BYTES = 1_000_000
+_BLIND_INTERVAL_S = 0.1  # where the kernel cannot tell of changes
 # A hook file is made after its process began. If its pid now belongs to a process younger than the file's last
 # change, that is another process. The kernel's boot time is whole seconds, hence the slack.
 _START_SLACK_S = 2.0
@@ -44,27 +46,32 @@ class ProcessesCollector:
     """
 
     class Config(Config, frozen=True, kw_only=True):
-        """`interval_s`: how often new processes and events are looked for; ends wake the agent at once."""
+        """`interval_s`: how often new processes and events are looked for even if the kernel tells of no change."""
 
-        interval_s: Annotated[float, msgspec.Meta(ge=0.02, le=60.0)] = 0.1
+        interval_s: Annotated[float, msgspec.Meta(ge=0.02, le=60.0)] = 0.4
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._scope = scope
         self._run_dir = Path(scope.run_dir)
-        self._events = self._run_dir / rundir.EVENTS
+        self._hook = str(self._run_dir / rundir.HOOK)
+        self._events = str(self._run_dir / rundir.EVENTS)
+        self._launcher = str(self._run_dir / rundir.LAUNCHER_STATE)
+        self._notify = inotify.Inotify()
         self._offset = 0
         self._inode = 0
         self._watched: dict[str, _Watched] = {}  # by hook file name
         self._known: dict[str, str] = {}  # hook file name -> incarnation, of every process seen so far
         self._ended: set[str] = set()  # hook file names whose end has been reported
+        self._unwatched: dict[str, RankProcess] = {}  # those that had ended before they could be watched
+        self._names: list[str] = []  # of the hook folder at the last look
         self._boot_s: float | None = None
         self.junk_lines = 0
         self._junk_told = 0
 
     @property
     def interval_s(self) -> float:
-        return self._config.interval_s
+        return self._config.interval_s if self._notify.fds else min(self._config.interval_s, _BLIND_INTERVAL_S)
 
     def supported(self) -> str | None:
         if not hasattr(os, "pidfd_open") or not Path("/proc/self/stat").exists():
@@ -72,32 +79,28 @@ class ProcessesCollector:
         return None
 
     def collect(self, now_s: float) -> Iterable[Record]:
+        # Watched before looked at, so that no change falls in between.
+        self._notify.drain()
+        self._notify.watch(str(self._run_dir), inotify.CREATE | inotify.MOVED_TO)
+        self._notify.watch(self._hook, inotify.CREATE | inotify.MOVED_TO | inotify.DELETE)
+        self._notify.watch(self._events, inotify.MODIFY)
         yield from self._forward()
-        processes = {process.path.rpartition("/")[2]: process for process in rank_processes(self._run_dir)}
-        for name in self._known.keys() - processes.keys() - self._watched.keys():
-            del self._known[name]
-            self._ended.discard(name)
-        for name, process in processes.items():
-            if name not in self._known:
-                self._watch(name, process)
-        # A process may remove its hook file before it ends, so those being watched count as well.
-        processes.update((name, watched.process) for name, watched in self._watched.items())
-        own = not (self._run_dir / rundir.LAUNCHER_STATE).exists()
-        for name, process in processes.items():
-            watched = self._watched.get(name)
-            if name in self._ended or (watched is not None and _alive(watched.pidfd)):
-                continue
-            if own:
-                status = exit_status(watched.pidfd, process.pid) if watched else _last_word(process.path)
-                yield self._exit(process, self._known[name], status, now_s)
-            self._ended.add(name)
-            self._unwatch(name)
+        self._look()
+        ended = self._gone()
+        if ended or self._unwatched:
+            own = not os.path.exists(self._launcher)  # noqa: PTH110 - a plain string, ten times a second
+            for name in (*ended, *self._unwatched):
+                if own:
+                    yield self._exit(name, now_s)
+                self._ended.add(name)
+                self._unwatch(name)
+            self._unwatched.clear()
         if self._junk_told != self.junk_lines:
             self._junk_told = self.junk_lines
             yield self._junk_record(now_s)
 
     def wake_fds(self) -> Sequence[int]:
-        return [watched.pidfd for watched in self._watched.values()]
+        return [*self._notify.fds, *(watched.pidfd for watched in self._watched.values())]
 
     def position(self) -> JsonObject:
         return {
@@ -113,6 +116,7 @@ class ProcessesCollector:
         self._known = {}
         self._ended = set(position.get("ended", ()))
         known = {str(name): str(value) for name, value in dict(position.get("known", {})).items()}
+        self._names = []
         for process in rank_processes(self._run_dir):
             name = process.path.rpartition("/")[2]
             if name in known:
@@ -121,6 +125,35 @@ class ProcessesCollector:
     def close(self) -> None:
         for name in tuple(self._watched):
             self._unwatch(name)
+        self._notify.close()
+
+    def _look(self) -> None:
+        """Take up processes whose hook files have appeared, forget those whose files and selves are gone."""
+        try:
+            names = os.listdir(self._hook)
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        if names == self._names:
+            return
+        self._names = names
+        processes = {process.path.rpartition("/")[2]: process for process in rank_processes(self._run_dir)}
+        # A process may remove its hook file before it ends, so one that is watched stays known.
+        for name in self._known.keys() - processes.keys() - self._watched.keys():
+            del self._known[name]
+            self._ended.discard(name)
+        for name, process in processes.items():
+            if name not in self._known:
+                self._watch(name, process)
+
+    def _gone(self) -> list[str]:
+        """Hook file names of watched processes that have ended, reaped or not: their pidfds are readable."""
+        if not self._watched:
+            return []
+        poll = select.poll()
+        for watched in self._watched.values():
+            poll.register(watched.pidfd, select.POLLIN)
+        ended = {fd for fd, _ in poll.poll(0)}
+        return [name for name, watched in self._watched.items() if watched.pidfd in ended] if ended else []
 
     def _watch(self, name: str, process: RankProcess, incarnation: str | None = None) -> None:
         """Begin to wait for the end of `process`; one that has ended already is known but not watched."""
@@ -131,6 +164,8 @@ class ProcessesCollector:
             except ProcessLookupError:
                 alive = None
         self._known[name] = incarnation or alive or _told_incarnation(process)
+        if name not in self._watched and name not in self._ended:
+            self._unwatched[name] = process
 
     def _incarnation(self, process: RankProcess) -> str | None:
         """Pid and start time; None if the process that made the hook file is gone."""
@@ -149,7 +184,11 @@ class ProcessesCollector:
         if watched is not None:
             os.close(watched.pidfd)
 
-    def _exit(self, process: RankProcess, incarnation: str, status: ExitStatus, now_s: float) -> EventRecord:
+    def _exit(self, name: str, now_s: float) -> EventRecord:
+        watched = self._watched.get(name)
+        process = watched.process if watched else self._unwatched[name]
+        status = exit_status(watched.pidfd, process.pid) if watched else _last_word(process.path)
+        incarnation = self._known[name]
         fields: dict[str, str | int | float | bool | None] = {"pid": process.pid, "incarnation": incarnation}
         if status.code is not None:
             fields["code"] = status.code
@@ -180,7 +219,7 @@ class ProcessesCollector:
     def _forward(self) -> Iterable[Record]:
         """New whole lines of the events file; what is no event of ours is counted and passed over."""
         try:
-            found = self._events.stat()
+            found = os.stat(self._events)  # noqa: PTH116 - as above
         except FileNotFoundError:
             return
         if found.st_ino != self._inode or found.st_size < self._offset:
@@ -202,13 +241,6 @@ class ProcessesCollector:
             except RecordError:
                 self.junk_lines += 1
         self._offset += whole
-
-
-def _alive(pidfd: int) -> bool:
-    """False once the process has ended, reaped or not: its pidfd is readable then."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return not poll.poll(0)
 
 
 def _told_incarnation(process: RankProcess) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 from collections.abc import Sequence
 
@@ -27,6 +28,7 @@ class Task:
         self.awake = False
         self.failures = 0
         self.late_s = 0.0
+        self._woken = False  # by a wake fd, at the last turn
         self._last_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
@@ -34,8 +36,8 @@ class Task:
         return now_s + _SLACK_S >= self.due_s or (self.awake and now_s >= self._last_s + _SPACING_S)
 
     def listens(self, now_s: float) -> bool:
-        """True if its wake fds count now: not while it fails and not right after its turn."""
-        return not self.failures and not self.awake and now_s >= self._last_s + _SPACING_S
+        """True if its wake fds count now: not while it fails and not right after they have woken it."""
+        return not self.failures and not self.awake and (not self._woken or now_s >= self._last_s + _SPACING_S)
 
     def next_s(self) -> float:
         """When it is due at the latest, or its fds are listened to again."""
@@ -46,20 +48,17 @@ class Task:
         recovered = self.failures > 0
         self.late_s = max(self.late_s, start_s - self.due_s)
         self.failures = 0
-        self.awake = False
+        self._woken, self.awake = self.awake, False
         self._last_s = end_s
         interval_s = max(interval_s, _SPACING_S)
-        if start_s + _SLACK_S >= self.due_s:
-            # On the old grid if that still lies ahead: collectors of one interval stay in one round.
-            self.due_s = self.due_s + interval_s if self.due_s + interval_s > end_s else end_s + interval_s
-        else:
-            self.due_s = min(self.due_s, end_s + interval_s)
+        # On a grid that all tasks share: collectors whose intervals are multiples of one another meet in one round.
+        self.due_s = (math.floor((end_s + _SLACK_S) / interval_s) + 1) * interval_s
         return recovered
 
     def failed(self, end_s: float) -> bool:
         """Note a turn that failed and back off; True if the one before had worked."""
         self.failures += 1
-        self.awake = False
+        self._woken = self.awake = False
         self._last_s = end_s
         interval_s = max(self.collector.interval_s, _SPACING_S)
         self.due_s = end_s + min(interval_s * 2.0 ** min(self.failures, 10), _LONGEST_BACKOFF_S)

@@ -15,19 +15,17 @@ kill in between sends some records again and loses none.
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from collectors.frames import count_frames, frame, length_of, next_frame, pair, read_from
 from trainwarden.errors import RecordError
-from trainwarden.records import TOPICS, Record, topic_of
+from trainwarden.records import Record
 from trainwarden.state import load_json, save_json
 
-_FRAME = struct.Struct("<II")
 _SEGMENTS = 16  # dropping the oldest loses at most this share of the spool at a time
 _LARGEST_SEGMENT = 4 * 1024 * 1024  # one is read into memory at a time
 
@@ -115,7 +113,7 @@ class Spool:
         pending_bytes = 0
         for key, record in records:
             try:
-                frame = _frame(key, record)
+                frame = frame(key, record)
             except RecordError:
                 self.refused += 1
                 continue
@@ -136,17 +134,17 @@ class Spool:
         while self._segments:
             segment = self._segments[0]
             end = segment.first + segment.records
-            data = _read(segment.path, self._offset)
+            data = read_from(segment.path, self._offset)
             number, place = self._head, 0
             batch: list[tuple[str, Record]] = []
             while number < end and len(batch) < limit and (place < limit_bytes or not batch):
-                payload, place = _next_frame(data, place)
+                payload, place = next_frame(data, place)
                 if place < 0:
                     self.damaged += end - number
                     number = end
                     break
                 number += 1
-                pair = _pair(payload) if payload is not None else None
+                pair = pair(payload) if payload is not None else None
                 if pair is None:
                     self.damaged += 1
                 else:
@@ -165,7 +163,7 @@ class Spool:
             self._head, self._offset = end, 0
             last_removed = self._remove_first()
         if self._segments and number > self._head:
-            self._offset += _length_of(_read(self._segments[0].path, self._offset), number - self._head)
+            self._offset += length_of(read_from(self._segments[0].path, self._offset), number - self._head)
             self._head = number
         first = self._segments[0].number if self._segments else last_removed + 1
         save_json(self._folder / "head.json", {"segment": first, "offset": self._offset}, durable=False)
@@ -234,7 +232,7 @@ class Spool:
             number = int(path.stem)
             self._next_number = max(self._next_number, number + 1)
             start = head_offset if number == head_segment else 0
-            records = 0 if number < head_segment else _count(path, start)
+            records = 0 if number < head_segment else count_frames(path, start)
             if not records:
                 path.unlink(missing_ok=True)
                 continue
@@ -242,66 +240,3 @@ class Spool:
                 self._offset = start
             self._segments.append(_Segment(number, path, first, records, path.stat().st_size))
             first += records
-
-
-def _frame(key: str, record: Record) -> bytes:
-    topic = topic_of(record)
-    payload = b"\0".join((topic.name.encode(), key.encode(), topic.encode(record)))
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _next_frame(data: bytes, place: int) -> tuple[bytes | None, int]:
-    """Payload at `place` (None if damaged) and where the next frame begins (-1 if `data` ends first)."""
-    if place + _FRAME.size > len(data):
-        return None, -1
-    length, checksum = _FRAME.unpack_from(data, place)
-    end = place + _FRAME.size + length
-    if end > len(data):
-        return None, -1
-    payload = data[place + _FRAME.size : end]
-    return (payload if zlib.crc32(payload) == checksum else None), end
-
-
-def _length_of(data: bytes, frames: int) -> int:
-    """Bytes that the first `frames` frames of `data` take; all of `data` if it ends first."""
-    place = 0
-    for _ in range(frames):
-        if place + _FRAME.size > len(data):
-            return len(data)
-        place += _FRAME.size + int(_FRAME.unpack_from(data, place)[0])
-    return min(place, len(data))
-
-
-def _pair(payload: bytes) -> tuple[str, Record] | None:
-    name, _, rest = payload.partition(b"\0")
-    key, _, value = rest.partition(b"\0")
-    topic = TOPICS.get(name.decode(errors="replace"))
-    if topic is None:
-        return None
-    try:
-        return key.decode(), topic.decode(value)
-    except (RecordError, UnicodeDecodeError):
-        return None
-
-
-def _read(path: Path, offset: int) -> bytes:
-    """The rest of a segment (at most a few megabytes); nothing if somebody has removed it."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read()
-    except FileNotFoundError:
-        return b""
-
-
-def _count(path: Path, start: int) -> int:
-    """Whole frames from `start` on, by their lengths."""
-    size = path.stat().st_size
-    records = 0
-    with path.open("rb") as file:
-        place = start
-        while place + _FRAME.size <= size:
-            file.seek(place)
-            place += _FRAME.size + int(_FRAME.unpack(file.read(_FRAME.size))[0])
-            records += place <= size
-    return records

@@ -194,7 +194,7 @@ class HardEvent:
         life = _life(event)
         if code == 0 and not signal:
             return
-        if self._was_planned(event):
+        if self._was_planned(event) or event.fields.get("asked"):  # the launcher ended it itself
             return
         known = self._failures.get(life)
         if signal in STOP_SIGNALS or code in {130, 143}:

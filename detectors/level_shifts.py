@@ -21,6 +21,7 @@ from trainwarden.settings import Config
 Floats = npt.NDArray[np.float64]
 HISTORY: Final = 160  # rows kept for the means before and after
 BEFORE: Final = 30  # values before the change that its mean is taken over
+MARKS: Final = 256  # levels remembered over the whole run, thinned out as it grows
 TRIM: Final = 2  # most extreme values left out of each mean: single slow steps are checkpoints, not changes
 
 
@@ -34,7 +35,9 @@ class ShiftConfig(Config, frozen=True, kw_only=True):
     minimum_ratio : float
         Smallest change that counts (Falcon: 10 %).
     clear_ratio : float
-        A change this large is verified after `clear_steps` if it stands clear of the noise.
+        A change that looks this large (a true 20 % looks like 17 as often as like 23) is verified after
+        `clear_steps` if it stands clear of the noise. Clusters of three slow steps are common in healthy recorded
+        runs, so the fourth decides: still within three iterations of the first.
     noise_floor : float
         Relative noise below which a series is never taken to be, so that a constant one never alarms.
     """
@@ -42,8 +45,8 @@ class ShiftConfig(Config, frozen=True, kw_only=True):
     hazard: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.004
     mass: Annotated[float, msgspec.Meta(gt=0.5, lt=1.0)] = 0.9
     minimum_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=3.0)] = 1.10
-    clear_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=5.0)] = 1.20
-    clear_steps: Annotated[int, msgspec.Meta(ge=3, le=100)] = 3
+    clear_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=5.0)] = 1.17
+    clear_steps: Annotated[int, msgspec.Meta(ge=3, le=100)] = 4
     small_steps: Annotated[int, msgspec.Meta(ge=5, le=60)] = 10
     warm_up: Annotated[int, msgspec.Meta(ge=6, le=60)] = 12
     baseline_steps: Annotated[int, msgspec.Meta(ge=10, le=120)] = 30
@@ -91,7 +94,7 @@ class LevelShifts:
     >>> for seq in range(80):
     ...     found += shifts.update(seq, np.array([noise[seq] + (0.4 if seq >= 50 else 0.0)]))
     >>> [(shift.onset, shift.reported, shift.slower) for shift in found]
-    [(50, 52, True)]
+    [(50, 53, True)]
     """
 
     def __init__(self, config: ShiftConfig) -> None:
@@ -99,6 +102,8 @@ class LevelShifts:
         self.bocd = Bocd(0, config.hazard)
         self._rows: Floats = np.full((2 * HISTORY, 0), np.nan)
         self._seqs = np.full(2 * HISTORY, -1, dtype=np.int64)
+        self._marks: Floats = np.full((MARKS, 0), np.nan)
+        self._marked, self._stride, self._fed = 0, 16, 0
         self._end = 0
         self._seen = np.zeros(0, dtype=np.int64)
         self._centre: Floats = np.zeros(0)
@@ -117,6 +122,7 @@ class LevelShifts:
             return
         self.bocd.widen(series)
         self._rows = np.hstack([self._rows, np.full((2 * HISTORY, more), np.nan)])
+        self._marks = np.hstack([self._marks, np.full((MARKS, more), np.nan)])
         self._seen = np.append(self._seen, np.zeros(more, dtype=np.int64))
         for name in ("_centre", "_scale", "baseline", "level"):
             setattr(self, name, np.append(getattr(self, name), np.full(more, np.nan)))
@@ -129,6 +135,7 @@ class LevelShifts:
         """Begin afresh with the series `which` [series]: another node, another layout."""
         self.bocd.forget(which)
         self._rows[:, which] = np.nan
+        self._marks[:, which] = np.nan
         self._seen[which] = 0
         self._centre[which] = self._scale[which] = np.nan
         self.baseline[which] = self.level[which] = np.nan
@@ -139,6 +146,7 @@ class LevelShifts:
         """Take in one row of log values [series], NaN = unknown; the changes that it verified."""
         self.widen(values.size)
         self._append(seq, values)
+        self._mark()
         known = np.isfinite(values)
         self._seen[known] += 1
         self._calibrate(seq)
@@ -161,6 +169,24 @@ class LevelShifts:
             self._end = HISTORY
         self._rows[self._end], self._seqs[self._end] = values, seq
         self._end += 1
+
+    def _mark(self) -> None:
+        """Remember the level now and then; when there is no room left, every other one goes."""
+        self._fed += 1
+        if self._fed % self._stride:
+            return
+        if self._marked == MARKS:
+            self._marks[: MARKS // 2] = self._marks[1::2].copy()
+            self._marked, self._stride = MARKS // 2, 2 * self._stride
+        self._marks[self._marked] = quiet_median(self._recent(2 * self.config.small_steps))
+        self._marked += 1
+
+    def _halfway(self) -> Floats:
+        """The level of each series when the run was half as long as it is now."""
+        if self._marked < 2:
+            return self.baseline.copy()
+        half = self._marks[self._marked // 2]
+        return np.where(np.isfinite(half), half, self.baseline)
 
     def _recent(self, rows: int) -> Floats:
         return self._rows[max(0, self._end - rows) : self._end]
@@ -272,11 +298,16 @@ class LevelShifts:
         config = self.config
         rows = 2 * config.small_steps
         settled = known & (self._seen > config.baseline_steps + rows) & (self.raised_since < 0)
+        settled &= self._segment <= seq - rows  # the newest rows must not straddle a change that is accounted for
         if not settled.any():
             return []
-        recent = self._recent(rows)
+        low = np.sort(self._recent(rows), axis=0)[rows // 4]
+        least = np.log(config.minimum_ratio)
+        # A drift that has gone on since the start is the program's own (growing windows or sequences): what counts
+        # is what comes on top of the pace that it had from the start.
+        grown = np.maximum(self._halfway() - self.baseline, 0.0)
         with np.errstate(invalid="ignore"):
-            high = settled & (np.sort(recent, axis=0)[rows // 4] > self.baseline + np.log(config.minimum_ratio))
+            high = settled & (low > self.baseline + least) & (low > self.baseline + 2.0 * grown + 0.4 * least)
         found = []
         for series in np.flatnonzero(high):
             if int(series) in busy:
@@ -305,21 +336,21 @@ class LevelShifts:
     # -- state -----------------------------------------------------------------------------------------------
 
     _ARRAYS: Final = (
-        "_rows", "_seqs", "_seen", "_centre", "_scale", "_segment", "_excursion", "_longest", "baseline", "level",
-        "raised_since",
+        "_rows", "_marks", "_seqs", "_seen", "_centre", "_scale", "_segment", "_excursion", "_longest", "baseline",
+        "level", "raised_since",
     )  # fmt: skip
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The whole state; `load` takes it back."""
         own: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in self._ARRAYS}
-        own["_end"] = np.array([self._end])
+        own["_places"] = np.array([self._end, self._marked, self._stride, self._fed])
         return own | {f"bocd.{name}": array for name, array in self.bocd.arrays().items()}
 
     def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Go on from `arrays`."""
         for name in self._ARRAYS:
             setattr(self, name, arrays[name].copy())
-        self._end = int(arrays["_end"][0])
+        self._end, self._marked, self._stride, self._fed = (int(place) for place in arrays["_places"])
         self.bocd.load({name[5:]: array for name, array in arrays.items() if name.startswith("bocd.")})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -107,8 +108,6 @@ class LogWindow:
     Config = LogWindowConfig
 
     def __init__(self, config: LogWindowConfig) -> None:
-        from pathlib import Path
-
         self._config = config
         self._rules = LogRules(Path(config.rules) if config.rules else None)
         self._xids = load_xids()
@@ -152,9 +151,11 @@ class LogWindow:
         """See `detectors.protocol.Detector`."""
         plain, _ = unpack("log_window", state)
         try:
-            self._sources = msgspec.convert(plain["sources"], dict[str, _Source])
+            self._sources = msgspec.convert(plain["sources"], dict[str, _Source], dec_hook=_as_deque)
             self._recent = msgspec.convert(plain["recent"], dict[str, Finding])
-            self.findings = deque(msgspec.convert(plain["findings"], list[Finding]), maxlen=MAX_FINDINGS)
+            kept = {_identity(finding): finding for finding in self._recent.values()}
+            found = msgspec.convert(plain["findings"], list[Finding])
+            self.findings = deque((kept.get(_identity(one), one) for one in found), maxlen=MAX_FINDINGS)
         except (KeyError, msgspec.ValidationError) as error:
             raise DetectorError(f"state of log_window is damaged: {error}") from error
         self._now_s, self._shown = plain["now_s"], 0
@@ -301,6 +302,14 @@ def _moved_on(window: Window, column: int, since_s: float) -> bool:
     """True if the rank has made a step or a collective call well after `since_s`."""
     progress = float(window.beats.progress_s[column])
     return bool(window.live[column]) and progress > since_s + 0.3
+
+
+def _identity(finding: Finding) -> tuple[str, str, str, float]:
+    return (finding.rule, finding.node, finding.source, finding.time_s)
+
+
+def _as_deque(kind: type, value: Any) -> Any:
+    return deque(tuple(entry) for entry in value)
 
 
 def _within(entries: deque[Any], since_s: float) -> int:

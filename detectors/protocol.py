@@ -75,7 +75,7 @@ def pack(kind: str, plain: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[A
     file = io.BytesIO()
     if arrays:
         np.savez(file, allow_pickle=False, **dict(arrays))
-    return msgspec.msgpack.encode({"kind": kind, "plain": plain, "arrays": file.getvalue()})
+    return msgspec.msgpack.encode({"kind": kind, "plain": plain, "arrays": file.getvalue()}, enc_hook=list)
 
 
 def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

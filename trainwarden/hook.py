@@ -243,6 +243,16 @@ _Mark = tuple[int, int, int, int]  # time, waits, pauses so far (ns), backward p
 class Hook:
     """State of the one hook of this process; every method but `enter` and `leave` swallows what it cannot do."""
 
+    # More attributes than fit a shared-key dictionary: without slots, access takes twice as long in some processes.
+    __slots__ = (
+        "folder", "live", "off", "owner", "proven", "inside", "path", "words", "buffer", "base", "rank_known",
+        "wait_ns", "pause_ns", "own_ns", "unit_ns", "events", "calls", "p2p", "p2p_mask", "count", "step",
+        "micro", "mark", "offset_ns", "source", "optimizers", "backwards", "in_backward", "pending", "tail",
+        "engine", "replicas", "candidate", "fresh", "waits", "waits_expected", "waiting", "period", "pauses",
+        "pause_count", "pause_began", "pause_wait", "evaluating", "not_evaluation", "missing", "fault_file",
+        "exit_code", "notes",
+    )  # fmt: skip
+
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.live = False  # the file is open
@@ -301,6 +311,8 @@ class Hook:
             self._arm_last_words()
         except Exception:
             self.off, self.live, self.owner = True, False, -1
+            with contextlib.suppress(OSError):
+                os.unlink(self.path + ".hook")
         return self.live
 
     def _open_file(self) -> None:
@@ -323,6 +335,11 @@ class Hook:
         words[_STEP], words[_MICRO] = self.step, self.micro
         words[_MAGIC] = MAGIC  # last, so that a reader never takes half a header for one
 
+    def _failed(self) -> None:
+        """Count an error of our own; it must go no further."""
+        if self.words is not None:
+            self.words[_ERRORS] += 1
+
     def _calibrate(self) -> None:
         """What one watched call costs on this machine, so that the hook can state its own overhead."""
         began = time.perf_counter_ns()
@@ -334,12 +351,15 @@ class Hook:
 
     def settle_rank(self) -> None:
         """Take the rank from torch.distributed once it is known, where the environment did not say."""
-        rank, world, self.rank_known = _who_am_i()
-        if self.rank_known and rank != self.words[_RANK]:
-            path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
-            os.rename(self.path + ".hook", path + ".hook")
-            self.words[_RANK], self.path = rank, path
+        rank, world, known = _who_am_i()
+        self.rank_known = True  # asked once, at the first collective: later it will not be known any better
         self.words[_WORLD] = world
+        if known and rank != self.words[_RANK]:
+            path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
+            for kind in (".fault", ".last", ".hook"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self.path + kind, path + kind)
+            self.words[_RANK], self.path = rank, path
 
     def install(self) -> None:
         """Put the watches in place whose modules have been imported by now."""
@@ -377,11 +397,14 @@ class Hook:
 
     def _waited(self, now: int) -> None:
         """A wait ended that may be the last one of a step made by hand."""
-        self.waits += 1
-        if self.fresh:
-            self.candidate = (now, self.wait_ns, self.pause_ns, self.backwards)
-            if self.waits == self.waits_expected and self.source == _BY_HAND:
-                self._use_candidate()
+        try:
+            self.waits += 1
+            if self.fresh:
+                self.candidate = (now, self.wait_ns, self.pause_ns, self.backwards)
+                if self.waits == self.waits_expected and self.source == _BY_HAND:
+                    self._use_candidate()
+        except Exception:
+            self._failed()
 
     def _use_candidate(self) -> None:
         end, self.candidate, self.fresh = self.candidate, None, False
@@ -391,8 +414,6 @@ class Hook:
     def called(self, op: int, args: tuple[Any, ...], began: int) -> None:
         """A collective or point-to-point call `op` was made and has returned."""
         try:
-            self.calls += 1
-            self.words[_CALLS] = self.calls
             if op <= _RECEIVE:
                 self._sent_or_received(op, began)
             if not self.rank_known:
@@ -400,7 +421,7 @@ class Hook:
             if self.source <= _LONE and not self.pauses:
                 self._listen(op, args, began)
         except Exception:
-            self.words[_ERRORS] += 1
+            self._failed()
 
     def _sent_or_received(self, op: int, began: int) -> None:
         """Note what tells the stage of a pipeline: the first call of a step, and a send before any backward pass."""
@@ -452,7 +473,7 @@ class Hook:
             self.own_ns += _clock() - now
             return handle
         except Exception:
-            self.words[_ERRORS] += 1
+            self._failed()
             return None
 
     def _take_over(self) -> bool:
@@ -504,7 +525,7 @@ class Hook:
                     # Under no_sync the engine has nothing to wait for.
                     if self.source < _OPTIMIZER and any(module.require_backward_grad_sync for module in self.replicas):
                         self._waited(now)
-            if self.source < _OPTIMIZER and not self.calls and self.candidate is None:
+            if self.source < _OPTIMIZER and not self.calls and not self.pauses and self.candidate is None:
                 self.candidate = (now, self.wait_ns, self.pause_ns, self.backwards)
                 if self.source == _LONE:
                     self._use_candidate()
@@ -513,7 +534,7 @@ class Hook:
                 self.optimizer_stepped()
             self.own_ns += _clock() - now
         except Exception:
-            self.words[_ERRORS] += 1
+            self._failed()
 
     def _weigh_candidate(self) -> None:
         """A backward pass begins: was the last wait the end of a step made by hand?"""
@@ -550,9 +571,9 @@ class Hook:
                     self.source = _OPTIMIZER
                     self.waiting.clear()
                     self.period.forget()
-                self.close((_clock(), self.wait_ns, self.pause_ns, self.backwards))
+                self.close(self._here())
         except Exception:
-            self.words[_ERRORS] += 1
+            self._failed()
 
     def close(self, end: _Mark, number: int | None = None) -> None:
         """Write the step that ended at `end`; what came after belongs to the next one."""
@@ -601,14 +622,20 @@ class Hook:
             self.source = self.words[_SOURCE] = _MARKS
             self.waiting.clear()
             self.proven = True
+        self.close(self._here(), number)
+
+    def _here(self) -> _Mark:
+        """This moment; a pause that is under way is cut in two by it."""
         now = _clock()
-        if self.pauses:  # a mark inside a pause cuts the pause in two
+        if self.pauses:
             self.pause_ns += now - self.pause_began
             self.pause_began = now
-        self.close((now, self.wait_ns, self.pause_ns, self.backwards), number)
+        return now, self.wait_ns, self.pause_ns, self.backwards
 
     def number(self, step: int) -> None:
         """The step in progress is the job's own `step`."""
+        if step >= 2**62:
+            return
         self.step = step
         if self.live:
             self.words[_STEP] = step
@@ -638,13 +665,16 @@ class Hook:
         self.base = before
         self.words[_PHASE] = now << 3 | before
         if now - began >= _LONG_PAUSE_NS:
-            index = self.pause_count + 1
-            at = _PAUSES_AT + (self.pause_count % PAUSE_RING) * _PAUSE_WORDS.size
-            _PAUSE_WORDS.pack_into(
-                self.buffer, at, index, phase, began + self.words[_OFFSET_NS], now - began, self.step, index
-            )
-            self.pause_count = index
-            self.words[_PAUSES] = index
+            try:
+                self._keep_pause(phase, began, now - began)
+            except Exception:
+                self._failed()
+
+    def _keep_pause(self, phase: int, began: int, took: int) -> None:
+        serial = self.pause_count + 1
+        at = _PAUSES_AT + (self.pause_count % PAUSE_RING) * _PAUSE_WORDS.size
+        _PAUSE_WORDS.pack_into(self.buffer, at, serial, phase, began + self.offset_ns, took, self.step, serial)
+        self.words[_PAUSES] = self.pause_count = serial
 
     def mode_changed(self, module: Any, training: bool) -> None:
         """``module.train(training)`` is about to run, outermost, on the training thread."""
@@ -706,7 +736,7 @@ class Hook:
             self.words[_PHASE] = _clock() << 3 | _EXIT
             self.base = _EXIT
         except Exception:
-            self.words[_ERRORS] += 1
+            self._failed()
 
     def exception(self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         """Tell of an uncaught exception: by datagram at once, and by a file in case nobody listens."""
@@ -725,7 +755,7 @@ class Hook:
                 }
             )
         except Exception:
-            self.words[_ERRORS] += 1
+            self._failed()
 
     def note(self, fact: dict[str, Any]) -> None:
         """Keep one rare fact in the notes file and send it to the agent; never waits for the agent."""
@@ -999,6 +1029,7 @@ def _call_watch(hook: Hook, inner: Any, code: int) -> Any:
         began = hook.enter()
         if not began:
             return inner(self, *args, **kwargs)
+        hook.words[_CALLS] = hook.calls = hook.calls + 1  # begun: of a rank that is stuck in it, too
         try:
             return inner(self, *args, **kwargs)
         finally:
@@ -1081,6 +1112,24 @@ def _watch_optimizer(hook: Hook) -> bool:
     return True
 
 
+def _watch_scaler(hook: Hook) -> bool:
+    """A gradient scaler passes over the optimizer's step when gradients overflow: an iteration all the same."""
+    module = _module("torch.amp.grad_scaler")
+    if module is None:
+        return False
+    inner = module.GradScaler.update
+
+    @functools.wraps(inner)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(self, *args, **kwargs)
+        finally:
+            hook.optimizer_stepped()
+
+    module.GradScaler.update = hide(update)
+    return True
+
+
 def _watch_replicas(hook: Hook) -> bool:
     module = _module("torch.nn.parallel.distributed")
     if module is None:
@@ -1153,7 +1202,7 @@ def _watch_mode(hook: Hook) -> bool:
         try:
             hook.mode_changed(self, bool(mode))
         except Exception:
-            hook.words[_ERRORS] += 1
+            hook._failed()
         try:
             return inner(self, mode)
         finally:
@@ -1164,8 +1213,8 @@ def _watch_mode(hook: Hook) -> bool:
 
 
 _PATCHES: tuple[Callable[[Hook], bool], ...] = (
-    _watch_wait, _watch_calls, _watch_broadcast, _watch_wait_tensor, _watch_backward, _watch_optimizer, _watch_replicas,
-    _watch_save, _watch_distributed_save, _watch_data, _watch_mode,
+    _watch_wait, _watch_calls, _watch_broadcast, _watch_wait_tensor, _watch_backward, _watch_optimizer, _watch_scaler,
+    _watch_replicas, _watch_save, _watch_distributed_save, _watch_data, _watch_mode,
 )  # fmt: skip
 
 
@@ -1216,7 +1265,7 @@ def iteration(step: int | None = None) -> None:
     try:
         hook = _hook()
         if hook is not None:
-            hook.marked(step if step is None or step >= 0 else None)
+            hook.marked(step if step is None or 0 <= step < 2**62 else None)
     except Exception:
         pass
 
@@ -1337,10 +1386,10 @@ class MicroBatchPlan:
                 continue
             number, shares = plan.get("number"), plan.get("micro_batches")
             if type(number) is int and number > 0 and number not in self.plans and self._valid(shares):
-                self.plans[number] = tuple(shares)
+                self.plans[number] = tuple(shares or ())
 
     def _valid(self, shares: Any) -> bool:
-        return (
+        return bool(
             isinstance(shares, list)
             and len(shares) == len(self.plans[0])
             and all(type(share) is int and share >= 1 for share in shares)

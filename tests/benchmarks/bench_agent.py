@@ -21,13 +21,14 @@ import psutil
 
 from tests.servers.agent import AgentProcess
 from tests.servers.fake_nvml import FakeNvml
+from trainwarden.records import METRICS
 
 NAMES = ("agent_cpu_ratio", "agent_rss_bytes")
 CPU_BAR = 0.01  # of one core
 RSS_BAR = 100 * 1024 * 1024
 ROUNDS = 3
 ROUND_S = 20.0
-WARM_UP_S = 3.0  # imports and the first look at everything
+WARM_UP_S = 2.0  # after the first metrics, which come after imports and the first look at everything
 RANKS = 4
 COLLECTORS = "{host = {}, processes = {}, logs = {}, iterations = {}, gpu = {}, nic = {}}"
 # A rank as the collectors see it: a process with a hook file that writes ten lines a second.
@@ -64,8 +65,9 @@ def one_round(folder: Path) -> tuple[float, float]:
             nvml.set(gpu, pid_0=pid)
         agent.start()
         try:
-            assert agent.process is not None
+            agent.wait_for("the first GPU, host and NIC metrics", METRICS, 5, timeout_s=60.0)
             time.sleep(WARM_UP_S)
+            assert agent.process is not None
             process = psutil.Process(agent.process.pid)
             before, start_s = process.cpu_times(), time.monotonic()
             rss = 0

@@ -226,6 +226,26 @@ def test_a_poll_at_which_the_assignment_changed_returns_nothing(engine: Engine) 
         assert time.monotonic() < end
 
 
+def test_a_backlog_of_several_topics_comes_in_the_order_of_time(engine: Engine) -> None:
+    bus = engine.open()
+    rounds, many = 15, 300
+    log_record = LogRecord(job="a", node="n", source="s", ends=(1,), lines=("x" * 1000,), times_s=(1.0,))
+    for number in range(rounds):
+        for _ in range(many):
+            bus.publish(LOGS, "a", log_record)
+        bus.publish(EVENTS, "a", event("a", number))
+        bus.flush()
+    consumer = bus.consumer([EVENTS, LOGS], "g")
+    for again in (False, True):  # from the beginning, and once more after a rewind
+        if again:
+            consumer.seek_to_time(0.0)
+        messages = poll_until(consumer, rounds * (many + 1))
+        times = [message.time_s for message in messages]
+        assert times == sorted(times)
+        places = [place // (many + 1) for place, message in enumerate(messages) if message.topic == EVENTS.name]
+        assert places == list(range(rounds)), "each event among the log lines of its round"
+
+
 @pytest.mark.system
 def test_kill_of_a_consumer_loses_nothing_and_another_takes_over(engine: Engine) -> None:
     bus = engine.open()

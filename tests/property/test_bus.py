@@ -51,6 +51,9 @@ class BusMachine(RuleBasedStateMachine):
         self.position: dict[EmbeddedConsumer, dict[Place, int]] = {}
         self.group: dict[EmbeddedConsumer, str] = {}
         self.next = 0
+        for key in "abcdeabcde":  # something to read from the first step on
+            self.publish(0, key, EVENTS)
+        self.flush(0)
 
     def connect(self) -> EmbeddedBus:
         return EmbeddedBus(str(Path(self.folder.name) / "bus.db"), clock=self.clock, partitions=PARTITIONS)
@@ -213,4 +216,4 @@ class BusMachine(RuleBasedStateMachine):
 
 
 TestBusMachine = BusMachine.TestCase
-TestBusMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestBusMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -235,7 +235,7 @@ def test_an_exception_is_heard_while_the_process_still_lives(
     assert told, job.tail()
     assert job.process.poll() is None
     assert (told[0].rank, told[0].message) == (6, "ValueError: bad sample")
-    assert str(told[0].fields["frame"]).startswith("snippet.py:7 in train"), told[0].fields
+    assert str(told[0].fields["frame"]).startswith("snippet.py:6 in train"), told[0].fields
     assert job.process.stdin is not None
     job.process.stdin.close()
     assert job.end() == 1

@@ -15,18 +15,22 @@ import pytest
 from collectors.processes import ProcessesCollector
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope
-from trainwarden.records import EventRecord
+from trainwarden.records import EVENTS, EventRecord
 
 pytestmark = pytest.mark.system
 
 WAIT_S = 20.0
 
 
+def new_collector(run_dir: Path) -> ProcessesCollector:
+    scope = Scope(job="job", node="n0", run_dir=str(run_dir))
+    return ProcessesCollector(ProcessesCollector.Config(), scope, SystemClock())
+
+
 @pytest.fixture
 def collector(tmp_path: Path) -> Iterator[ProcessesCollector]:
     (tmp_path / "hook").mkdir()
-    scope = Scope(job="job", node="n0", run_dir=str(tmp_path))
-    collector = ProcessesCollector(ProcessesCollector.Config(), scope, SystemClock())
+    collector = new_collector(tmp_path)
     yield collector
     collector.close()
 
@@ -58,17 +62,17 @@ def test_code_or_signal(
     assert child.stdin is not None
     (tmp_path / "hook" / f"rank-3-{child.pid}.hook").touch()
     assert list(collector.collect(1.0)) == []
-    (fd,) = collector.wake_fds()
+    *_, pidfd = collector.wake_fds()
     child.stdin.close()
     if reaped:
         child.wait(WAIT_S)
     else:
-        assert select.select([fd], [], [], WAIT_S)[0], "the pidfd wakes the agent"
+        assert select.select([pidfd], [], [], WAIT_S)[0], "the pidfd wakes the agent"
     (event,) = collector.collect(2.0)
     assert isinstance(event, EventRecord)
     assert (event.kind, event.rank, event.fields["pid"]) == ("process_exit", 3, child.pid)
     assert {key: value for key, value in event.fields.items() if key in ("code", "signal")} == expected
-    assert collector.wake_fds() == []
+    assert pidfd not in collector.wake_fds()
     child.wait(WAIT_S)
 
 
@@ -82,7 +86,22 @@ def test_an_end_while_the_agent_was_down_is_told_after_its_restart(
     collector.close()
     child.send_signal(signal.SIGTERM)
     child.wait(WAIT_S)
-    collector.restore(position)
-    (event,) = collector.collect(2.0)
+    again = new_collector(tmp_path)
+    again.restore(position)
+    (event,) = again.collect(2.0)
+    again.close()
     assert isinstance(event, EventRecord)
     assert event.id == f"exit/n0/{position['known'][f'rank-3-{child.pid}.hook']}"
+
+
+def test_new_ranks_and_events_wake_the_agent(collector: ProcessesCollector, tmp_path: Path) -> None:
+    assert list(collector.collect(1.0)) == []
+    assert select.select(collector.wake_fds(), [], [], 0.0)[0] == []
+    for change in (tmp_path / "hook" / f"rank-0-{os.getpid()}.hook", tmp_path / "events.jsonl"):
+        change.write_bytes(b"")
+        assert select.select(collector.wake_fds(), [], [], WAIT_S)[0]
+        assert list(collector.collect(2.0)) == []
+    with (tmp_path / "events.jsonl").open("ab") as events:
+        events.write(EVENTS.encode(EventRecord(id="e", job="j", node="n", time_s=1.0, kind="restart")) + b"\n")
+    assert select.select(collector.wake_fds(), [], [], WAIT_S)[0]
+    assert len(list(collector.collect(3.0))) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,29 @@ def test_the_agent_starts_without_a_bus(rig: Rig) -> None:
     rig.no_bus = False
     rig.step(10.0)
     assert rig.lines() == [1]
+
+
+def test_a_broker_that_takes_its_time_to_connect_does_not_hold_up_collection(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collectors.delivery._TRY_S", 0.01)
+    answered = threading.Event()
+    connect = rig._connect
+
+    def slowly() -> MemoryBus:
+        answered.wait(30.0)
+        return connect()
+
+    monkeypatch.setattr(rig, "_connect", slowly)
+    rig.start()
+    for number in range(5):
+        rig.give(log_record(number))
+        rig.step()
+    assert rig.collector().calls == 5
+    answered.set()
+    while not rig.lines():
+        rig.step(10.0)
+    assert rig.lines() == list(range(5))
 
 
 def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path, rig: Rig) -> None:

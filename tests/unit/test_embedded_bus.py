@@ -210,7 +210,8 @@ def test_a_clock_set_back_does_not_break_the_order_of_times(bus: EmbeddedBus, cl
     clock.set_s(2_000.0)
     publish(bus, 2)
     assert [message.time_s for message in bus.read(EVENTS)] == [1_000.0, 1_000.0, 2_000.0]
-    assert [message.record.id for message in bus.read(EVENTS, from_time_s=1_500.0)] == ["2"]
+    for from_time_s, expected in ((1_500.0, ["2"]), (2_000.0, ["2"]), (1_000.0, ["0", "1", "2"]), (2_000.1, [])):
+        assert [message.record.id for message in bus.read(EVENTS, from_time_s=from_time_s)] == expected
 
 
 # ---- reading ----
@@ -347,10 +348,35 @@ def test_commits_of_lost_partitions_are_left_out_and_others_kept(bus: EmbeddedBu
     one.commit()
     assert one.poll(0.0) == []
     assert set(one.committed()) <= one.assignment()
+    assert two.committed() == {}, "two's partitions are no longer one's to commit"
     assert len(polled(two)) > 0, "what was not committed comes again"
     two.commit()
     every = set(one.committed()) | set(two.committed())
     assert every == {(message.topic, message.partition) for message in bus.read(EVENTS)}
+
+
+@pytest.mark.parametrize("commits_before_it_knows", [True, False])
+def test_a_partition_that_went_and_came_back_takes_no_stale_commit(
+    bus: EmbeddedBus, commits_before_it_knows: bool
+) -> None:
+    key = key_in(3)  # range assignment: the second member gets partitions 2 and 3
+    publish(bus, 0, 1, 2, key=key)
+    one = bus.consumer([EVENTS], "g")
+    assert polled(one) == [0, 1, 2]
+    two = bus.consumer([EVENTS], "g")
+    publish(bus, 3, 4, key=key)
+    assert polled(two) == [0, 1, 2, 3, 4]
+    two.commit()
+    two.close()
+    place = (EVENTS.name, 3)
+    if commits_before_it_knows:
+        one.commit()  # of what it read before it lost the partition
+        assert one.committed()[place] == 5
+    assert one.poll(0.0) == []
+    one.commit()
+    assert one.committed()[place] == 5
+    publish(bus, 5, key=key)
+    assert polled(one) == [5]
 
 
 def test_more_members_than_partitions_and_different_topics_in_one_group(bus: EmbeddedBus) -> None:

@@ -76,10 +76,8 @@ def backward(target: Hook, clock: HandClock, milliseconds: float = 0.0) -> None:
 
 
 def wait(target: Hook, clock: HandClock, milliseconds: float, call: int = 8) -> None:
-    began = target.enter()
-    clock.pass_ms(milliseconds)
-    target.leave(began)
-    target.called(call, (), began)
+    """A collective call, through the very watch that torch's methods get."""
+    hook._call_watch(target, lambda group: clock.pass_ms(milliseconds), call)(None)
 
 
 def steps_of(target: Hook) -> list[hook.Step]:
@@ -271,7 +269,9 @@ def test_compute_wait_and_pause_add_up_whatever_happens(
     data: st.DataObject, make: Callable[..., Hook], clock: HandClock
 ) -> None:
     target = make()
-    deeds = st.sampled_from(["compute", "wait", "nested", "pause", "wait in pause", "backward", "step", "mark", "eval"])
+    deeds = st.sampled_from(
+        ["compute", "wait", "nested", "pause", "wait in pause", "step in pause", "backward", "step", "mark", "eval"]
+    )
     module = SimpleModule()
     for deed in data.draw(st.lists(deeds, max_size=40)):
         clock.pass_ms(1)
@@ -287,6 +287,11 @@ def test_compute_wait_and_pause_add_up_whatever_happens(
         elif deed == "wait in pause":
             with hook.phase("checkpoint"):
                 wait(target, clock, 3)
+        elif deed == "step in pause":
+            with hook.phase("data"):
+                backward(target, clock, 2)
+                target.optimizer_stepped()
+                clock.pass_ms(1)
         elif deed == "backward":
             backward(target, clock, 2)
         elif deed == "step":
@@ -493,6 +498,35 @@ def test_nothing_raises_whatever_the_folder_is(
     assert plan.adopt(5) == (2, 2)
     found = vars(sys)["_trainwarden_hook"]
     assert found is None or found.off
+
+
+def test_calls_are_counted_when_they_begin(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make()
+    inside: list[hook.Header] = []
+    hook._call_watch(target, lambda group: inside.append(header_of(target)), 8)(None)
+    assert (inside[0].calls, inside[0].phase) == (1, "wait")
+
+
+def test_an_error_of_our_own_is_counted_and_goes_no_further(
+    make: Callable[..., Hook], clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make()
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("ours")
+
+    for name in ("close", "_listen", "_weigh_candidate", "_keep_pause", "note"):
+        monkeypatch.setattr(Hook, name, broken)
+    backward(target, clock)
+    wait(target, clock, 1)
+    backward(target, clock)
+    target.optimizer_stepped()
+    with hook.phase("checkpoint"):
+        clock.pass_ms(900)
+    target.exception(ValueError, ValueError("theirs"), None)
+    hook.iteration()
+    assert header_of(target).errors >= 4
+    Hook(target.folder)._failed()  # not live yet: nothing to count in
 
 
 def test_phase_lets_the_persons_own_exception_through(make: Callable[..., Hook], clock: HandClock) -> None:

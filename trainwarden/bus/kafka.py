@@ -12,8 +12,9 @@ from kafka.errors import TopicAlreadyExistsError
 
 from trainwarden.bus.dead_letters import Decoder, encode
 from trainwarden.bus.kafka_client import Clients, KafkaConfig
-from trainwarden.bus.kafka_consumer import GroupConsumer, read_all
+from trainwarden.bus.kafka_consumer import GroupConsumer
 from trainwarden.bus.kafka_producer import OrderedProducer
+from trainwarden.bus.kafka_read import read_all
 from trainwarden.errors import BusError
 from trainwarden.protocols import Message
 from trainwarden.records import DEAD_LETTERS, TOPICS, DeadLetter, Record, Topic

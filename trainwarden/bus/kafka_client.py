@@ -141,7 +141,9 @@ class Clients:
         """For any consumer; a group adds its own."""
         return self.common() | {
             "enable_auto_commit": False,
-            "fetch_max_bytes": 16 * 1024 * 1024,
+            # Compressed; a tenfold of it is what one poll may have to decode. A larger single batch still comes.
+            "fetch_max_bytes": 1024 * 1024,
+            "max_partition_fetch_bytes": 256 * 1024,
             "allow_auto_create_topics": False,
             "metrics_enabled": False,
         }

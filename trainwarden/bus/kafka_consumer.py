@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
@@ -21,15 +18,18 @@ from kafka.errors import (
 from kafka.structs import OffsetAndMetadata
 
 from trainwarden.bus.dead_letters import Decoder
+from trainwarden.bus.kafka_buffers import Buffers
 from trainwarden.bus.kafka_client import Clients
+from trainwarden.bus.kafka_read import CLOSE_TIMEOUT_MS, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.records import Topic
 
 _NOT_OURS_ANY_MORE = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked whether it is there
+_MERGE_WAIT_S = 1.0  # longest that one partition which does not come holds back the others
+_ALL = 2**31 - 1
 _SLICE_S = 0.1  # the library's poll does not return when the assignment changes, so ask in slices
-_CLOSE_TIMEOUT_MS = 3_000
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -52,7 +52,9 @@ class GroupConsumer:
     """One member of a group; see `trainwarden.protocols.Consumer`. Made by `KafkaBus.consumer`.
 
     The group joins at the first polls. Partitions are shared out by range, so that partition p of every topic, and
-    with it every record of a key, meets in one member. A `poll` at which the assignment changed returns nothing, so
+    with it every record of a key, meets in one member. Records of all its partitions come in the order of the times
+    at which they were written, as far as the cluster delivers them: a partition that is known to hold more, but does
+    not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
     that a caller sees the change before any record that follows from it. After `seek_to_time` a `commit` does not
     fall behind what the group had reached before.
     """
@@ -74,7 +76,11 @@ class GroupConsumer:
         self._lock = threading.RLock()
         self._listener = _Listener()
         self._seen_changes = 0
-        self._buffer: deque[Any] = deque()
+        self._buffers = Buffers()
+        self._paused: set[TopicPartition] = set()
+        self._next: dict[TopicPartition, int] = {}
+        self._started_s = time.monotonic()
+        self._held_back_s: float | None = None
         self._returned: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
         self._kept: dict[TopicPartition, int | None] = {}
@@ -109,8 +115,8 @@ class GroupConsumer:
             self._check_open()
             while True:
                 left_s = max(0.0, deadline_s - time.monotonic())
-                if not self._buffer:
-                    self._fetch(min(left_s, _SLICE_S), max_records)
+                if not self._buffers or self._held_back():
+                    self._fetch(min(left_s, _SLICE_S))
                 if self._listener.changes != self._seen_changes:
                     self._take_assignment()
                     return []
@@ -161,7 +167,9 @@ class GroupConsumer:
             for partition in partitions:
                 high = max(kept.get(partition, 0), self._returned.get(partition, 0))
                 self._reached[partition] = max(self._reached.get(partition, 0), high)
-            self._buffer.clear()
+            self._buffers.keep_only(())
+            self._next = dict(starts)
+            self._begin_merge()
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         with self._lock:
@@ -175,9 +183,10 @@ class GroupConsumer:
                 return 0
             with self._clients.guard("measuring the lag"):
                 ends = self._consumer.end_offsets(partitions, timeout_ms=self._timeout_ms)
-                lag = len(self._buffer)
+                lag = 0
                 for partition, end in ends.items():
-                    position = self._consumer.position(partition, timeout_ms=self._timeout_ms)
+                    first = self._buffers.first_offset(partition)
+                    position = self._position(partition) if first is None else first
                     lag += max(0, end - (end if position is None else position))
             self._heard_s = time.monotonic()
             return lag
@@ -186,48 +195,91 @@ class GroupConsumer:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                self._consumer.close(autocommit=False, timeout_ms=_CLOSE_TIMEOUT_MS)
+                self._consumer.close(autocommit=False, timeout_ms=CLOSE_TIMEOUT_MS)
 
     def _check_open(self) -> None:
         if self.closed:
             raise BusError("the consumer is closed")
 
-    def _fetch(self, timeout_s: float, max_records: int) -> None:
+    def _fetch(self, timeout_s: float) -> None:
         with self._clients.guard("polling"):
-            batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
+            full = self._buffers.full() & self._listener.assigned
+            self._consumer.pause(*(full - self._paused))
+            self._consumer.resume(*((self._paused - full) & self._listener.assigned))
+            self._paused = full
+            # All that was fetched, always: kafka-python 3.0 does not give back a part of a fetch that it had to park
+            # because its partition was paused in between. The fetch sizes bound what this can be.
+            batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
         now_s = time.monotonic()
         if batches:
             self._heard_s = now_s
-            self._buffer.extend(by_time(batches.values()))
+            for partition, records in batches.items():
+                self._buffers.add(partition, records)
+                self._next[partition] = records[-1].offset + 1
         elif now_s - self._heard_s >= _PROBE_INTERVAL_S:
             # The library goes on trying without a word while the broker is away, so ask.
             with self._clients.guard("polling"):
                 self._consumer.end_offsets([self._probe], timeout_ms=min(2_000, self._timeout_ms))
             self._heard_s = now_s
 
+    def _held_back(self) -> bool:
+        """Whether some partition is known to hold records that may be older than those at hand."""
+        now_s = time.monotonic()
+        behind = any(self._behind(one) for one in self._listener.assigned if self._buffers.first_offset(one) is None)
+        if not behind:
+            self._held_back_s = None
+            return False
+        if self._held_back_s is None:
+            self._held_back_s = now_s
+        return now_s - self._held_back_s < _MERGE_WAIT_S
+
+    def _behind(self, partition: TopicPartition) -> bool:
+        end = self._consumer.highwater(partition)
+        if end is None:  # not heard of since the assignment; after a while it has nothing to say
+            return time.monotonic() - self._started_s < _MERGE_WAIT_S
+        position = self._position(partition)
+        return position is not None and position < end
+
+    def _position(self, partition: TopicPartition) -> int | None:
+        """Offset of the next record to fetch."""
+        if partition not in self._next:
+            position = self._consumer.position(partition, timeout_ms=self._timeout_ms)
+            if position is None:
+                return None
+            self._next[partition] = position
+        return self._next[partition]
+
+    def _begin_merge(self) -> None:
+        self._started_s = time.monotonic()
+        self._held_back_s = None
+
     def _take_assignment(self) -> None:
         """The library starts every partition at its committed offset again, also those that this member keeps."""
         self._seen_changes = self._listener.changes
-        for table in (self._returned, self._reached, self._kept):
+        for table in (self._returned, self._reached, self._kept, self._next):
             table.clear()
-        assigned = self._listener.assigned
-        self._buffer = deque(raw for raw in self._buffer if TopicPartition(raw.topic, raw.partition) in assigned)
+        self._paused = set()
+        self._buffers.keep_only(self._listener.assigned)
+        self._begin_merge()
 
     def _decoded(self, max_records: int) -> list[Message]:
         messages: list[Message] = []
-        while self._buffer and len(messages) < max_records:
-            raw = self._buffer[0]
-            partition = TopicPartition(raw.topic, raw.partition)
+        if self._held_back():
+            return messages
+        while len(messages) < max_records and (head := self._buffers.peek()) is not None:
+            partition, raw = head
             try:
                 message = message_of(raw, self._place(partition)[0], self._decoder)
             except BusUnavailable:
                 if messages:  # what was decoded goes out; the next poll meets this record again
                     return messages
                 raise
-            self._buffer.popleft()
+            self._buffers.take()
             self._returned[partition] = raw.offset + 1
             if message is not None:
                 messages.append(message)
+            if self._held_back_s is None and self._buffers.first_offset(partition) is None and self._behind(partition):
+                break
         return messages
 
     def _committed(self) -> dict[TopicPartition, int]:
@@ -243,85 +295,3 @@ class GroupConsumer:
 
     def _place(self, partition: TopicPartition) -> tuple[str, int]:
         return partition.topic[len(self._clients.config.topic_prefix) :], partition.partition
-
-
-def read_all(clients: Clients, topic: Topic[Any], from_time_s: float | None, decoder: Decoder) -> Iterator[Message]:
-    """Everything kept of one topic when called; see `trainwarden.protocols.Bus.read`."""
-    timeout_ms = int(clients.config.request_timeout_s * 1000)
-    name = clients.topic_name(topic)
-    clients.reach()
-    with clients.guard("reading"):
-        consumer = KafkaConsumer(**clients.consumer(), auto_offset_reset="earliest")
-        try:
-            partitions = [TopicPartition(name, number) for number in sorted(consumer.partitions_for_topic(name))]
-            ends = consumer.end_offsets(partitions, timeout_ms=timeout_ms)
-            if from_time_s is None:
-                starts = consumer.beginning_offsets(partitions, timeout_ms=timeout_ms)
-            else:
-                starts = offsets_at(consumer, partitions, from_time_s, timeout_ms)
-            left = {partition for partition in partitions if starts[partition] < ends[partition]}
-            consumer.assign(sorted(left))
-            for partition in left:
-                consumer.seek(partition, starts[partition])
-        except BaseException:
-            consumer.close(timeout_ms=_CLOSE_TIMEOUT_MS)
-            raise
-    messages = _read_to(clients, consumer, topic, left, ends, decoder)
-    # A generator that nobody began would never reach its own `finally`.
-    weakref.finalize(messages, consumer.close, timeout_ms=_CLOSE_TIMEOUT_MS)
-    return messages
-
-
-def _read_to(
-    clients: Clients,
-    consumer: KafkaConsumer,
-    topic: Topic[Any],
-    left: set[TopicPartition],
-    ends: Mapping[TopicPartition, int],
-    decoder: Decoder,
-) -> Iterator[Message]:
-    try:
-        while left:
-            with clients.guard("reading"):
-                batches = consumer.poll(timeout_ms=int(clients.config.request_timeout_s * 1000))
-            for raw in by_time(batches.values()):
-                if raw.offset < ends[TopicPartition(raw.topic, raw.partition)]:
-                    message = message_of(raw, topic.name, decoder)
-                    if message is not None:
-                        yield message
-            done = {partition for partition in left if (consumer.position(partition) or 0) >= ends[partition]}
-            if not batches and not done:
-                raise BusUnavailable(f"kafka {','.join(clients.servers)}: reading {topic.name} came to a halt")
-            left -= done
-            consumer.pause(*done)
-    finally:
-        consumer.close(timeout_ms=_CLOSE_TIMEOUT_MS)
-
-
-def by_time(batches: Iterable[Sequence[Any]]) -> Iterator[Any]:
-    """Records of several partitions, merged by time; the order within a partition stays."""
-    return heapq.merge(*batches, key=lambda raw: raw.timestamp)
-
-
-def message_of(raw: Any, topic: str, decoder: Decoder) -> Message | None:
-    """kafka-python's record as a message; None if it went to dead letters."""
-    record = decoder.decode(topic, raw.partition, raw.offset, raw.value)
-    if record is None:
-        return None
-    key = (raw.key or b"").decode(errors="replace")
-    return Message(topic, raw.partition, raw.offset, raw.timestamp / 1000, key, record)
-
-
-def offsets_at(
-    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], time_s: float, timeout_ms: int
-) -> dict[TopicPartition, int]:
-    """First offset written at or after `time_s` per partition; its end if there is none."""
-    partitions = list(partitions)
-    # Kafka counts whole milliseconds: rounding down may give a record too many, never one too few.
-    wanted = dict.fromkeys(partitions, max(0, int(time_s * 1000)))
-    found = consumer.offsets_for_times(wanted, timeout_ms=timeout_ms)
-    ends = consumer.end_offsets(partitions, timeout_ms=timeout_ms)
-    return {
-        partition: ends[partition] if found.get(partition) is None else found[partition].offset
-        for partition in partitions
-    }

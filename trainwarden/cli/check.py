@@ -34,6 +34,9 @@ def _check_plugins(settings: Settings) -> None:
     import collectors
     import detectors
     from actions import launchers
+    from actions.policy import PolicyConfig
+    from detectors.ensemble import EnsembleConfig
+    from trainwarden.settings import parse
 
     tables = (
         (collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors, "agent.collectors"),
@@ -48,6 +51,8 @@ def _check_plugins(settings: Settings) -> None:
     for catalog, group, wanted, where in tables:
         for name, raw in wanted.items():
             plugins.configure(plugins.load(catalog, group, name), raw, f"{where}.{name}")
+    parse(EnsembleConfig, settings.detection.ensemble, "detection.ensemble")
+    parse(PolicyConfig, settings.engine.policy, "engine.policy")
 
 
 def doctor(*, config: Path | None, json: str | None) -> int:

@@ -40,7 +40,9 @@ class LocalStack:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, service: str, *arguments: str) -> None:
-        """Start one service; its output goes to ``services/<service>.log``."""
+        """Start one service, again if it has ended; its output goes to ``services/<service>.log``."""
+        if service in self._processes:
+            self._processes[service].wait()
         command = [sys.executable, "-m", "trainwarden.cli.main", service]
         command += ["--run-dir", str(self._run_dir), "--with-parent", *arguments]
         if self._config is not None:

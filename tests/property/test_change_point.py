@@ -1,0 +1,177 @@
+"""Change points: fast equals slow and plain, ranks may be permuted, spikes are no changes, state can be cut."""
+
+from __future__ import annotations
+
+from math import exp, inf, lgamma, log, pi
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detectors.bocd import ALPHA, BETA, KAPPA, Bocd
+from detectors.change_point import ChangePoint
+from detectors.common_mode import median_of_others, quiet_median
+from detectors.level_shifts import LevelShifts, ShiftConfig
+from detectors.peer_deviation import PeerDeviation
+from tests.unit.detection_streams import START_S, Job
+
+Floats = npt.NDArray[np.float64]
+seeds = st.integers(0, 2**32 - 1)
+
+
+def student_t(x: float, nu: float, mean: float, variance: float) -> float:
+    norm = lgamma((nu + 1) / 2) - lgamma(nu / 2) - 0.5 * log(nu * pi * variance)
+    return norm - (nu + 1) / 2 * log(1 + (x - mean) ** 2 / (nu * variance))
+
+
+def plain_posterior(values: list[float], hazard: float) -> dict[int, float]:
+    """Posterior of the run length by keeping every value of every hypothesis; quadratic in all respects."""
+    mass = {0: 0.0}  # run length -> log mass
+    for place, x in enumerate(values):
+        fresh: dict[int, float] = {}
+        for run, old in mass.items():
+            if run == 0:
+                continue
+            past = values[place - run : place]
+            kappa, alpha = KAPPA + run, ALPHA + run / 2
+            mean = sum(past) / kappa
+            centre = sum(past) / run
+            beta = BETA + 0.5 * sum((v - centre) ** 2 for v in past) + 0.5 * KAPPA * run * centre**2 / kappa
+            grown = student_t(x, 2 * alpha, mean, beta * (kappa + 1) / (alpha * kappa))
+            fresh[run + 1] = old + grown + log(1 - hazard)
+        born = student_t(x, 2 * ALPHA, 0.0, BETA * (KAPPA + 1) / (ALPHA * KAPPA))
+        fresh[1] = 0.0 if place == 0 else born + log(hazard)
+        top = max(fresh.values())
+        total = top + log(sum(exp(m - top) for m in fresh.values()))
+        mass = {run: m - total for run, m in fresh.items()}
+    return {run: exp(m) for run, m in mass.items() if m > -inf}
+
+
+def series(seed: int, length: int, *, shift_at: int | None = None, shift: float = 0.0) -> Floats:
+    values = np.random.default_rng(seed).normal(0.0, 1.0, length)
+    if shift_at is not None:
+        values[shift_at:] += shift
+    return values
+
+
+@given(seed=seeds, length=st.integers(1, 24), shift=st.floats(-8, 8), hazard=st.floats(0.001, 0.2))
+@settings(max_examples=60, deadline=None)
+def test_batched_bocd_equals_the_plain_one(seed: int, length: int, shift: float, hazard: float) -> None:
+    values = np.stack([series(seed + i, length, shift_at=length // 2, shift=shift) for i in range(3)])
+    bocd = Bocd(3, hazard, width=32)
+    for column in values.T:
+        bocd.update(column)
+    for line in range(3):
+        expected = plain_posterior(values[line].tolist(), hazard)
+        for run, mass in expected.items():
+            found = float(np.exp(bocd.log_mass[line][bocd.run[line] == run]).sum())
+            assert abs(found - mass) < 1e-9
+
+
+@given(seed=seeds, gaps=st.lists(st.booleans(), min_size=30, max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_unknown_values_leave_a_series_as_it_was(seed: int, gaps: list[bool]) -> None:
+    values = series(seed, 30)
+    whole, gappy = Bocd(1, 0.01), Bocd(2, 0.01)
+    for x, gap in zip(values, gaps, strict=True):
+        if not gap:
+            whole.update(np.array([x]))
+        gappy.update(np.array([np.nan if gap else x, x]))
+    assert np.allclose(whole.log_mass[0], gappy.log_mass[0])
+
+
+@given(
+    values=st.lists(st.lists(st.one_of(st.just(float("nan")), st.floats(-5, 5)), min_size=5, max_size=5), min_size=1)
+)
+@settings(max_examples=100, deadline=None)
+def test_median_of_others_equals_the_plain_one(values: list[list[float]]) -> None:
+    array = np.array(values)
+    found = median_of_others(array)
+    for row in range(len(array)):
+        for rank in range(5):
+            others = [v for i, v in enumerate(array[row]) if i != rank and np.isfinite(v)]
+            if others:
+                assert found[row, rank] == np.median(others)
+            else:
+                assert np.isnan(found[row, rank])
+    for rank, middle in enumerate(quiet_median(array)):
+        known = array[:, rank][np.isfinite(array[:, rank])]
+        assert (middle == np.median(known)) if known.size else np.isnan(middle)
+
+
+def rows_of(seed: int, ranks: int, length: int, culprit: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(0.0, 0.03, (length, ranks))
+    rows[length // 2 :, culprit] += 0.5
+    return rows
+
+
+@given(seed=seeds, order=st.permutations(range(5)))
+@settings(max_examples=20, deadline=None)
+def test_permuting_ranks_permutes_the_answers(seed: int, order: list[int]) -> None:
+    rows = rows_of(seed, 5, 90, culprit=2)
+    straight, mixed = LevelShifts(ShiftConfig()), LevelShifts(ShiftConfig())
+    left, right = [], []
+    for seq, row in enumerate(rows):
+        left += [(s.series, s.onset, s.reported, s.before, s.after) for s in straight.update(seq, row)]
+        right += [(order[s.series], s.onset, s.reported, s.before, s.after) for s in mixed.update(seq, row[order])]
+    assert sorted(left) == sorted(right)
+    assert left
+
+
+@given(seed=seeds, at=st.integers(0, 119), size=st.floats(1.5, 50.0), noise=st.sampled_from([0.005, 0.02, 0.06]))
+@settings(max_examples=60, deadline=None)
+def test_a_single_spike_is_no_change(seed: int, at: int, size: float, noise: float) -> None:
+    values = np.random.default_rng(seed).normal(0.0, noise, 120)
+    values[at] += log(size)
+    shifts = LevelShifts(ShiftConfig())
+    assert [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]))] == []
+
+
+@given(seed=seeds, factor=st.floats(1.35, 4.0), at=st.integers(40, 100), noise=st.sampled_from([0.005, 0.02, 0.05]))
+@settings(max_examples=60, deadline=None)
+def test_a_clear_change_is_found_once_soon_and_where_it_is(seed: int, factor: float, at: int, noise: float) -> None:
+    values = np.random.default_rng(seed).normal(0.0, noise, at + 60)
+    values[at:] += log(factor)
+    shifts = LevelShifts(ShiftConfig())
+    found = [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]))]
+    assert len(found) == 1
+    assert abs(found[0].onset - at) <= 3
+    assert found[0].reported <= at + 12
+    assert abs(log(found[0].after / found[0].before) - log(factor)) < 0.12
+
+
+@given(seed=seeds, cut=st.integers(1, 119))
+@settings(max_examples=25, deadline=None)
+def test_level_shifts_may_be_cut_anywhere(seed: int, cut: int) -> None:
+    rows = rows_of(seed, 3, 120, culprit=1)
+    whole, first = LevelShifts(ShiftConfig()), LevelShifts(ShiftConfig())
+    expected = [shift for seq, row in enumerate(rows) for shift in whole.update(seq, row)]
+    found = [shift for seq, row in enumerate(rows[:cut]) for shift in first.update(seq, row)]
+    second = LevelShifts(ShiftConfig())
+    second.load({name: array.copy() for name, array in first.arrays().items()})
+    found += [shift for seq, row in enumerate(rows[cut:], cut) for shift in second.update(seq, row)]
+    assert found == expected
+
+
+@given(cut=st.integers(1, 89), which=st.sampled_from([ChangePoint, PeerDeviation]))
+@settings(max_examples=20, deadline=None)
+def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type[PeerDeviation]) -> None:
+    from detectors.job_state import JobState
+
+    job = Job(slow=lambda rank, step: 1.8 if rank == 1 and step >= 50 else 1.0).run(90)
+    records = sorted(job.records, key=lambda entry: entry[0])
+    state, whole, cuttable = JobState("job"), which(which.Config()), which(which.Config())
+    for place in range(90):
+        for _, record in records[place * len(records) // 90 : (place + 1) * len(records) // 90]:
+            state.feed(record)
+        window = state.window(START_S + place)
+        if place == cut:
+            fresh = which(which.Config())
+            fresh.restore(cuttable.state())
+            cuttable = fresh
+        whole.update(window)
+        cuttable.update(window)
+        assert cuttable.score(window) == whole.score(window)
+    assert whole.score(window).opinion == "anomalous"
