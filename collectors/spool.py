@@ -113,15 +113,15 @@ class Spool:
         pending_bytes = 0
         for key, record in records:
             try:
-                frame = frame(key, record)
+                framed = frame(key, record)
             except RecordError:
                 self.refused += 1
                 continue
-            if pending_bytes + len(frame) > self._segment_bytes and pending:
+            if pending_bytes + len(framed) > self._segment_bytes and pending:
                 dropped += self._write(pending)
                 pending, pending_bytes = [], 0
-            pending.append(frame)
-            pending_bytes += len(frame)
+            pending.append(framed)
+            pending_bytes += len(framed)
         if pending:
             dropped += self._write(pending)
         return dropped
@@ -144,11 +144,11 @@ class Spool:
                     number = end
                     break
                 number += 1
-                pair = pair(payload) if payload is not None else None
-                if pair is None:
+                found = pair(payload) if payload is not None else None
+                if found is None:
                     self.damaged += 1
                 else:
-                    batch.append(pair)
+                    batch.append(found)
             if batch:
                 return number, batch
             self.advance(number)

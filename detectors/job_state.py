@@ -7,27 +7,19 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from detectors.rings import COLUMNS, EXIT, PHASE_CODE, HeartbeatBoard, StepRing
+from detectors.rings import EXIT, PHASE_CODE, HeartbeatBoard
+from detectors.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, widened
 from detectors.window import LogLine, Window
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
 
-WARM_UP_STEPS = 10  # first steps of an incarnation: allocator, autotuning, lazy initialisation
-PLAN_STEPS = 3  # steps in which ranks may still be changing over to a new micro-batch plan
-LATE_S = 2.0  # a step is not waited for longer than this after its first rank has ended it
-MAX_PENDING = 64  # steps that are open at the same time; more means ranks that do not step together
-MAX_IDENTITIES = 100_000  # remembered event and metric identities
-
-
-@dataclass(slots=True)
-class _Pending:
-    values: npt.NDArray[np.float32]
-    seen: npt.NDArray[np.bool_]
-    end_s: float = 0.0
-    first_end_s: float = 0.0
+PLAN_STEPS: Final = 3  # steps in which ranks may still be changing over to a new micro-batch plan
+MAX_COUNT: Final = 2**53  # larger numbers are damage
+MAX_TIME_S: Final = 1e11  # far beyond any clock
+MAX_IDENTITIES: Final = 100_000  # remembered event and metric identities
 
 
 class _Seen:
@@ -67,35 +59,22 @@ class JobState:
     rows : int
         Closed steps that are kept.
 
-    Attributes
-    ----------
-    counts : Counter
-        ``late``, ``duplicates``, ``incomplete_steps``, ``odd``: what was not as it should be since `take_counts`.
     """
 
     def __init__(self, job: str, rows: int = 256) -> None:
         self.job = job
-        self.counts: Counter[str] = Counter()
         self.end_s = 0.0
         self.finished = False
         self.finished_s: float | None = None
         self.world_size = 0
         self.restarts = 0
-        self.restarting = False
         self.silence_s: dict[str, float] = {}
-        self._ring = StepRing(rows)
+        self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
         self._roster = _Roster()
-        self._pending: dict[tuple[int, int], _Pending] = {}
-        self._epoch = np.zeros(0, dtype=np.int64)
-        self._high = np.zeros(0, dtype=np.int64)
         self._ended = np.zeros(0, dtype=np.bool_)
         self._clean = np.zeros(0, dtype=np.bool_)
-        self._steps_seen = np.zeros(0, dtype=np.bool_)
-        self._absent = np.zeros(0, dtype=np.bool_)
         self._incarnation = np.zeros(0, dtype=np.int64)
-        self._quiet_left = WARM_UP_STEPS
-        self._closed: tuple[int, int] = (-1, -1)
         self._log_ends: dict[tuple[str, str], int] = {}
         self._seen_events = _Seen(MAX_IDENTITIES)
         self._seen_metrics = _Seen(MAX_IDENTITIES)
@@ -118,9 +97,10 @@ class JobState:
 
     def window(self, now_s: float) -> Window:
         """Close what can be closed and show everything; new lines, events and metrics are shown once."""
-        self._close()
         size = len(self._roster.ranks)
-        values = self._ring.values[:, :, :size]
+        self._steps.close(~self._ended[:size], everyone_known=self.world_size <= size)
+        ring = self._steps.ring
+        values = ring.values[:, :, :size]
         logs, events, metrics = tuple(self._logs), tuple(self._events), tuple(self._metrics)
         self._logs, self._events, self._metrics = [], [], []
         shown = Window(
@@ -134,16 +114,16 @@ class JobState:
             roles=tuple(self._roster.roles),
             live=~self._ended[:size] & ~self._board.gone[:size],
             ended_cleanly=self._clean[:size],
-            first_seq=self._ring.first_seq,
-            steps=self._ring.steps,
-            epochs=self._ring.epochs,
-            ends_s=self._ring.ends_s,
+            first_seq=ring.first_seq,
+            steps=ring.steps,
+            epochs=ring.epochs,
+            ends_s=ring.ends_s,
             duration_s=values[0],
             compute_s=values[1],
             wait_s=values[2],
             pause_s=values[3],
             micro_batches=values[4],
-            quiet_rows=self._ring.quiet,
+            quiet_rows=ring.quiet,
             beats=self._board,
             node_silent_s=self._live_silence(size),
             logs=logs,
@@ -164,8 +144,8 @@ class JobState:
         return float(np.nanmax(self._board.time_s) - np.nanmax(self._board.progress_s))
 
     def take_counts(self) -> dict[str, int]:
-        """`counts` since the last call."""
-        counts, self.counts = dict(self.counts), Counter()
+        """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd`` there were since the last call."""
+        counts, self._steps.counts = dict(self._steps.counts), Counter()
         return counts
 
     def count_silence(self, elapsed_s: float) -> None:
@@ -195,32 +175,15 @@ class JobState:
         return out
 
     def _widen(self, size: int) -> None:
-        have = self._epoch.size
+        have = self._ended.size
         if size <= have:
             return
         room = max(size, have + have // 2)
-        epoch = int(self._epoch.max(initial=0))
-
-        def wider(array: npt.NDArray[np.generic], empty: object) -> npt.NDArray[np.generic]:
-            fresh = np.full(room, empty, dtype=array.dtype)
-            fresh[: array.size] = array
-            return fresh
-
-        self._epoch = wider(self._epoch, epoch)  # type: ignore[assignment]
-        self._high = wider(self._high, -1)  # type: ignore[assignment]
-        self._incarnation = wider(self._incarnation, 0)  # type: ignore[assignment]
-        self._ended = wider(self._ended, False)  # type: ignore[assignment]
-        self._clean = wider(self._clean, False)  # type: ignore[assignment]
-        self._steps_seen = wider(self._steps_seen, False)  # type: ignore[assignment]
-        self._absent = wider(self._absent, False)  # type: ignore[assignment]
+        self._incarnation = widened(self._incarnation, room, 0)
+        self._ended = widened(self._ended, room, False)
+        self._clean = widened(self._clean, room, False)
         self._board.widen(room)
-        self._ring.widen(room)
-        for pending in self._pending.values():
-            values = np.full((len(COLUMNS), room), np.nan, dtype=np.float32)
-            values[:, : pending.values.shape[1]] = pending.values
-            seen = np.zeros(room, dtype=np.bool_)
-            seen[: pending.seen.size] = pending.seen
-            pending.values, pending.seen = values, seen
+        self._steps.widen(room)
 
     def _same_life(self, column: int, incarnation: str) -> bool:
         """True if `incarnation` is the column's present one, which it becomes if it was never seen before."""
@@ -235,14 +198,13 @@ class JobState:
         self._incarnation[column] += 1
         if present:
             self._ended[column] = self._clean[column] = False
-            self._quiet_left = WARM_UP_STEPS
-            self._steps_seen[column] = False
+            self._steps.new_life(column)
         return True
 
     def _feed_iterations(self, record: IterationRecord) -> None:
         (column,) = self._columns((record.rank,), record.node, record.role)
         if not self._same_life(column, record.incarnation):
-            self.counts["late"] += len(record.steps)
+            self._steps.counts["late"] += len(record.steps)
             return
         size = len(record.steps)
         optional = (record.compute_s, record.wait_s, record.pause_s, record.micro_batches)
@@ -250,53 +212,24 @@ class JobState:
         for index in range(min(size, len(record.end_s), len(record.duration_s))):
             cell = [record.duration_s[index]]
             cell += [float("nan") if (value := lane[index]) is None else value for lane in lanes]
-            self._feed_step(column, record.steps[index], record.end_s[index], cell)
-
-    def _feed_step(self, column: int, step: int, end_s: float, cell: list[float]) -> None:
-        if not self._steps_seen[column]:
-            self._steps_seen[column] = True
-            if step <= self._high[column]:  # gone back to a checkpoint: the same step numbers come again
-                self._epoch[column] = self._epoch.max(initial=0) if self._behind(column) else self._epoch[column] + 1
-            self._high[column] = step - 1
-        self._absent[column] = False
-        key = (int(self._epoch[column]), step)
-        pending = self._pending.get(key)
-        if pending is None and key <= self._closed:
-            late = self._ring.fill(key[0], step, column, cell)
-            self.counts["late" if late else "duplicates"] += 1
-            self._high[column] = max(int(self._high[column]), step)
-            return
-        if pending is None:
-            width = self._epoch.size
-            values = np.full((len(COLUMNS), width), np.nan, dtype=np.float32)
-            pending = self._pending[key] = _Pending(values, np.zeros(width, dtype=np.bool_), first_end_s=end_s)
-        if pending.seen[column]:
-            self.counts["duplicates"] += 1
-            return
-        pending.values[:, column] = cell
-        pending.seen[column] = True
-        pending.end_s = max(pending.end_s, end_s)
-        pending.first_end_s = min(pending.first_end_s, end_s)
-        self._high[column] = max(int(self._high[column]), step)
-        self.end_s = max(self.end_s, end_s)
-
-    def _behind(self, column: int) -> bool:
-        """True if other ranks have already gone back further than this one."""
-        return bool(self._epoch.max(initial=0) > self._epoch[column])
+            if record.end_s[index] < MAX_TIME_S:
+                self._steps.feed(column, record.steps[index], record.end_s[index], cell)
+                self.end_s = max(self.end_s, record.end_s[index])
 
     def _feed_heartbeat(self, record: HeartbeatRecord) -> None:
         self.silence_s[record.node] = 0.0
         size = len(record.ranks)
         lanes = (record.incarnations, record.steps, record.phases, record.phase_since_s, record.calls)
-        if not size or any(len(lane) != size for lane in lanes):
-            self.counts["odd"] += bool(size)
+        damaged = any(not 0 <= count < MAX_COUNT for count in (*record.steps, *record.calls))
+        if not size or damaged or record.time_s > MAX_TIME_S or any(len(lane) != size for lane in lanes):
+            self._steps.counts["odd"] += bool(size)
             return
         every = self._columns(record.ranks, record.node)
         keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
         columns = np.array([every[i] for i in keep], dtype=np.int64)
         old = record.time_s <= self._board.time_s[columns]
         if old.any():
-            self.counts["duplicates"] += 1
+            self._steps.counts["duplicates"] += 1
             keep = [i for i, stale in zip(keep, old, strict=True) if not stale]
             columns = columns[~old]
         if not keep:
@@ -325,7 +258,7 @@ class JobState:
         for index in range(min(len(record.lines), len(record.ends), len(record.times_s))):
             end = record.ends[index]
             if end <= high:
-                self.counts["duplicates"] += 1
+                self._steps.counts["duplicates"] += 1
                 continue
             high = end
             count = record.counts[index] if index < len(record.counts) else 1
@@ -336,7 +269,7 @@ class JobState:
 
     def _feed_event(self, record: EventRecord) -> None:
         if not self._seen_events.add(record.id):
-            self.counts["duplicates"] += 1
+            self._steps.counts["duplicates"] += 1
             return
         self._events.append(record)
         self.end_s = max(self.end_s, record.time_s)
@@ -349,15 +282,15 @@ class JobState:
         elif record.kind == "restart":
             self._feed_restart(record)
         elif record.kind == "microbatch_plan":
-            self._quiet_left = max(self._quiet_left, PLAN_STEPS)
+            self._steps.quiet_left = max(self._steps.quiet_left, PLAN_STEPS)
         elif record.kind == "process_exit" and record.rank is not None:
             self._feed_exit(record, record.rank)
 
     def _feed_restart(self, record: EventRecord) -> None:
-        self.restarting = record.fields.get("stage") != "done"
-        if self.restarting:
+        self._steps.restarting = record.fields.get("stage") != "done"
+        if self._steps.restarting:
             self.restarts += 1
-        self._quiet_left = WARM_UP_STEPS
+        self._steps.quiet_left = WARM_UP_STEPS
 
     def _feed_exit(self, record: EventRecord, rank: int) -> None:
         (column,) = self._columns((rank,), record.node)
@@ -369,53 +302,22 @@ class JobState:
 
     def _feed_metrics(self, record: MetricsRecord) -> None:
         if not self._seen_metrics.add((record.node, record.time_s, record.devices, record.names[:1])):
-            self.counts["duplicates"] += 1
+            self._steps.counts["duplicates"] += 1
             return
         self._metrics.append(record)
         self.end_s = max(self.end_s, record.time_s)
 
     # -- windows ---------------------------------------------------------------------------------------------
 
-    def _close(self) -> None:
-        """Move steps that every rank has reported, or that are too old to wait for, into the ring."""
-        if not self._pending:
-            return
-        size = len(self._roster.ranks)
-        wanted = ~self._ended[:size] & ~self._absent[:size]
-        everyone_known = self.world_size <= size
-        keys = sorted(self._pending)
-        ready = 0
-        for position, key in enumerate(keys):
-            pending = self._pending[key]
-            whole = everyone_known and bool(pending.seen[:size][wanted].all())
-            slowest_s = float(np.nanmax(pending.values[0], initial=0.0))
-            late = self.end_s - pending.first_end_s > LATE_S + 2.0 * slowest_s
-            if late:
-                self._absent[:size] |= ~pending.seen[:size]
-            if whole or late or len(keys) - position > MAX_PENDING:
-                ready = position + 1
-        for key in keys[:ready]:
-            self._append(key, self._pending.pop(key), size)
-
-    def _append(self, key: tuple[int, int], pending: _Pending, size: int) -> None:
-        if not pending.seen[:size][~self._ended[:size]].all():
-            self.counts["incomplete_steps"] += 1
-        quiet = self._quiet_left > 0 or self.restarting
-        if self.restarting and self._quiet_left <= 1:
-            self.restarting = False  # the job runs again, whether or not the launcher has said so
-        self._quiet_left = max(0, self._quiet_left - 1)
-        self._ring.append(key[1], key[0], pending.end_s, quiet, pending.values)
-        self._closed = max(self._closed, key)
-
     def _phase(self, size: int) -> str:
-        if self.restarting:
+        if self._steps.restarting:
             return "restart"
         alive = self._board.phase[:size][~self._ended[:size]]
         if self.finished:
             return "ended"
         if bool((alive == EXIT).any()):
             return "exit"
-        if self._quiet_left > 0:
+        if self._steps.quiet_left > 0:
             return "start"
         for name in ("checkpoint", "evaluation", "data"):
             if (alive == PHASE_CODE[name]).any():

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.bocd import Bocd
-from detectors.common_mode import quiet_median
+from detectors.common_mode import noise, quiet_median
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]
@@ -153,7 +153,10 @@ class LevelShifts:
         standard = (values - self._centre) / self._scale
         self.bocd.update(np.clip(standard, -60.0, 60.0))  # a stuck step of minutes must not become infinite evidence
         self._follow(values)
-        found = [shift for series in self._candidates(known) if (shift := self._verify(int(series), seq)) is not None]
+        runs = self.bocd.most_likely_run()
+        candidates = self._candidates(known, runs)
+        verified = (self._verify(int(series), seq, int(runs[series])) for series in candidates)
+        found = [shift for shift in verified if shift is not None]
         for shift in found:
             self._accept(shift)
         raised = self._baseline_check(seq, known, {shift.series for shift in found})
@@ -194,19 +197,16 @@ class LevelShifts:
     def _calibrate(self, seq: int) -> None:
         """Learn centre, noise and baseline of series that have just seen enough, and feed them their past."""
         due = np.flatnonzero((self._seen == self.config.warm_up) & np.isnan(self._centre))
-        for series in due:
-            _, past = self._history(int(series))
-            self._centre[series] = np.median(past)
-            self._scale[series] = self._noise(past)
-            self._segment[series] = seq - self.config.warm_up + 1
-            self.level[series] = self.baseline[series] = self._centre[series]
         if due.size:
+            past = self._recent(HISTORY)[:, due]
+            self._centre[due] = self.level[due] = self.baseline[due] = quiet_median(past)
+            self._scale[due] = self._noise(past)
+            self._segment[due] = seq - self.config.warm_up + 1
             self._replay(due)
-        due = np.flatnonzero(
-            (self._seen == self.config.baseline_steps) & (self._segment <= seq - self.config.baseline_steps + 1)
-        )
-        for series in due:
-            self.baseline[series] = np.median(self._history(int(series))[1][-self.config.baseline_steps :])
+        steps = self.config.baseline_steps
+        due = np.flatnonzero((self._seen == steps) & (self._segment <= seq - steps + 1))
+        if due.size:
+            self.baseline[due] = quiet_median(self._recent(steps)[:, due])
 
     def _replay(self, due: npt.NDArray[np.intp]) -> None:
         """Give the warm-up values, but the last, to the change-point core of series that have just calibrated."""
@@ -216,12 +216,12 @@ class LevelShifts:
             values[due] = (row[due] - self._centre[due]) / self._scale[due]
             self.bocd.update(np.clip(values, -60.0, 60.0))
 
-    def _noise(self, past: Floats) -> float:
-        """Noise of a series from its differences (a slow trend does not count), never below the floor."""
-        steps = np.diff(past)
-        spread = 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / np.sqrt(2.0) if steps.size else 0.0
-        overall = 1.4826 * float(np.median(np.abs(past - np.median(past))))
-        return max(self.config.noise_floor, spread, 0.5 * overall)
+    def _noise(self, past: Floats) -> Floats:
+        """Noise of series from their differences (a slow trend does not count), never below the floor."""
+        steps = np.diff(past, axis=0)
+        spread = np.nan_to_num(noise(steps)) / np.sqrt(2.0)
+        floor = np.maximum(self.config.noise_floor, 0.5 * np.nan_to_num(noise(past)))
+        return np.asarray(np.maximum(spread, floor))
 
     def _history(self, series: int) -> tuple[npt.NDArray[np.int64], Floats]:
         """Sequence numbers and known values of one series, oldest first."""
@@ -230,23 +230,22 @@ class LevelShifts:
         known[: max(0, self._end - HISTORY)] = False
         return self._seqs[: self._end][known], column[known]
 
-    def _candidates(self, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    def _candidates(self, known: npt.NDArray[np.bool_], run: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
         """Series whose present segment is probably younger than the one last accepted."""
         ready = known & np.isfinite(self._centre)
         if not ready.any():
             return np.zeros(0, dtype=np.intp)
-        run = self.bocd.most_likely_run()
         young = ready & (run >= self.config.clear_steps) & (run <= 2 * BEFORE)
         if not young.any():
             return np.zeros(0, dtype=np.intp)
         mass = self.bocd.mass_between(self.config.clear_steps, np.minimum(2 * BEFORE, self._seen - 5))
         return np.flatnonzero(young & (mass > self.config.mass))
 
-    def _verify(self, series: int, seq: int) -> Shift | None:
+    def _verify(self, series: int, seq: int, run: int) -> Shift | None:
         config = self.config
         seqs, values = self._history(series)
         first = int(np.searchsorted(seqs, self._segment[series]))
-        onset = len(values) - int(self.bocd.most_likely_run()[series])
+        onset = len(values) - run
         if onset - first < 6:
             return None
         onset = _refine(values, first, onset)
@@ -257,11 +256,12 @@ class LevelShifts:
         low, high = _level(before), _level(after)
         # Both the median and the trimmed mean must have moved: isolated slow steps move the one but not the other.
         means = _trimmed(after, slower=slower) - _trimmed(before, slower=True)
-        size, noise = min(abs(high - low), max(0.0, means if slower else -means)), self._noise(before)
+        size = min(abs(high - low), max(0.0, means if slower else -means))
+        jitter = float(self._noise(before))
         patience = 2 * int(self._longest[int(slower), series]) + 1
         separate = np.mean(before < after.min()) if slower else np.mean(before > after.max())
-        clear = size >= np.log(config.clear_ratio) and size >= config.clear_noises * noise and separate >= 0.95
-        small = size >= np.log(config.minimum_ratio) and size >= config.small_noises * noise
+        clear = size >= np.log(config.clear_ratio) and size >= config.clear_noises * jitter and separate >= 0.95
+        small = size >= np.log(config.minimum_ratio) and size >= config.small_noises * jitter
         unusual = not slower and self.raised_since[series] < 0  # faster than healthy: warm caches after a pause, mostly
         quick = config.small_steps if unusual else config.clear_steps
         needed = max(quick, patience) if clear else max(config.small_steps, patience)

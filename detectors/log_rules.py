@@ -90,7 +90,7 @@ class LogRules:
 
     def match(self, line: str) -> LogRule | None:
         """The first rule of the file that `line` fits; only the first 8,192 characters are looked at."""
-        found = self._set.Match(line[:MAX_LINE_CHARS])
+        found = self._set.Match(line[:MAX_LINE_CHARS].encode(errors="replace"))
         return self.rules[min(found)] if found else None
 
 

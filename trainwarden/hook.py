@@ -245,12 +245,12 @@ class Hook:
 
     # More attributes than fit a shared-key dictionary: without slots, access takes twice as long in some processes.
     __slots__ = (
-        "folder", "live", "off", "owner", "proven", "inside", "path", "words", "buffer", "base", "rank_known",
-        "wait_ns", "pause_ns", "own_ns", "unit_ns", "events", "calls", "p2p", "p2p_mask", "count", "step",
-        "micro", "mark", "offset_ns", "source", "optimizers", "backwards", "in_backward", "pending", "tail",
-        "engine", "replicas", "candidate", "fresh", "waits", "waits_expected", "waiting", "period", "pauses",
-        "pause_count", "pause_began", "pause_wait", "evaluating", "not_evaluation", "missing", "fault_file",
-        "exit_code", "notes",
+        "backwards", "base", "buffer", "calls", "candidate", "count", "engine", "evaluating", "events",
+        "exit_code", "fault_file", "folder", "fresh", "in_backward", "inside", "live", "mark", "micro",
+        "missing", "not_evaluation", "notes", "off", "offset_ns", "optimizers", "own_ns", "owner", "p2p",
+        "p2p_mask", "path", "pause_began", "pause_count", "pause_ns", "pause_wait", "pauses", "pending",
+        "period", "proven", "rank_known", "replicas", "source", "step", "tail", "unit_ns", "wait_ns",
+        "waiting", "waits", "waits_expected", "words",
     )  # fmt: skip
 
     def __init__(self, folder: str) -> None:
@@ -629,7 +629,7 @@ class Hook:
         now = _clock()
         if self.pauses:
             self.pause_ns += now - self.pause_began
-            self.pause_began = now
+            self.pause_began, self.pause_wait = now, 0
         return now, self.wait_ns, self.pause_ns, self.backwards
 
     def number(self, step: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from actions.microbatches import solve
 
+NAMES = ("microbatch_solve_512_ms", "microbatch_solve_100k_s")
 MICRO_BATCHES_PER_GROUP = 8
 PEER_ROUNDS = 3
 

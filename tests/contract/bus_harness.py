@@ -110,7 +110,9 @@ class Worker:
     def kill(self) -> list[str]:
         """SIGKILL; all whole lines it wrote in its life."""
         self._process.send_signal(signal.SIGKILL)
-        rest, _ = self._process.communicate(timeout=20)
+        self._process.wait(timeout=20)
+        assert self._process.stdout is not None
+        rest = self._process.stdout.read()  # not `communicate`, which passes over what `readline` has read ahead
         self.lines += [line for line in rest.split("\n")[:-1] if line]
         return self.lines
 

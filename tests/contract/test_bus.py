@@ -249,7 +249,7 @@ def test_a_backlog_of_several_topics_comes_in_the_order_of_time(engine: Engine) 
 @pytest.mark.system
 def test_kill_of_a_consumer_loses_nothing_and_another_takes_over(engine: Engine) -> None:
     bus = engine.open()
-    total = 120
+    total = 600
     for number in range(total):
         bus.publish(EVENTS, f"k{number % 6}", event(f"k{number % 6}", number))
     bus.flush()

@@ -72,5 +72,5 @@ def test_observe_only_proposes(tmp_path: Path) -> None:
 
 @pytest.mark.kafka
 def test_the_same_through_kafka(kafka_broker: Any, tmp_path: Path) -> None:
-    result = demo(tmp_path, "--fault", "slow-rank", "--bus", f"kafka://{kafka_broker.address}")
+    result = demo(tmp_path, "--fault", "slow-rank", "--bus", f"kafka://{kafka_broker.server}")
     assert result["bus"].startswith("kafka://")

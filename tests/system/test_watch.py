@@ -11,8 +11,8 @@ from tests.system.runs import Watched, torchrun
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 RANKS = {"ddp_accumulate.py": 4, "sgd_by_hand.py": 4, "fsdp.py": 3, "pipeline.py": 2}
-AT_STEP = 30
-STEPS = 70
+AT_STEP = 28
+STEPS = 60
 
 
 def arguments(script: str, steps: int) -> tuple[str, ...]:

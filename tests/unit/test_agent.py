@@ -171,6 +171,21 @@ def test_while_the_bus_is_away_records_wait_on_disk_and_come_in_order(rig: Rig) 
     assert rig.lines() == list(range(30))
 
 
+def test_new_records_queue_behind_a_spool_that_takes_several_rounds_to_drain(rig: Rig) -> None:
+    rig.bus.away = True
+    rig.give(log_record(0))
+    rig.step()  # this one the bus has queued; what follows lies in the spool alone
+    rig.give(*(log_record(number) for number in range(1, 1600)))
+    rig.step()
+    rig.bus.away = False
+    rig.bus.flush_takes_s = 0.3
+    for number in range(1600, 1620):
+        rig.give(log_record(number))
+        rig.step(5.0)
+        assert rig.lines() == list(range(len(rig.lines())))
+    assert len(rig.lines()) == 1620
+
+
 def test_a_kill_while_the_bus_is_away_loses_nothing(rig: Rig) -> None:
     rig.bus.away = True
     for number in range(5):

@@ -248,6 +248,92 @@ def test_the_smallest_period_is_found(pattern: list[int], repeats: int, junk: in
     assert hook._smallest_period([object() for _ in range(10 + junk)]) == 0
 
 
+class Engine:
+    """Torch's engine as the hook sees it: a root that has hooks, and callbacks before the pass returns."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+        self.prehooks: list[Callable[[object], None]] = []
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def register_prehook(self, prehook: Callable[[object], None]) -> Engine:
+        self.prehooks.append(prehook)
+        return self
+
+    def remove(self) -> None:
+        self.prehooks.clear()
+
+
+def engine_backward(target: Hook, clock: HandClock, ending: Callable[[], None]) -> None:
+    """A pass of 10 ms whose last callback is `ending`."""
+    engine = target.engine = Engine()
+    handle = target.begin_backward((SimpleNamespace(grad_fn=engine),))
+    for prehook in engine.prehooks:
+        prehook(None)
+    engine.queue_callback(ending)  # DDP queues its own later than the root's hook ran
+    clock.pass_ms(10)
+    for callback in engine.callbacks:
+        callback()
+    target.end_backward(handle)
+    assert engine.prehooks == []
+
+
+class Replica:
+    require_backward_grad_sync = True
+
+
+def test_the_last_part_of_ddps_backward_is_a_wait(make: Callable[..., Hook], clock: HandClock) -> None:
+    target, replica = make(), Replica()
+    target.replicas.add(replica)
+    phases: list[str] = []
+
+    def finalise() -> None:
+        clock.pass_ms(7)
+        phases.append(header_of(target).phase)
+
+    engine_backward(target, clock, finalise)
+    target.optimizer_stepped()
+    (row,) = steps_of(target)
+    assert (row.compute_s, row.wait_s) == (pytest.approx(0.010), pytest.approx(0.007))
+    assert phases == ["wait"]
+    assert header_of(target).phase == "compute"
+
+
+def test_waits_that_were_seen_in_the_last_part_are_not_counted_twice(
+    make: Callable[..., Hook], clock: HandClock
+) -> None:
+    target, replica = make(), Replica()
+    target.replicas.add(replica)
+
+    def finalise() -> None:
+        wait(target, clock, 4)
+        clock.pass_ms(3)
+
+    engine_backward(target, clock, finalise)
+    target.optimizer_stepped()
+    (row,) = steps_of(target)
+    assert (row.compute_s, row.wait_s) == (pytest.approx(0.013), pytest.approx(0.004))
+
+
+def test_ddp_without_an_optimizer_steps_where_gradients_were_exchanged(
+    make: Callable[..., Hook], clock: HandClock
+) -> None:
+    target, replica = make(), Replica()
+    target.replicas.add(replica)
+    target.called(8, (), 0)  # there are collectives, so this is no lone process
+    target.calls = 1
+    for _ in range(6):
+        replica.require_backward_grad_sync = False
+        engine_backward(target, clock, lambda: clock.pass_ms(0.1))
+        replica.require_backward_grad_sync = True
+        engine_backward(target, clock, lambda: clock.pass_ms(5))
+    rows = steps_of(target)
+    assert len(rows) >= 5
+    assert {(row.micro_batches, row.source) for row in rows} == {(2, "by_hand")}
+
+
 def test_marks_overrule_everything_else(make: Callable[..., Hook], clock: HandClock) -> None:
     target = make()
     hook.set_step(100)
@@ -264,7 +350,7 @@ def test_marks_overrule_everything_else(make: Callable[..., Hook], clock: HandCl
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_compute_wait_and_pause_add_up_whatever_happens(
     data: st.DataObject, make: Callable[..., Hook], clock: HandClock
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job_state import LATE_S, WARM_UP_STEPS, JobState
+from detectors.job_state import JobState
+from detectors.step_assembly import LATE_S, WARM_UP_STEPS
 from detectors.window import job_duration_s
 from tests.unit.detection_streams import JOB, START_S, Job, event, log_lines
 from trainwarden.records import HeartbeatRecord, IterationRecord, MetricsRecord
@@ -162,7 +163,7 @@ def test_phases() -> None:
     state.feed(event("restart", job.end_s + 1, stage="done"))
     assert state.window(job.end_s).phase == "start"
     state.feed(event("job_end", job.end_s + 2))
-    assert state.window(job.end_s).phase == "exit"
+    assert state.window(job.end_s).phase == "ended"
 
 
 def test_a_node_is_silent_only_while_its_ranks_live() -> None:

@@ -14,7 +14,7 @@ from trainwarden.bus import connect, kafka_buffers
 from trainwarden.bus.kafka import KafkaConfig
 from trainwarden.bus.kafka_buffers import Buffers
 from trainwarden.bus.kafka_client import Clients
-from trainwarden.errors import BusUnavailable, ConfigError
+from trainwarden.errors import ConfigError
 from trainwarden.settings import parse
 
 SERVERS = ["broker:9092"]
@@ -23,7 +23,7 @@ SERVERS = ["broker:9092"]
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        ({"partition": 3}, "kafka: unknown key partition"),
+        ({"partition": 3}, "unknown key .?partition"),
         ({"partitions": 0}, "expected `int` >= 1 at partitions"),
         ({"compression": "snappy"}, "invalid enum value 'snappy' at compression"),
         ({"topic_prefix": "a b"}, "at topic_prefix"),
@@ -32,10 +32,8 @@ SERVERS = ["broker:9092"]
     ],
 )
 def test_impossible_settings_are_one_sentence(raw: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^kafka: .*{sentence}"):
         connect("kafka://broker:9092", raw)
-    assert sentence.removeprefix("kafka: ").split(" at ")[-1] in str(caught.value)
-    assert str(caught.value).startswith("kafka: ")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +62,6 @@ def test_files_belong_to_tls_and_come_in_pairs(tmp_path: Path) -> None:
 def test_a_server_is_host_and_port(server: str) -> None:
     with pytest.raises(ConfigError, match="is not host:port"):
         Clients([server], KafkaConfig())
-
-
-def test_nobody_listening_is_unavailable_in_bounded_time() -> None:
-    with pytest.raises(BusUnavailable, match=r"no broker answers within 0.2 s"):
-        connect("kafka://127.0.0.1:1", {"connect_timeout_s": 0.2})
 
 
 def test_security_and_durability_reach_the_clients(tmp_path: Path) -> None:

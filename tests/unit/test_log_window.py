@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - log lines are quoted whole
 """Log rules on lines as they are seen in the field, and what the log window makes of them."""
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def json_of(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_status_tells_pace_and_open_incidents(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert look.status(bus=address, config=None, json="-") == 1
     (job,) = json_of(capsys)["jobs"]
-    assert (job["job"], job["ranks"], job["steps"], job["iteration_s"]["median"]) == ("j", 2, 9, 0.5)
+    assert (job["job"], job["ranks"], job["steps"], job["iteration_s"]["median"]) == ("j", 2, 10, 0.5)
     assert [incident["id"] for incident in job["open_incidents"]] == ["i1"]
 
 

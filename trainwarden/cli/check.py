@@ -72,6 +72,12 @@ def _row(name: str, state: str, what: str) -> dict[str, str]:
 
 
 def _check_bus(settings: Settings) -> dict[str, str]:
+    """Whether the bus answers; an embedded one that does not exist yet is not made by asking."""
+    scheme, _, place = settings.bus.partition(":")
+    if scheme == "embedded" and not Path(place).exists():
+        usable = os.access(Path(place).absolute().parent, os.W_OK)
+        what = "does not exist yet; the first service makes it" if usable else "its folder may not be written to"
+        return _row("bus", "note" if usable else "bad", f"{settings.bus}: {what}")
     try:
         buses.connect(settings.bus, settings.kafka).close()
     except WardenError as error:

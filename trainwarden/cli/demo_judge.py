@@ -38,7 +38,7 @@ def judge(plan: DemoPlan, fault: Fault, run: JobRun, code: int | None) -> dict[s
         "seed": plan.seed,
         "bus": run.bus_address,
         "mode": plan.mode,
-        "steps": _steps(view),
+        "steps": view.steps_done(),
         "loss": _loss(run),
         "fault": fault.as_object(),
         "incidents": [_incident(object_, fault) for object_ in view.incident_objects()],
@@ -69,12 +69,6 @@ def _split(plan: DemoPlan, fault: Fault, view: JobView) -> tuple[list[IncidentRe
 def _actions_of(incidents: list[IncidentRecord], view: JobView) -> list[ActionRecord]:
     wanted = {incident.id for incident in incidents}
     return [action for action in view.actions.values() if action.incident in wanted]
-
-
-def _steps(view: JobView) -> int:
-    """Training steps done: the training script numbers them from 0."""
-    last = view.last_step()
-    return 0 if last is None else last + 1
 
 
 def _since(fault: Fault, at_s: float | None) -> float | None:

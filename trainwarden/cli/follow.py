@@ -105,6 +105,10 @@ class JobView:
         """Highest step that any rank has finished."""
         return max((step for _, _, step in self.steps), default=None)
 
+    def steps_done(self) -> int:
+        """Training steps done by any rank; one that was done again after a restart counts once."""
+        return len({step for _, _, step in self.steps})
+
     def ranks(self) -> list[int]:
         """Ranks that have told something, ascending."""
         return sorted(

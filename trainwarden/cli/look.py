@@ -52,7 +52,7 @@ def status(*, bus: str | None, config: Path | None, json: str | None) -> int:
                 "job": name,
                 "ended": view.ended,
                 "ranks": len(view.ranks()),
-                "steps": view.last_step(),
+                "steps": view.steps_done(),
                 "iteration_s": {"median": view.iteration_s()},
                 "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
                 "open_incidents": [incident_object(i) for i in incidents],
@@ -148,7 +148,7 @@ def report(*, bus: str | None, config: Path | None, job: str | None, out: Path) 
         raise ConfigError(f"report: name one job with --job; on this bus: {names}")
     view = next(iter(views.values()))
     counted = f"{len(view.incidents)} incident(s), {len(view.actions)} action(s)"
-    summary = f"{len(view.ranks())} ranks, {view.last_step() or 0} steps, {counted}."
+    summary = f"{len(view.ranks())} ranks, {view.steps_done()} steps, {counted}."
     write_report(out, view, title=f"trainwarden: {view.job}", summary=summary)
     Voice().say(f"report: {out}")
     return 0

@@ -125,7 +125,7 @@ class JobRun:
         return {
             "job": self.settings.job,
             "exit_code": exit_code,
-            "steps": view.last_step(),
+            "steps": view.steps_done(),
             "iteration_s": {"median": view.iteration_s()},
             "incidents": view.incident_objects(),
             "actions": view.action_objects(),
