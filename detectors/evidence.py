@@ -57,7 +57,7 @@ def _per_rank(window: Window, rows: slice) -> dict[str, Any]:
         level = quiet_median(window.compute_s[rows].astype(np.float64)[:, order])
     out: dict[str, Any] = {
         "ranks": [int(rank) for rank in window.ranks[order]],
-        "compute_s": [float(value) for value in level],
+        "compute_s": [round(float(value), 6) for value in level],
     }
     if np.isfinite(newest).all():
         out["micro_batches"] = [int(share) for share in newest]

@@ -19,6 +19,7 @@ from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, L
 PLAN_STEPS: Final = 3  # steps in which ranks may still be changing over to a new micro-batch plan
 MAX_COUNT: Final = 2**53  # larger numbers are damage
 MAX_TIME_S: Final = 1e11  # far beyond any clock
+MAX_RANKS: Final = 65_536  # of one job; a record that names more is damage
 MAX_IDENTITIES: Final = 100_000  # remembered event and metric identities
 
 
@@ -153,6 +154,10 @@ class JobState:
         for node in self.silence_s:
             self.silence_s[node] += elapsed_s
 
+    def _heard(self, time_s: float) -> None:
+        if self.end_s < time_s < MAX_TIME_S:
+            self.end_s = time_s
+
     # -- records ---------------------------------------------------------------------------------------------
 
     def _columns(self, ranks: tuple[int, ...], node: str, role: str = "") -> list[int]:
@@ -201,7 +206,16 @@ class JobState:
             self._steps.new_life(column)
         return True
 
+    def _no_room(self, ranks: tuple[int, ...]) -> bool:
+        known = self._roster.column
+        full = len(known) + sum(rank not in known for rank in ranks) > MAX_RANKS
+        if full:
+            self._steps.counts["odd"] += 1
+        return full
+
     def _feed_iterations(self, record: IterationRecord) -> None:
+        if self._no_room((record.rank,)):
+            return
         (column,) = self._columns((record.rank,), record.node, record.role)
         if not self._same_life(column, record.incarnation):
             self._steps.counts["late"] += len(record.steps)
@@ -212,9 +226,11 @@ class JobState:
         for index in range(min(size, len(record.end_s), len(record.duration_s))):
             cell = [record.duration_s[index]]
             cell += [float("nan") if (value := lane[index]) is None else value for lane in lanes]
-            if record.end_s[index] < MAX_TIME_S:
+            if record.end_s[index] >= MAX_TIME_S:
+                self._steps.counts["odd"] += 1
+            else:
                 self._steps.feed(column, record.steps[index], record.end_s[index], cell)
-                self.end_s = max(self.end_s, record.end_s[index])
+                self._heard(record.end_s[index])
 
     def _feed_heartbeat(self, record: HeartbeatRecord) -> None:
         self.silence_s[record.node] = 0.0
@@ -223,6 +239,8 @@ class JobState:
         damaged = any(not 0 <= count < MAX_COUNT for count in (*record.steps, *record.calls))
         if not size or damaged or record.time_s > MAX_TIME_S or any(len(lane) != size for lane in lanes):
             self._steps.counts["odd"] += bool(size)
+            return
+        if self._no_room(record.ranks):
             return
         every = self._columns(record.ranks, record.node)
         keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
@@ -250,7 +268,7 @@ class JobState:
             np.array([states[i] in {"Z", "X"} for i in keep]),
             np.array([cpu[i] for i in keep], dtype=np.float64),
         )
-        self.end_s = max(self.end_s, record.time_s)
+        self._heard(record.time_s)
 
     def _feed_log(self, record: LogRecord) -> None:
         source = (record.node, record.source)
@@ -264,7 +282,7 @@ class JobState:
             count = record.counts[index] if index < len(record.counts) else 1
             line, time_s = record.lines[index], record.times_s[index]
             self._logs.append(LogLine(record.node, record.source, record.rank, line, time_s, max(1, count), end))
-            self.end_s = max(self.end_s, time_s)
+            self._heard(time_s)
         self._log_ends[source] = high
 
     def _feed_event(self, record: EventRecord) -> None:
@@ -272,18 +290,18 @@ class JobState:
             self._steps.counts["duplicates"] += 1
             return
         self._events.append(record)
-        self.end_s = max(self.end_s, record.time_s)
+        self._heard(record.time_s)
         if record.kind == "job_start":
             self.finished, self.finished_s = False, None
             size = record.fields.get("world_size")
-            self.world_size = int(size) if isinstance(size, int | float) else self.world_size
+            self.world_size = int(size) if isinstance(size, int | float) and size <= MAX_RANKS else self.world_size
         elif record.kind == "job_end":
             self.finished, self.finished_s = True, record.time_s
         elif record.kind == "restart":
             self._feed_restart(record)
         elif record.kind == "microbatch_plan":
             self._steps.quiet_left = max(self._steps.quiet_left, PLAN_STEPS)
-        elif record.kind == "process_exit" and record.rank is not None:
+        elif record.kind == "process_exit" and record.rank is not None and not self._no_room((record.rank,)):
             self._feed_exit(record, record.rank)
 
     def _feed_restart(self, record: EventRecord) -> None:
@@ -305,7 +323,7 @@ class JobState:
             self._steps.counts["duplicates"] += 1
             return
         self._metrics.append(record)
-        self.end_s = max(self.end_s, record.time_s)
+        self._heard(record.time_s)
 
     # -- windows ---------------------------------------------------------------------------------------------
 

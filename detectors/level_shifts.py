@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.bocd import Bocd
-from detectors.common_mode import noise, quiet_median
+from detectors.common_mode import quiet_median
+from detectors.verification import BEFORE, LevelMarks, jitter, middle, refine, trimmed
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]
 HISTORY: Final = 160  # rows kept for the means before and after
-BEFORE: Final = 30  # values before the change that its mean is taken over
-MARKS: Final = 256  # levels remembered over the whole run, thinned out as it grows
-TRIM: Final = 2  # most extreme values left out of each mean: single slow steps are checkpoints, not changes
 
 
 class ShiftConfig(Config, frozen=True, kw_only=True):
@@ -102,8 +100,7 @@ class LevelShifts:
         self.bocd = Bocd(0, config.hazard)
         self._rows: Floats = np.full((2 * HISTORY, 0), np.nan)
         self._seqs = np.full(2 * HISTORY, -1, dtype=np.int64)
-        self._marks: Floats = np.full((MARKS, 0), np.nan)
-        self._marked, self._stride, self._fed = 0, 16, 0
+        self._marks = LevelMarks()
         self._end = 0
         self._seen = np.zeros(0, dtype=np.int64)
         self._centre: Floats = np.zeros(0)
@@ -122,7 +119,7 @@ class LevelShifts:
             return
         self.bocd.widen(series)
         self._rows = np.hstack([self._rows, np.full((2 * HISTORY, more), np.nan)])
-        self._marks = np.hstack([self._marks, np.full((MARKS, more), np.nan)])
+        self._marks.widen(more)
         self._seen = np.append(self._seen, np.zeros(more, dtype=np.int64))
         for name in ("_centre", "_scale", "baseline", "level"):
             setattr(self, name, np.append(getattr(self, name), np.full(more, np.nan)))
@@ -135,7 +132,7 @@ class LevelShifts:
         """Begin afresh with the series `which` [series]: another node, another layout."""
         self.bocd.forget(which)
         self._rows[:, which] = np.nan
-        self._marks[:, which] = np.nan
+        self._marks.forget(which)
         self._seen[which] = 0
         self._centre[which] = self._scale[which] = np.nan
         self.baseline[which] = self.level[which] = np.nan
@@ -146,7 +143,8 @@ class LevelShifts:
         """Take in one row of log values [series], NaN = unknown; the changes that it verified."""
         self.widen(values.size)
         self._append(seq, values)
-        self._mark()
+        if self._marks.due():
+            self._marks.add(quiet_median(self._recent(2 * self.config.small_steps)))
         known = np.isfinite(values)
         self._seen[known] += 1
         self._calibrate(seq)
@@ -173,24 +171,6 @@ class LevelShifts:
         self._rows[self._end], self._seqs[self._end] = values, seq
         self._end += 1
 
-    def _mark(self) -> None:
-        """Remember the level now and then; when there is no room left, every other one goes."""
-        self._fed += 1
-        if self._fed % self._stride:
-            return
-        if self._marked == MARKS:
-            self._marks[: MARKS // 2] = self._marks[1::2].copy()
-            self._marked, self._stride = MARKS // 2, 2 * self._stride
-        self._marks[self._marked] = quiet_median(self._recent(2 * self.config.small_steps))
-        self._marked += 1
-
-    def _halfway(self) -> Floats:
-        """The level of each series when the run was half as long as it is now."""
-        if self._marked < 2:
-            return self.baseline.copy()
-        half = self._marks[self._marked // 2]
-        return np.where(np.isfinite(half), half, self.baseline)
-
     def _recent(self, rows: int) -> Floats:
         return self._rows[max(0, self._end - rows) : self._end]
 
@@ -200,7 +180,7 @@ class LevelShifts:
         if due.size:
             past = self._recent(HISTORY)[:, due]
             self._centre[due] = self.level[due] = self.baseline[due] = quiet_median(past)
-            self._scale[due] = self._noise(past)
+            self._scale[due] = jitter(past, self.config.noise_floor)
             self._segment[due] = seq - self.config.warm_up + 1
             self._replay(due)
         steps = self.config.baseline_steps
@@ -215,13 +195,6 @@ class LevelShifts:
             values = np.full(self._seen.size, np.nan)
             values[due] = (row[due] - self._centre[due]) / self._scale[due]
             self.bocd.update(np.clip(values, -60.0, 60.0))
-
-    def _noise(self, past: Floats) -> Floats:
-        """Noise of series from their differences (a slow trend does not count), never below the floor."""
-        steps = np.diff(past, axis=0)
-        spread = np.nan_to_num(noise(steps)) / np.sqrt(2.0)
-        floor = np.maximum(self.config.noise_floor, 0.5 * np.nan_to_num(noise(past)))
-        return np.asarray(np.maximum(spread, floor))
 
     def _history(self, series: int) -> tuple[npt.NDArray[np.int64], Floats]:
         """Sequence numbers and known values of one series, oldest first."""
@@ -248,20 +221,20 @@ class LevelShifts:
         onset = len(values) - run
         if onset - first < 6:
             return None
-        onset = _refine(values, first, onset)
+        onset = refine(values, first, onset)
         before, after = values[max(first, onset - BEFORE) : onset], values[onset:]
         if len(before) < 6 or len(after) < config.clear_steps:
             return None
         slower = bool(np.median(after) > np.median(before))
-        low, high = _level(before), _level(after)
+        low, high = middle(before), middle(after)
         # Both the median and the trimmed mean must have moved: isolated slow steps move the one but not the other.
-        means = _trimmed(after, slower=slower) - _trimmed(before, slower=True)
+        means = trimmed(after, slower=slower) - trimmed(before, slower=True)
         size = min(abs(high - low), max(0.0, means if slower else -means))
-        jitter = float(self._noise(before))
+        noise = float(jitter(before, config.noise_floor))
         patience = 2 * int(self._longest[int(slower), series]) + 1
         separate = np.mean(before < after.min()) if slower else np.mean(before > after.max())
-        clear = size >= np.log(config.clear_ratio) and size >= config.clear_noises * jitter and separate >= 0.95
-        small = size >= np.log(config.minimum_ratio) and size >= config.small_noises * jitter
+        clear = size >= np.log(config.clear_ratio) and size >= config.clear_noises * noise and separate >= 0.95
+        small = size >= np.log(config.minimum_ratio) and size >= config.small_noises * noise
         unusual = not slower and self.raised_since[series] < 0  # faster than healthy: warm caches after a pause, mostly
         quick = config.small_steps if unusual else config.clear_steps
         needed = max(quick, patience) if clear else max(config.small_steps, patience)
@@ -305,7 +278,7 @@ class LevelShifts:
         least = np.log(config.minimum_ratio)
         # A drift that has gone on since the start is the program's own (growing windows or sequences): what counts
         # is what comes on top of the pace that it had from the start.
-        grown = np.maximum(self._halfway() - self.baseline, 0.0)
+        grown = np.maximum(self._marks.halfway(self.baseline) - self.baseline, 0.0)
         with np.errstate(invalid="ignore"):
             high = settled & (low > self.baseline + least) & (low > self.baseline + 2.0 * grown + 0.4 * least)
         found = []
@@ -316,7 +289,7 @@ class LevelShifts:
             base = float(self.baseline[series])
             below = np.flatnonzero(values <= base + 0.2 * np.log(config.minimum_ratio))
             onset = int(seqs[min(int(below[-1]) + 1, len(seqs) - 1)]) if below.size else int(seqs[0])
-            after = float(np.exp(_trimmed(values[-rows:], slower=True)))
+            after = float(np.exp(trimmed(values[-rows:], slower=True)))
             shift = Shift(int(series), onset, seq, float(np.exp(base)), after, "baseline")
             found.append(shift)
             self._segment[series] = int(seqs[max(0, len(seqs) - rows)])
@@ -336,43 +309,20 @@ class LevelShifts:
     # -- state -----------------------------------------------------------------------------------------------
 
     _ARRAYS: Final = (
-        "_rows", "_marks", "_seqs", "_seen", "_centre", "_scale", "_segment", "_excursion", "_longest", "baseline",
+        "_rows", "_seqs", "_seen", "_centre", "_scale", "_segment", "_excursion", "_longest", "baseline",
         "level", "raised_since",
     )  # fmt: skip
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The whole state; `load` takes it back."""
         own: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in self._ARRAYS}
-        own["_places"] = np.array([self._end, self._marked, self._stride, self._fed])
-        return own | {f"bocd.{name}": array for name, array in self.bocd.arrays().items()}
+        own["_places"] = np.array([self._end])
+        return own | self._marks.arrays() | {f"bocd.{name}": array for name, array in self.bocd.arrays().items()}
 
     def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Go on from `arrays`."""
         for name in self._ARRAYS:
             setattr(self, name, arrays[name].copy())
-        self._end, self._marked, self._stride, self._fed = (int(place) for place in arrays["_places"])
+        self._end = int(arrays["_places"][0])
+        self._marks.load(arrays)
         self.bocd.load({name[5:]: array for name, array in arrays.items() if name.startswith("bocd.")})
-
-
-def _level(values: Floats) -> float:
-    return float(np.median(values))
-
-
-def _trimmed(values: Floats, *, slower: bool) -> float:
-    """Mean without the `TRIM` largest (for a drop: smallest) values, but with at least one."""
-    ordered = np.sort(values) if slower else np.sort(values)[::-1]
-    return float(ordered[: max(1, len(ordered) - TRIM)].mean())
-
-
-def _refine(values: Floats, first: int, onset: int) -> int:
-    """The split near `onset` with the least absolute deviation from the two sides' medians."""
-    best, best_cost = onset, np.inf
-    for split in range(max(first + 6, onset - 6), min(onset + 6, len(values) - 2)):
-        left, right = values[max(first, split - BEFORE) : split], values[split:]
-        cost = np.abs(left - np.median(left)).sum() + np.abs(right - np.median(right)).sum()
-        # All splits must explain the same values, else a shorter left side always looks better.
-        spare = values[max(first, onset - 6 - BEFORE) : max(first, split - BEFORE)]
-        cost += np.abs(spare - np.median(left)).sum()
-        if cost < best_cost - 1e-12:
-            best, best_cost = split, cost
-    return best

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.common_mode import median_of_others, noise, quiet_median
+from detectors.peer_memory import ANCHOR, HELD_BACK, LEARN, ROWS, PeerMemory
 from detectors.protocol import abstain, pack, unpack
 from detectors.window import Window
 from trainwarden.records import Suspect, Vote
@@ -22,10 +23,7 @@ from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]
 _Judged = tuple[Literal["self", "peers"], Floats, npt.NDArray[np.int64]]
-ROWS: Final = 160  # steps remembered: the newest are judged, the older healthy ones are the baseline
-HELD_BACK: Final = 20  # newest steps that are not yet part of the baseline, so that a fault cannot teach it
-LEARN: Final = 8  # steps without which there is no baseline
-ANCHOR: Final = 50  # healthy steps after which a fixed baseline is kept too, against slow drifts
+MAX_SUSPECTS: Final = 16
 # Evidence over the newest k steps: (k, least ratio, noise widths). Large deviations need few steps, small ones many;
 # chosen on simulated ranks with 2 to 15 % noise so that a clean hour names nobody.
 EVIDENCE: Final = ((4, 1.45, 8.0), (6, 1.30, 6.0), (10, 1.20, 5.0), (20, 1.15, 4.0))
@@ -91,17 +89,8 @@ class PeerDeviation:
     def __init__(self, config: PeerDeviationConfig) -> None:
         self._config = config
         self._next_seq = 0
-        self._count = 0
         self._nodes: tuple[str, ...] = ()
-        self._own: Floats = np.full((ROWS, 0), np.nan)
-        self._relative: Floats = np.full((ROWS, 0), np.nan)
-        self._wait: Floats = np.full((ROWS, 0), np.nan)
-        self._sick = np.zeros((ROWS, 0), dtype=np.bool_)
-        self._ends_s: Floats = np.full(ROWS, np.nan)
-        self._steps = np.zeros(ROWS, dtype=np.int64)
-        self._busy_s: Floats = np.full(ROWS, np.nan)
-        self._base: Floats = np.full((3, 0), np.nan)  # relative level, own level, noise
-        self._anchor: Floats = np.full((2, 0), np.nan)
+        self._memory = PeerMemory()
         self._slow: Floats = np.zeros(0)  # log ratio of ranks that are slow now, 0 for the others
         self._evidence: Literal["compute", "duration"] = "compute"
         self._open: dict[int, Episode] = {}
@@ -123,19 +112,20 @@ class PeerDeviation:
         wait = window.wait_s[rows].astype(np.float64)
         busy = quiet_median(window.busy_s(rows).T)
         for index in np.flatnonzero(~window.quiet_rows[rows]):
-            self._push(own[index], relative[index], wait[index], busy[index])
-            self._ends_s[-1], self._steps[-1] = window.ends_s[rows][index], window.steps[rows][index]
+            step, end_s = int(window.steps[rows][index]), float(window.ends_s[rows][index])
+            sick = self._slow > 0
+            self._memory.push(step, end_s, busy[index], own[index], relative[index], wait[index], sick)
             self._judge(window)
 
     def score(self, window: Window) -> Vote:
         """The slow ranks, worst first."""
         if len(window.ranks) < 2:
             return abstain("fewer than two ranks")
-        if self._count < LEARN + HELD_BACK // 4:
+        if self._memory.count < LEARN + HELD_BACK // 4:
             return abstain("warm-up")
         if not self._open:
             return Vote(opinion="normal", score=self._calm_score())
-        slow = sorted(self._open.items(), key=lambda entry: -self._slow[entry[0]])
+        slow = sorted(self._open.items(), key=lambda entry: -self._slow[entry[0]])[:MAX_SUSPECTS]
         worst = max(float(self._slow[slow[0][0]]), 1e-6)
         suspects = tuple(
             Suspect(
@@ -158,78 +148,39 @@ class PeerDeviation:
             metrics=("iteration_compute_seconds" if first.evidence == "compute" else "iteration_duration_seconds",),
             onset_s=min(episode.onset_s for _, episode in slow),
             onset_step=min(episode.from_step for _, episode in slow),
-            at_step=int(self._steps[-1]),
+            at_step=int(self._memory.steps[-1]),
             verified=True,
         )
 
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
         plain = {
-            "next_seq": self._next_seq, "count": self._count, "nodes": self._nodes, "evidence": self._evidence,
+            "next_seq": self._next_seq, "nodes": self._nodes, "evidence": self._evidence,
             "open": [[column, _plain(episode)] for column, episode in self._open.items()],
             "episodes": [_plain(episode) for episode in self.episodes if episode.to_step is not None],
         }  # fmt: skip
-        return pack("peer_deviation", plain, {name: getattr(self, name) for name in self._ARRAYS})
+        return pack("peer_deviation", plain, self._memory.arrays() | {"slow": self._slow})
 
     def restore(self, state: bytes) -> None:
         """See `detectors.protocol.Detector`."""
         plain, arrays = unpack("peer_deviation", state)
-        for name in self._ARRAYS:
-            setattr(self, name, arrays[name])
-        self._next_seq, self._count = plain["next_seq"], plain["count"]
+        self._memory.load(arrays)
+        self._next_seq, self._slow = plain["next_seq"], arrays["slow"]
         self._nodes, self._evidence = tuple(plain["nodes"]), plain["evidence"]
         self._open = {column: Episode(**episode) for column, episode in plain["open"]}
         self.episodes = [Episode(**episode) for episode in plain["episodes"]] + list(self._open.values())
 
-    _ARRAYS: Final = (
-        "_own", "_relative", "_wait", "_sick", "_ends_s", "_steps", "_busy_s", "_base", "_anchor", "_slow",
-    )  # fmt: skip
-
-    # -- memory ----------------------------------------------------------------------------------------------
-
     def _widen(self, window: Window) -> None:
         more = len(window.ranks) - self._slow.size
-        if more > 0:
-            for name in ("_own", "_relative", "_wait", "_base", "_anchor"):
-                array = getattr(self, name)
-                setattr(self, name, np.hstack([array, np.full((len(array), more), np.nan)]))
-            self._sick = np.hstack([self._sick, np.zeros((ROWS, more), dtype=np.bool_)])
-            self._slow = np.append(self._slow, np.zeros(more))
+        self._memory.widen(len(window.ranks))
+        self._slow = np.append(self._slow, np.zeros(max(0, more)))
         if window.nodes != self._nodes:
             old = self._nodes
             for column, node in enumerate(window.nodes):
                 if column < len(old) and old[column] != node:
-                    self._forget(column)
+                    self._memory.forget(column)
+                    self._close(column)
             self._nodes = window.nodes
-
-    def _forget(self, column: int) -> None:
-        """A rank that now runs on another node has no history there."""
-        for array in (self._own, self._relative, self._wait, self._base, self._anchor):
-            array[:, column] = np.nan
-        self._sick[:, column] = False
-        self._close(column)
-
-    def _push(self, own: Floats, relative: Floats, wait: Floats, busy: float) -> None:
-        for array in (self._own, self._relative, self._wait, self._sick, self._ends_s, self._steps, self._busy_s):
-            array[:-1] = array[1:].copy()
-        self._own[-1], self._relative[-1], self._wait[-1], self._busy_s[-1] = own, relative, wait, busy
-        self._sick[-1] = self._slow > 0
-        self._count += 1
-        if self._count <= 2 * LEARN + HELD_BACK or self._count % 8 == 0:
-            self._learn()
-
-    def _learn(self) -> None:
-        """Baselines from the healthy steps, but the newest."""
-        # While there are few steps, all but the newest four are taken: a baseline is needed before it is ideal.
-        held = HELD_BACK if self._count >= LEARN + HELD_BACK else max(4, self._count - LEARN)
-        part = slice(max(0, ROWS - self._count), ROWS - held)
-        healthy = np.where(self._sick[part], np.nan, self._relative[part])
-        enough = np.isfinite(healthy).sum(axis=0) >= LEARN
-        own = np.where(self._sick[part], np.nan, self._own[part])
-        fresh = np.stack([quiet_median(healthy), quiet_median(own), noise(healthy)])
-        self._base = np.where(enough, fresh, self._base)
-        settled = (np.isfinite(healthy).sum(axis=0) >= ANCHOR) & np.isnan(self._anchor[0])
-        self._anchor = np.where(settled, fresh[:2], self._anchor)
 
     # -- judgement -------------------------------------------------------------------------------------------
 
@@ -244,20 +195,18 @@ class PeerDeviation:
     def _against_self(self) -> list[_Judged]:
         """Log ratio of ranks that are slower than they were, 0 for the others, and since how many rows."""
         config = self._config
-        level, own_level, spread = self._base
-        known = np.sort(spread[np.isfinite(spread)])
-        usual = float(known[len(known) // 2]) if known.size else 0.0
-        spread = np.maximum(np.nan_to_num(spread), max(0.02, 0.7 * usual))
+        level, own_level, _ = self._memory.base
+        spread = self._memory.spread()
         best: Floats = np.zeros(self._slow.size)
         for rows, least, widths in EVIDENCE:
-            if self._count < rows + LEARN:
+            if self._memory.count < rows + LEARN:
                 continue
-            span_s = self._ends_s[-1] - self._ends_s[-rows] + self._busy_s[-rows]
+            span_s = self._memory.ends_s[-1] - self._memory.ends_s[-rows] + self._memory.busy_s[-rows]
             small = least < 1.4
             if not span_s >= (config.minimum_small_span_s if small else config.minimum_span_s):
                 continue
-            risen = self._relative[-rows:] - level
-            own = quiet_median(self._own[-rows:]) - own_level
+            risen = self._memory.relative[-rows:] - level
+            own = quiet_median(self._memory.own[-rows:]) - own_level
             middle, low = quiet_median(risen), np.sort(risen, axis=0)[rows // 4]
             extra_s = np.expm1(np.maximum(middle, 0.0)) * np.exp(own_level)
             with np.errstate(invalid="ignore"):
@@ -266,25 +215,25 @@ class PeerDeviation:
             best = np.where(yes & (middle > best), middle, best)
         drift = self._drifted()
         best = np.where((best == 0) & (drift > 0), drift, best)
-        return [("self", best, self._onset_rows(level))]
+        return [("self", best, self._memory.rows_above(level))]
 
     def _drifted(self) -> Floats:
         """Log ratio of ranks that have crept away from where they once were."""
         rows = 30
-        if self._count < ANCHOR + HELD_BACK + rows:
+        if self._memory.count < ANCHOR + HELD_BACK + rows:
             return np.zeros(self._slow.size)
-        risen = self._relative[-rows:] - self._anchor[0]
+        risen = self._memory.relative[-rows:] - self._memory.anchor[0]
         middle, low = quiet_median(risen), np.sort(risen, axis=0)[rows // 4]
-        own = quiet_median(self._own[-rows:]) - self._anchor[1]
+        own = quiet_median(self._memory.own[-rows:]) - self._memory.anchor[1]
         with np.errstate(invalid="ignore"):
             yes = (middle >= np.log(1.2)) & (low >= 0.5 * middle) & (own >= 0.5 * middle)
-            yes &= np.expm1(np.maximum(middle, 0.0)) * np.exp(self._anchor[1]) >= self._least_extra_s()
+            yes &= np.expm1(np.maximum(middle, 0.0)) * np.exp(self._memory.anchor[1]) >= self._least_extra_s()
         return np.where(yes, middle, 0.0)
 
     def _against_peers(self, window: Window) -> list[_Judged]:
         """Log ratio of ranks that have been slower than the median rank of their role from the start."""
         config, rows = self._config, self._config.peers_steps
-        if self._count < rows or self._ends_s[-1] - self._ends_s[-rows] < config.peers_span_s:
+        if self._memory.count < rows or self._memory.ends_s[-1] - self._memory.ends_s[-rows] < config.peers_span_s:
             return []
         ratio: Floats = np.zeros(self._slow.size)
         roles = np.array(window.roles)
@@ -292,7 +241,7 @@ class PeerDeviation:
             group = np.flatnonzero((roles == role) & window.live)
             if len(group) < 3 or role.startswith("p2p"):
                 continue
-            own = self._own[-rows:, group]
+            own = self._memory.own[-rows:, group]
             apart = own - median_of_others(own)
             middle, low = quiet_median(apart), np.sort(apart, axis=0)[rows // 5]
             others = median_of_others(np.abs(middle)[None, :])[0]
@@ -303,39 +252,27 @@ class PeerDeviation:
                 yes &= middle >= 2.0 * noise(apart)
                 yes &= extra_s >= self._least_extra_s()
             ratio[group] = np.where(yes, middle, 0.0)
-        first = np.full(self._slow.size, min(self._count, ROWS), dtype=np.int64)
+        first = np.full(self._slow.size, min(self._memory.count, ROWS), dtype=np.int64)
         return [("peers", ratio, first)]
 
     def _least_extra_s(self) -> float:
-        return max(
-            self._config.minimum_deviation_s, self._config.minimum_share * float(quiet_median(self._busy_s[-20:]))
-        )
+        return max(self._config.minimum_deviation_s, self._config.minimum_share * self._memory.typical_s)
 
     def _waits_least(self) -> npt.NDArray[np.bool_]:
         """False for ranks that wait clearly longer than the others: those are victims."""
-        wait = quiet_median(self._wait[-8:])
+        wait = quiet_median(self._memory.wait_s[-8:])
         others = median_of_others(wait[None, :])[0]
         with np.errstate(invalid="ignore"):
-            victim: npt.NDArray[np.bool_] = wait > others + 0.1 * float(quiet_median(self._busy_s[-20:]))
+            victim: npt.NDArray[np.bool_] = wait > others + 0.1 * self._memory.typical_s
         return ~victim
-
-    def _onset_rows(self, level: Floats) -> npt.NDArray[np.int64]:
-        """Since how many of the newest rows each rank has been above its level, one calm row forgiven."""
-        newest = (self._relative[-40:] - level)[::-1]
-        half = 0.5 * quiet_median(newest[:4])
-        with np.errstate(invalid="ignore"):
-            calm = ~(newest > np.maximum(half, 0.05))
-        twice = calm[:-1] & calm[1:]
-        found = np.where(twice.any(axis=0), np.argmax(twice, axis=0), len(newest) - 1)
-        return np.maximum(found, 1)
 
     def _start(self, window: Window, column: int, log_ratio: float, basis: Literal["self", "peers"], rows: int) -> None:
         self._slow[column] = log_ratio
-        self._sick[-rows:, column] = True
+        self._memory.sick[-rows:, column] = True
         rank, node = int(window.ranks[column]), window.nodes[column]
-        onset, now = int(self._steps[-rows]), int(self._steps[-1])
-        onset_s = float(self._ends_s[-rows] - self._busy_s[-rows])
-        began = self._count - rows
+        onset, now = int(self._memory.steps[-rows]), int(self._memory.steps[-1])
+        onset_s = float(self._memory.ends_s[-rows] - self._memory.busy_s[-rows])
+        began = self._memory.count - rows
         episode = Episode(rank, node, onset, now, onset_s, float(np.exp(log_ratio)), basis, self._evidence, began)
         self._open[column] = episode
         self.episodes.append(episode)
@@ -343,11 +280,11 @@ class PeerDeviation:
     def _follow(self, live: npt.NDArray[np.bool_]) -> None:
         """Bring the ratios of slow ranks up to date and let go of those that are back."""
         for column, episode in list(self._open.items()):
-            rows = int(np.clip(self._count - episode.row, 1, self._config.relief_steps))
-            level = self._base[0, column] if episode.basis == "self" else 0.0
-            if episode.basis == "self" and np.isfinite(self._anchor[0, column]):
-                level = min(level, self._anchor[0, column])
-            recent = self._relative[-rows:, column] - level
+            rows = int(np.clip(self._memory.count - episode.row, 1, self._config.relief_steps))
+            level = self._memory.base[0, column] if episode.basis == "self" else 0.0
+            if episode.basis == "self" and np.isfinite(self._memory.anchor[0, column]):
+                level = min(level, self._memory.anchor[0, column])
+            recent = self._memory.relative[-rows:, column] - level
             now = float(np.nan_to_num(quiet_median(recent)))
             if not live[column] or now < np.log(self._config.relief_ratio):
                 self._close(column)
@@ -359,15 +296,15 @@ class PeerDeviation:
         self._slow[column] = 0.0
         episode = self._open.pop(column, None)
         if episode is not None:
-            episode.to_step = int(self._steps[-1])
+            episode.to_step = int(self._memory.steps[-1])
 
     def _calm_score(self) -> float:
         """How far the most deviating rank is from being called slow, below one half."""
-        if self._count < 10 or not np.isfinite(self._base[0]).any():
+        if self._memory.count < 10 or not np.isfinite(self._memory.base[0]).any():
             return 0.0
-        excess = float(np.nanmax(np.append(quiet_median(self._relative[-10:] - self._base[0]), 0.0))) / float(
-            np.log(1.2)
-        )
+        excess = float(
+            np.nanmax(np.append(quiet_median(self._memory.relative[-10:] - self._memory.base[0]), 0.0))
+        ) / float(np.log(1.2))
         return min(0.499, excess / (1.0 + excess))
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import time
@@ -260,6 +261,9 @@ def main() -> None:
         split.agree(agreed)
         if args.checkpoint_dir and (step + 1) % args.checkpoint_every == 0 and rank == 0:
             save_checkpoint(args.checkpoint_dir, step + 1, network, optimizer)
+    # gloo's threads may still hold tensors when the interpreter ends, and then abort; let go of them first.
+    del model, network, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

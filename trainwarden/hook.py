@@ -241,7 +241,7 @@ _Mark = tuple[int, int, int, int]  # time, waits, pauses so far (ns), backward p
 
 
 class Hook:
-    """State of the one hook of this process; every method but `enter` and `leave` swallows what it cannot do."""
+    """State of the one hook of this process; an error of its own is counted in the header and goes no further."""
 
     # More attributes than fit a shared-key dictionary: without slots, access takes twice as long in some processes.
     __slots__ = (

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from detectors.models.dtw import Dtw, DtwConfig
 from detectors.models.lof import Lof, LofConfig
@@ -32,8 +33,13 @@ BAND_SAMPLES: Final = 5
 
 
 def benchmarks() -> list[dict[str, Any]]:
-    """All of `NAMES`, in their order, each in the shape that ``trainwarden bench`` prints."""
-    return [*lof(), *neighbor_profile(), dtw(), metric_vote()]
+    """All of `NAMES`, in their order, each in the shape that ``trainwarden bench`` prints.
+
+    One BLAS thread, as in the detection service: many short products on cores that others use too stall in OpenBLAS'
+    barriers. The peers' own threads (OpenMP, numba) are left as they are.
+    """
+    with threadpool_limits(1, user_api="blas"):
+        return [*lof(), *neighbor_profile(), dtw(), metric_vote()]
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -14,6 +14,7 @@ from detectors.change_point import ChangePoint
 from detectors.common_mode import median_of_others, quiet_median
 from detectors.level_shifts import LevelShifts, ShiftConfig
 from detectors.peer_deviation import PeerDeviation
+from detectors.verification import LevelMarks
 from tests.unit.detection_streams import START_S, Job
 
 Floats = npt.NDArray[np.float64]
@@ -175,3 +176,14 @@ def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type
         cuttable.update(window)
         assert cuttable.score(window) == whole.score(window)
     assert whole.score(window).opinion == "anomalous"
+
+
+@given(length=st.integers(2, 6000))
+@settings(max_examples=30, deadline=None)
+def test_marks_remember_the_level_of_half_time(length: int) -> None:
+    marks = LevelMarks(stride=1)
+    marks.widen(1)
+    for level in range(length):
+        if marks.due():
+            marks.add(np.array([float(level)]))
+    assert abs(float(marks.halfway(np.array([-1.0]))[0]) - length / 2) <= 0.1 * length + 2

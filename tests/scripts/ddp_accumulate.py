@@ -1,5 +1,6 @@
 """DDP with gradient accumulation under no_sync, evaluation pauses and checkpoints by rank 0."""
 
+import argparse
 import contextlib
 import tempfile
 import time
@@ -12,15 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> None:
-    parser = emulated_device.options(__doc__)
-    parser.add_argument("--micro-batches", type=int, default=2)
-    parser.add_argument("--evaluate-every", type=int, default=0)
-    parser.add_argument("--evaluate-ms", type=float, default=100.0)
-    parser.add_argument("--save-every", type=int, default=0)
-    parser.add_argument("--save-ms", type=float, default=100.0)
-    args = parser.parse_args()
-    device = emulated_device.start(args)
+def train(args: argparse.Namespace, device: emulated_device.Device) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     folder = Path(tempfile.mkdtemp())
@@ -50,7 +43,6 @@ def main() -> None:
             if device.rank == 0:
                 torch.save(SlowState(model.state_dict(), args.save_ms), folder / "checkpoint.pt")
             dist.barrier()
-    dist.destroy_process_group()
 
 
 class SlowState:
@@ -63,6 +55,16 @@ class SlowState:
     def __getstate__(self) -> dict:
         time.sleep(self.save_ms / 1000.0)
         return self.__dict__
+
+
+def main() -> None:
+    parser = emulated_device.options(__doc__)
+    parser.add_argument("--micro-batches", type=int, default=2)
+    parser.add_argument("--evaluate-every", type=int, default=0)
+    parser.add_argument("--evaluate-ms", type=float, default=100.0)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--save-ms", type=float, default=100.0)
+    emulated_device.run(parser.parse_args(), train)
 
 
 if __name__ == "__main__":

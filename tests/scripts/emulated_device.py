@@ -6,8 +6,10 @@ processor time of the real arithmetic is taken off. One torch thread each, so se
 """
 
 import argparse
+import gc
 import os
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -57,11 +59,15 @@ class Device:
                 time.sleep(1.0)
 
 
-def start(args: argparse.Namespace) -> Device:
-    """Join the process group."""
+def run(args: argparse.Namespace, train: Callable[[argparse.Namespace, Device], None]) -> None:
+    """Join the process group, train, leave it."""
     device = Device(args)
     dist.init_process_group("gloo")
-    return device
+    train(args, device)
+    # Whoever still holds the group (DDP does, in a reference cycle) keeps gloo's threads alive into the
+    # interpreter's end, where they now and then abort the process (pytorch pull request 179291).
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def say(step: int, loss: float) -> None:

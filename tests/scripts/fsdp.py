@@ -1,5 +1,7 @@
 """Sharded data parallelism on gloo: fully_shard, or with --wrapper the older FullyShardedDataParallel."""
 
+import argparse
+
 import emulated_device
 import torch
 import torch.distributed as dist
@@ -23,11 +25,7 @@ def build(wrapper: bool) -> nn.Module:
     return model
 
 
-def main() -> None:
-    parser = emulated_device.options(__doc__)
-    parser.add_argument("--wrapper", action="store_true", help="FSDP1 instead of fully_shard")
-    args = parser.parse_args()
-    device = emulated_device.start(args)
+def train(args: argparse.Namespace, device: emulated_device.Device) -> None:
     model = build(args.wrapper)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(args.steps):
@@ -40,7 +38,12 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         emulated_device.say(step, loss.item())
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = emulated_device.options(__doc__)
+    parser.add_argument("--wrapper", action="store_true", help="FSDP1 instead of fully_shard")
+    emulated_device.run(parser.parse_args(), train)
 
 
 if __name__ == "__main__":

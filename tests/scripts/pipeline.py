@@ -1,5 +1,7 @@
 """Pipeline parallelism by send and receive: one stage a rank, all forwards of the micro-batches, then all backwards."""
 
+import argparse
+
 import emulated_device
 import torch
 import torch.distributed as dist
@@ -8,11 +10,7 @@ from torch import nn
 WIDTH = 64
 
 
-def main() -> None:
-    parser = emulated_device.options(__doc__)
-    parser.add_argument("--micro-batches", type=int, default=2)
-    args = parser.parse_args()
-    device = emulated_device.start(args)
+def train(args: argparse.Namespace, device: emulated_device.Device) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     first, last = rank == 0, rank == world - 1
     stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
@@ -47,7 +45,12 @@ def main() -> None:
         optimizer.zero_grad()
         if last:
             print(f"step {step} loss {total:.4f}", flush=True)
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = emulated_device.options(__doc__)
+    parser.add_argument("--micro-batches", type=int, default=2)
+    emulated_device.run(parser.parse_args(), train)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Data parallelism by hand: backward, all_reduce of every gradient, parameters stepped without torch.optim."""
 
+import argparse
+
 import emulated_device
 import torch
 import torch.distributed as dist
 from torch import nn
 
 
-def main() -> None:
-    parser = emulated_device.options(__doc__)
-    parser.add_argument("--micro-batches", type=int, default=1)
-    args = parser.parse_args()
-    device = emulated_device.start(args)
+def train(args: argparse.Namespace, device: emulated_device.Device) -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1))
     world = dist.get_world_size()
     for parameter in model.parameters():
@@ -28,7 +26,12 @@ def main() -> None:
             parameter.data -= 1e-2 / world * parameter.grad
             parameter.grad = None
         emulated_device.say(step, loss.item())
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = emulated_device.options(__doc__)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    emulated_device.run(parser.parse_args(), train)
 
 
 if __name__ == "__main__":

@@ -391,10 +391,12 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_told_twice(cut_s: floa
     first = Run(bus=bus)
     first.play(job.records, START_S + cut_s)
     opened_before = {record.id for record in first.revisions}
+    verdicts_before = len(first.verdicts)
     second = Run(bus=bus)
     second.clock.set_s(START_S + cut_s + 0.5)
     second.take(second.handler.handle(bus.poll(10**9)))
     second.take(second.handler.tick(second.clock.now_s()))
+    assert len(second.verdicts) == verdicts_before  # all of it was handled before, so nothing is told again
     again = [record for record in second.revisions if record.state == "opened" and record.id in opened_before]
     assert len(again) == len({record.id for record in again})
     second.play([entry for entry in job.records if entry[0] > START_S + cut_s], job.end_s + 4.0)

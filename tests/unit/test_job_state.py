@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -172,3 +173,36 @@ def test_a_node_is_silent_only_while_its_ranks_live() -> None:
     assert state.window(3.0).node_silent_s == {"n": 2.0}
     state.feed(event("process_exit", 3.0, 0, node="n", incarnation="a", code=0))
     assert state.window(3.0).node_silent_s == {}
+
+
+def test_nodes_need_not_share_a_clock() -> None:
+    """One node's clock is a minute ahead; the steps of the others are waited for all the same."""
+    early = [steps(0, number) for number in range(3)]
+    late = steps(1, 0, 1, 2)
+    ahead = tuple(end_s + 60.0 for end_s in late.end_s)
+    state = fed(beat(0, 1, at_s=START_S), msgspec.structs.replace(late, end_s=ahead))
+    assert state.window(START_S).steps.tolist() == []
+    for record in early:
+        state.feed(record)
+    assert state.window(START_S).steps.tolist() == [0, 1, 2]
+    assert state.take_counts() == {}
+
+
+def test_damaged_numbers_are_counted_and_harm_nothing() -> None:
+    state = fed(
+        steps(0, 10**30, -5), beat(0, at_s=1.0, calls=(10**30,)), beat(0, at_s=1e300),
+        event("job_start", START_S, world_size=1e300), log_lines(0, [(1e300, "a")]), steps(0, 0),
+    )  # fmt: skip
+    assert state.window(START_S).steps.tolist() == [0]
+    assert state.end_s < START_S + 10.0
+    assert state.take_counts()["odd"] == 4
+
+
+def test_a_rank_that_fell_silent_is_not_waited_for_again_until_it_speaks() -> None:
+    state = fed(beat(0, 1, at_s=START_S), steps(0, *range(10)))
+    assert len(state.window(START_S).steps) > 3
+    state.feed(steps(0, 10, 11))
+    assert state.window(START_S).steps[-1] == 11
+    state.feed(steps(1, 11))
+    state.feed(steps(0, 12))
+    assert state.window(START_S).steps[-1] == 11

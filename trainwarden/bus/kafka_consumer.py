@@ -129,7 +129,7 @@ class GroupConsumer:
             self._check_open()
             self._decoder.keep(self._flush)
             offsets = {
-                partition: offset
+                partition: max(offset, self._reached.get(partition, 0))
                 for partition, offset in self._returned.items()
                 if partition in self._listener.assigned
             }

@@ -158,6 +158,7 @@ def bench(names: Sequence[str], json: str | None) -> int:
     if not files:
         raise ConfigError("bench: the benchmarks live in the repository; run this from a clone of it")
     sys.path.insert(0, str(root))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the services run
     voice = Voice(json)
     rows: list[dict[str, Any]] = []
     for file in files:

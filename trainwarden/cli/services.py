@@ -32,6 +32,8 @@ def _folders(settings: Settings, run_dir: Path | None) -> tuple[Path, Path]:
 def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: bool) -> int:
     """Run service `name` until SIGTERM, SIGINT or, with `with_parent`, until the starting process is gone."""
     log_to_stderr()
+    # Arrays here are small: more than one BLAS thread only stalls (and takes CPU from the training job).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config)
     stop = StopFlag(with_parent=with_parent)
     run, state = _folders(settings, run_dir)

@@ -1,0 +1,118 @@
+"""What every row model shares: its protocol, the checks on what comes in, and the filling of missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, Self, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trainwarden.errors import DetectorError
+from trainwarden.settings import Config
+
+Floats = npt.NDArray[np.float64]
+C = TypeVar("C", bound=Config)
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class RowModel(Protocol):
+    """A model of normal rows; nothing in it changes after `fit`."""
+
+    def score(self, rows: Floats) -> Floats:
+        """Raw scores ``[r]`` of ``rows [r, d]``, larger is stranger, NaN where a row has no value at all."""
+        ...
+
+    def blame(self, rows: Floats) -> Floats:
+        """How much each metric adds to the score, ``[r, d]``, not negative, 0 where missing."""
+        ...
+
+    def to_arrays(self) -> Arrays:
+        """Everything `from_arrays` needs; numbers only."""
+        ...
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model that `to_arrays` described.
+
+        Raises
+        ------
+        DetectorError
+            If an array is missing or has the wrong shape.
+        """
+        ...
+
+
+def training_rows(rows: npt.ArrayLike, least: int) -> Floats:
+    """`rows` ``[n, d]`` as finite numbers, rows without any value left out, gaps filled with the metric's median.
+
+    Raises
+    ------
+    DetectorError
+        If fewer than `least` rows remain or a value is infinite.
+    """
+    array = np.asarray(rows, dtype=np.float64)
+    if array.ndim != 2 or not array.shape[1]:
+        raise DetectorError(f"training rows must be [rows, metrics], not {array.shape}")
+    if np.isinf(array).any():
+        raise DetectorError("training rows hold an infinite value")
+    array = array[~np.isnan(array).all(axis=1)]
+    if len(array) < least:
+        raise DetectorError(f"{len(array)} training rows, at least {least} needed")
+    return filled(array, center(array))
+
+
+def center(rows: Floats) -> Floats:
+    """Median of each metric, 0 for one never measured."""
+    measured = ~np.isnan(rows).all(axis=0)
+    medians = np.zeros(rows.shape[1])
+    if measured.any():
+        medians[measured] = np.nanmedian(rows[:, measured], axis=0)
+    return medians
+
+
+def filled(rows: Floats, by: Floats) -> Floats:
+    """`rows` with missing values set to the normal value `by` ``[d]``, so that what is unknown looks normal.
+
+    Examples
+    --------
+    >>> filled(np.array([[1.0, np.nan]]), np.array([0.0, 7.0])).tolist()
+    [[1.0, 7.0]]
+    """
+    missing = np.isnan(rows)
+    return np.where(missing, by, rows) if missing.any() else rows
+
+
+def scored_rows(rows: npt.ArrayLike, metrics: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """`rows` as an array and which of them have no value at all.
+
+    Raises
+    ------
+    DetectorError
+        If the number of metrics is not that of training.
+    """
+    array = np.asarray(rows, dtype=np.float64)
+    if array.ndim != 2 or array.shape[1] != metrics:
+        raise DetectorError(f"rows {array.shape} do not have the {metrics} metrics of training")
+    return array, np.asarray(np.isnan(array).all(axis=1), dtype=np.bool_)
+
+
+def config_arrays(config: Config) -> Arrays:
+    """A config as an array of UTF-8 bytes, so that a model is arrays and nothing else."""
+    return {"config": np.frombuffer(msgspec.json.encode(config), dtype=np.uint8)}
+
+
+def read(kind: type[C], arrays: Mapping[str, npt.NDArray[Any]], *names: str) -> tuple[C, list[Floats]]:
+    """Config and the named arrays as float64.
+
+    Raises
+    ------
+    DetectorError
+        If one is missing or is not what it should be.
+    """
+    try:
+        config = msgspec.json.decode(np.asarray(arrays["config"], dtype=np.uint8).tobytes(), type=kind)
+        return config, [np.asarray(arrays[name], dtype=np.float64) for name in names]
+    except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise DetectorError(f"model state is damaged: {error}") from error
