@@ -339,6 +339,6 @@ class IterationsCollector:
             node=self._scope.node,
             time_s=now_s,
             devices=("agent",),
-            names=("hook_overhead_seconds",),
+            names=("agent_hook_overhead_seconds",),
             values=((sum(header.own_s for header in headers) / steps,),),
         )
