@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from trainwarden.clock import Clock
@@ -72,6 +73,7 @@ class ServiceLoop:
         self._consumer: Consumer | None = None
         self._assigned: frozenset[tuple[str, int]] | None = None
         self._unflushed = False
+        self._handling = False
         self._away = False
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -92,6 +94,7 @@ class ServiceLoop:
                 self._away = False
                 log.info("bus is back", extra={"fields": {"group": self._handler.group}})
         except BusUnavailable as error:
+            self._rejoin()
             self._metrics.count("bus_unavailable_total", "Rounds in which the bus was away.")
             if not self._away:
                 self._away = True
@@ -99,10 +102,20 @@ class ServiceLoop:
                 log.warning("bus is away", extra={"fields": fields})
             self._clock.sleep(self._retry_s)
         except WardenError as error:
+            self._rejoin()
             self._metrics.count("errors_total", "Rounds that failed.", kind=type(error).__name__)
             fields = {"group": self._handler.group, "error": str(error)}
             log.error("round failed", extra={"fields": fields})
             self._clock.sleep(self._retry_s)
+
+    def _rejoin(self) -> None:
+        """After a failure between poll and publish, leave the group, so that what was polled comes again."""
+        if self._handling and self._consumer is not None:
+            self._handling = False
+            self._assigned = None
+            consumer, self._consumer = self._consumer, None
+            with suppress(BusUnavailable):  # a member that cannot say goodbye is expelled when its lease ends
+                consumer.close()
 
     def _round(self) -> None:
         if self._consumer is None:
@@ -112,12 +125,15 @@ class ServiceLoop:
         messages = self._consumer.poll(self._poll_timeout_s)
         assigned = self._consumer.assignment()
         if assigned != self._assigned:
-            # Set first: if `start` rewinds, the messages just polled come again in order.
-            self._assigned = assigned
+            # What was just polled is not lost: `start` rewinds or reads it from the bus. Only once it has
+            # succeeded does the assignment count as taken over; else the next round tries again.
             self._handler.start(self._bus, self._consumer)
+            self._assigned = assigned
             return
+        self._handling = True
         outputs = list(self._handler.handle(messages)) if messages else []
         outputs.extend(self._handler.tick(self._clock.now_s()))
+        self._handling = False
         for key, record in outputs:
             self._bus.publish(topic_of(record), key, record)
         if messages or outputs:

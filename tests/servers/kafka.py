@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -71,6 +72,11 @@ class KafkaBroker:
     def address(self) -> str:
         """What `trainwarden.bus.connect` takes."""
         return f"kafka://{self.server}"
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start, and return once a real request was answered."""
@@ -235,10 +241,15 @@ def main() -> None:
         broker = KafkaBroker(arguments.data or CACHE / f"broker-{arguments.port}", arguments.port)
     except ServerMissing as error:
         raise SystemExit(str(error)) from None
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     broker.start()
     print(f"Kafka is ready at {broker.address} (process {os.getpid()}); Ctrl-C stops it", flush=True)
     try:
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        while not stop.wait(0.5):
+            if not broker.running:
+                raise SystemExit(f"Kafka has ended by itself; end of its log:\n{broker.log_tail()}")
     finally:
         broker.stop()
 

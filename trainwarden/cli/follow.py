@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from trainwarden.errors import BusUnavailable
 from trainwarden.objects import action_object, incident_object
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import (
@@ -27,6 +29,8 @@ from trainwarden.records import (
     Record,
     VerdictRecord,
 )
+
+log = logging.getLogger("trainwarden.follow")
 
 Step = dict[str, Any]
 
@@ -137,8 +141,17 @@ class Follower:
         self._consumer = bus.consumer(self.TOPICS, f"view-{uuid.uuid4().hex}")
 
     def poll(self, timeout_s: float) -> None:
-        """Take in what has come, waiting at most `timeout_s` for something."""
-        self._take(self._consumer.poll(timeout_s, 2000))
+        """Take in what has come, waiting at most `timeout_s` for something.
+
+        A bus that is away for a moment is no reason to let go of somebody's training command: what was
+        written meanwhile comes with a later poll.
+        """
+        try:
+            messages = self._consumer.poll(timeout_s, 2000)
+        except BusUnavailable as error:
+            log.debug("bus is away", extra={"fields": {"error": str(error)}})
+            return
+        self._take(messages)
 
     def _take(self, messages: Iterable[Message]) -> None:
         for message in messages:
