@@ -29,7 +29,8 @@ class Consumer(Protocol):
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         """Next messages, at most `max_records`; empty after `timeout_s` seconds without any.
 
-        Order holds within a partition. An undecodable record goes to dead letters and is skipped.
+        Order holds within a partition. An undecodable record goes to dead letters and is skipped. A call at
+        which the assignment changed returns nothing, so that the change is seen before what follows from it.
 
         Raises
         ------

@@ -269,11 +269,15 @@ class Topic(Generic[R_co]):
         Raises
         ------
         RecordError
-            If the record is of another topic's type or larger than `MAX_RECORD_BYTES`.
+            If the record is of another topic's type, holds what JSON cannot, or is larger than
+            `MAX_RECORD_BYTES`.
         """
         if not isinstance(record, self.record_type):
             raise RecordError(f"topic {self.name} takes {self.record_type.__name__}, not {type(record).__name__}")
-        value = _ENCODER.encode(record)
+        try:
+            value = _ENCODER.encode(record)
+        except (TypeError, UnicodeEncodeError, RecursionError, OverflowError) as error:
+            raise RecordError(f"record for {self.name} cannot be written: {error}") from error
         if len(value) > MAX_RECORD_BYTES:
             raise RecordError(f"record for {self.name} has {len(value)} bytes, more than {MAX_RECORD_BYTES}")
         return value

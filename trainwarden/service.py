@@ -120,16 +120,11 @@ class ServiceLoop:
     def _round(self) -> None:
         if self._consumer is None:
             self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
+        self._take_over(self._consumer)
         if self._unflushed:
             self._finish(self._consumer)
         messages = self._consumer.poll(self._poll_timeout_s)
-        assigned = self._consumer.assignment()
-        if assigned != self._assigned:
-            # What was just polled is not lost: `start` rewinds or reads it from the bus. Only once it has
-            # succeeded does the assignment count as taken over; else the next round tries again.
-            self._handler.start(self._bus, self._consumer)
-            self._assigned = assigned
-            return
+        self._take_over(self._consumer)
         self._handling = True
         outputs = list(self._handler.handle(messages)) if messages else []
         outputs.extend(self._handler.tick(self._clock.now_s()))
@@ -141,6 +136,17 @@ class ServiceLoop:
             self._finish(self._consumer)
         self._metrics.count("messages_total", "Messages handled.", len(messages))
         self._metrics.gauge("lag_records", "Records written but not yet handled.", self._consumer.lag())
+
+    def _take_over(self, consumer: Consumer) -> None:
+        """Tell the handler of a new assignment before anything of it is handled.
+
+        A `poll` at which the assignment changed returns nothing. Only once `start` has succeeded does the
+        assignment count as taken over; else the next round tries again.
+        """
+        assigned = consumer.assignment()
+        if assigned != self._assigned and (assigned or self._assigned):
+            self._handler.start(self._bus, consumer)
+            self._assigned = assigned
 
     def _finish(self, consumer: Consumer) -> None:
         """Flush, then commit; if the bus is away both are tried again before anything new is read."""
