@@ -19,7 +19,11 @@ MAX_PARTIAL_BYTES = 32_768  # a line longer than this is delivered cut; the rest
 _HEAD_BYTES = 256  # a file is recognised by inode and the checksum of so many bytes at its beginning
 _BACKLOG_BYTES = 64 * 1024 * 1024  # further behind than this, a tail skips ahead ...
 _BACKLOG_KEPT_BYTES = 1024 * 1024  # ... to so many bytes before the end, and counts what it skipped
+_LOOKS = 5  # at a folder in which files are being renamed
 _ROTATED = re.compile(r"[.-](\d{1,14})$")
+
+_Identity = tuple[int, int]
+"""Device and inode: what a file is called may change while we look."""
 
 Line = tuple[int, bytes]
 """Position just after the line in the whole sequence of this path's files, and the line without its newline."""
@@ -180,18 +184,26 @@ class Tail:
         return rest
 
     def _go_to_next_file(self, lines: list[Line], current: os.stat_result | None, now_s: float) -> bool:
-        """If the open file is read to its end and rotated away, close it and open the next; True if there is one."""
+        """If the open file is read to its end and rotated away, go on with the next one; True if there is one.
+
+        The old file is kept until the next one is open, so that the state names a real file whenever it is kept.
+        """
         state = self.state
         if current is not None and (current.st_dev, current.st_ino) == (state.device, state.inode):
             self._rotated_since_s = None
             return False
-        following = self._file_after(state.inode)
-        if following == self.path:
-            # The newest of the rotated files may still be written to.
-            if self._rotated_since_s is None:
-                self._rotated_since_s = now_s
-            if now_s - self._rotated_since_s < self._rotate_wait_s:
-                return False
+        if self._rotated_since_s is None:
+            self._rotated_since_s = now_s
+        following = self._file_after((state.device, state.inode))
+        if following is None:
+            return False
+        path, identity = following
+        # The newest of the rotated files may still be written to.
+        if path == self.path and now_s - self._rotated_since_s < self._rotate_wait_s:
+            return False
+        fd = _open_as(path, identity)
+        if fd is None:  # renamed meanwhile: look again at the next read
+            return False
         self._rotated_since_s = None
         if self._partial is not None:
             assert self._fd is not None
@@ -201,13 +213,27 @@ class Tail:
             lines.append((state.base + end, rest))
         self.close()
         self._begin_anew()
-        return self._open(following)
+        self._take(fd)
+        return True
 
-    def _file_after(self, inode: int) -> Path:
-        """The file of this path that was begun after the one with `inode`; the path itself if that is unknown."""
-        chain = [*self._rotated(), self.path]
-        inodes = [found.st_ino if (found := _stat(path)) is not None else 0 for path in chain]
-        return chain[inodes.index(inode) + 1] if inode in inodes[:-1] else self.path
+    def _file_after(self, identity: _Identity) -> tuple[Path, _Identity] | None:
+        """The file begun after `identity`, or the one at the path if `identity` is gone; None if there is neither."""
+        chain = self._chain()
+        places = [place for place, (_, known) in enumerate(chain) if known == identity]
+        following = chain[places[0] + 1 :] if places else [file for file in chain if file[0] == self.path]
+        return following[0] if following else None
+
+    def _chain(self) -> list[tuple[Path, _Identity]]:
+        """This path's files that exist, oldest first; looked at until two looks agree, as renames go on meanwhile."""
+        before: list[tuple[Path, _Identity]] | None = None
+        chain: list[tuple[Path, _Identity]] = []
+        for _ in range(_LOOKS):
+            found = [(path, _stat(path)) for path in (*self._rotated(), self.path)]
+            chain = [(path, (facts.st_dev, facts.st_ino)) for path, facts in found if facts is not None]
+            if chain == before:
+                break
+            before = chain
+        return chain
 
     def _rotated(self) -> list[Path]:
         """Rotated files of this path, oldest first: NAME.2 before NAME.1, NAME-20240101 before NAME-20240102."""
@@ -227,29 +253,35 @@ class Tail:
         """Open the file that the state speaks of, wherever it has been rotated to, else the one at the path."""
         state = self.state
         if state.inode:
-            for path in (self.path, *self._rotated()):
-                found = _stat(path)
-                if found is not None and (found.st_dev, found.st_ino) == (state.device, state.inode):
-                    wanted = (state.offset, state.head_bytes, state.head_crc)
-                    if self._open(path) and (found.st_size >= wanted[0]) and self._head_fits():
-                        return True
-                    self.close()
+            fd = self._find((state.device, state.inode))
+            if fd is not None:
+                self._fd = fd
+                if os.fstat(fd).st_size >= state.offset and self._head_fits():
+                    return True
+                self.close()
             self._begin_anew()
         elif self._rotated_too and not state.base:
-            return any(self._open(path) for path in (*self._rotated(), self.path))
+            return any((fd := _open_as(*file)) is not None and self._take(fd) for file in self._chain())
         return current is not None and self._open(self.path)
 
+    def _find(self, identity: _Identity) -> int | None:
+        """Open the file with `identity` among this path's files; None if it is gone."""
+        for _ in range(_LOOKS):  # a rename moves it to a name that the next look sees
+            for path in (self.path, *self._rotated()):
+                fd = _open_as(path, identity)
+                if fd is not None:
+                    return fd
+        return None
+
     def _open(self, path: Path) -> bool:
-        """Open `path` if it is a regular file."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            return False
+        """Open whatever regular file is at `path` now."""
+        fd = _open_as(path, None)
+        return fd is not None and self._take(fd)
+
+    def _take(self, fd: int) -> bool:
+        """Read from `fd` from now on; always True."""
         self.close()
+        found = os.fstat(fd)
         self._fd = fd
         self.state.device, self.state.inode = found.st_dev, found.st_ino
         return True
@@ -275,6 +307,19 @@ class Tail:
         return not self.state.head_bytes or (
             zlib.crc32(os.pread(self._fd, self.state.head_bytes, 0)) == self.state.head_crc
         )
+
+
+def _open_as(path: Path, identity: _Identity | None) -> int | None:
+    """Open `path` if it is a regular file, and the one with `identity` where that is given; else None."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and identity in (None, (found.st_dev, found.st_ino)):
+        return fd
+    os.close(fd)
+    return None
 
 
 def _stat(path: Path) -> os.stat_result | None:
