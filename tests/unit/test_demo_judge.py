@@ -114,3 +114,11 @@ def test_silence_is_right_without_a_fault_and_an_incident_is_not(tmp_path: Path)
 def test_an_impossible_plan_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         DemoPlan.checked(*arguments)
+
+
+def test_the_loss_is_read_from_step_lines_alone(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "rank-0.log"
+    log.parent.mkdir()
+    trace = "    (loss * (dist.get_world_size() / total)).backward()\n"
+    log.write_text(f"step 0 loss 5.25 iteration_s 0.4\n{trace}step 1 loss 4.5 iteration_s 0.4\nstep 2 loss 4.")
+    assert judged(plan(), slow_rank_view(), tmp_path)["loss"] == {"first": 5.25, "last": 4.5}

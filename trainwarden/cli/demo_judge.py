@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ EXPECTED: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
     "exception": (frozenset({"exception"}), frozenset({"restart_process", "restart_job"})),
     "log-storm": (frozenset({"log_storm"}), None),
 }
+_LOSS = re.compile(r"^step \d+ loss (\d+\.\d+) ", re.MULTILINE)
 WARM_UP_STEPS = 5  # process start, allocator and page-cache warm-up; never counted as healthy time
 
 
@@ -129,12 +131,9 @@ def _first_step_after(fault: Fault, actions: list[ActionRecord], view: JobView) 
 
 def _loss(run: JobRun) -> dict[str, float | None]:
     """First and last loss that rank 0 printed."""
-    losses = []
     path = run.run_dir / "logs" / "rank-0.log"
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        _, found, rest = line.partition("loss ")
-        if found:
-            losses.append(float(rest.split()[0]))
+    text = path.read_text(errors="replace") if path.exists() else ""
+    losses = [float(found) for found in _LOSS.findall(text)]
     return {"first": losses[0] if losses else None, "last": losses[-1] if losses else None}
 
 
