@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trainwarden.bus.embedded import EmbeddedBus
-from trainwarden.cli.follow import Follower, JobView
+from trainwarden.cli.follow import Follower, JobView, record_line
 from trainwarden.errors import BusUnavailable
-from trainwarden.records import ITERATIONS, IterationRecord
+from trainwarden.records import INCIDENTS, ITERATIONS, IncidentRecord, IterationRecord
 
 
 def steps(rank: int, numbers: tuple[int, ...], incarnation: str = "1-1", at_s: float = 0.0) -> IterationRecord:
@@ -57,3 +57,28 @@ def test_other_jobs_are_passed_over() -> None:
     view.feed(steps(0, (0,)))
     assert view.steps_done() == 0
     assert view.ranks() == []
+
+
+def incident(revision: int, state: str, reason: str) -> IncidentRecord:
+    return IncidentRecord(
+        id="i", job="j", kind="hang", severity="sev2", state=state, revision=revision, opened_at_s=1.0,
+        updated_at_s=1.0 + revision, reason=reason,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_a_person_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    told: list[str] = []
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    follower = Follower(bus, "j", lambda record: told.append(record_line(record)))
+    revisions = [(0, "opened", "a"), (1, "updated", "a"), (2, "updated", "b"), (3, "updated", "b"), (4, "closed", "b")]
+    for revision in [*revisions, revisions[0]]:
+        bus.publish(INCIDENTS, "j", incident(*revision))
+    bus.flush()
+    for _ in range(3):
+        follower.poll(0.0)
+    bus.close()
+    assert [line.split(" (")[0] for line in told] == [
+        "[incident opened] hang sev2: a",
+        "[incident updated] hang sev2: b",
+        "[incident closed] hang sev2: b",
+    ]

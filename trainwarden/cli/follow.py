@@ -156,10 +156,21 @@ class Follower:
     def _take(self, messages: Iterable[Message]) -> None:
         for message in messages:
             record = message.record
-            fresh = isinstance(record, IncidentRecord | ActionRecord) and record.job == self.view.job
+            news = self._is_news(record)
             self.view.feed(record)
-            if fresh and self._notice is not None:
+            if news and self._notice is not None:
                 self._notice(record)
+
+    def _is_news(self, record: Record) -> bool:
+        """Whether a person should be told: an action, or an incident that says something it did not say before."""
+        if getattr(record, "job", None) != self.view.job:
+            return False
+        if not isinstance(record, IncidentRecord):
+            return isinstance(record, ActionRecord)
+        known = self.view.incidents.get(record.id)
+        if known is None or record.state != "updated":
+            return known is None or record.revision > known.revision
+        return (record.kind, record.reason) != (known.kind, known.reason)
 
     def close(self) -> None:
         """Leave the bus. Safe twice."""
