@@ -98,7 +98,9 @@ class Planner:
         if self._policy.mode == "observe":
             return intent
         if (answer := self._answered(view, intent)) is not None:
-            return answer
+            # A job that ended after its restart needs no second word about it.
+            restarted = any(carried_out(action) for action in view.attempts("restart"))
+            return None if restarted and answer.held == "over" else answer
         if not self._down(view):
             return None
         of_job = list(view.memory.of_job(incident.job))

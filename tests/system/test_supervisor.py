@@ -66,7 +66,8 @@ class Run:
     def lives(self, rank: int) -> list[dict[str, int]]:
         """Each start of `rank`: attempt, port, pid, pid of its child."""
         log = rundir.rank_log(self.run_dir, rank)
-        lines = log.read_text().splitlines() if log.exists() else []
+        # What follows the last newline is a line that is still being written.
+        lines = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
         words = [line.split() for line in lines if line.startswith("attempt")]
         return [{"attempt": int(w[1]), "port": int(w[3]), "pid": int(w[5]), "child": int(w[6])} for w in words]
 

@@ -509,3 +509,19 @@ def test_what_was_decided_but_not_yet_kept_survives_a_change_of_partitions() -> 
     rig.engine.start(rig.bus, None)  # type: ignore[arg-type]
     rig.tick()
     assert rig.story() == [("i1/restart/1", "proposed")]
+
+
+def test_a_job_that_ended_after_its_restart_needs_no_second_word() -> None:
+    rig = Rig()
+    rig.tell(rig.incident())
+    assert rig.story()[-1] == ("i1/restart/1", "done")
+    rig.launcher.phase = "ended"
+    rig.tick(30.0)
+    assert [name for name, _ in rig.story()] == ["i1/restart/1", "i1/restart/1"]
+
+
+def test_a_job_that_was_over_before_any_restart_is_said_to_be() -> None:
+    rig = Rig()
+    rig.launcher.phase = "ended"
+    rig.tell(rig.incident())
+    assert rig.story() == [("i1/restart/1", "skipped")]
