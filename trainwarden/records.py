@@ -277,7 +277,7 @@ class Topic(Generic[R_co]):
         try:
             value = _ENCODER.encode(record)
         except (TypeError, UnicodeEncodeError, RecursionError, OverflowError) as error:
-            raise RecordError(f"record for {self.name} cannot be written: {error}") from error
+            raise RecordError(f"record for {self.name} cannot be encoded: {error}") from error
         if len(value) > MAX_RECORD_BYTES:
             raise RecordError(f"record for {self.name} has {len(value)} bytes, more than {MAX_RECORD_BYTES}")
         return value
