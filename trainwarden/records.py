@@ -276,7 +276,7 @@ class Topic(Generic[R_co]):
             raise RecordError(f"topic {self.name} takes {self.record_type.__name__}, not {type(record).__name__}")
         try:
             value = _ENCODER.encode(record)
-        except (TypeError, UnicodeEncodeError, RecursionError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RecordError(f"record for {self.name} cannot be encoded: {error}") from error
         if len(value) > MAX_RECORD_BYTES:
             raise RecordError(f"record for {self.name} has {len(value)} bytes, more than {MAX_RECORD_BYTES}")

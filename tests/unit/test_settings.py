@@ -59,8 +59,9 @@ def test_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "none.toml", {})
 
 
-def test_every_field_has_an_environment_variable_or_is_a_table() -> None:
-    assert load(None, {"TRAINWARDEN_BUS": "embedded:x", "TRAINWARDEN_NODE": "n1"}).node == "n1"
+def test_top_level_keys_come_from_the_environment_too() -> None:
+    settings = load(None, {"TRAINWARDEN_BUS": "embedded:x", "TRAINWARDEN_NODE": "n1", "TRAINWARDEN_RUN_DIR": "r"})
+    assert (settings.bus, settings.node, settings.run_dir) == ("embedded:x", "n1", "r")
     assert Settings().run_dir is None
 
 

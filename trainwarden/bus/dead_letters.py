@@ -1,4 +1,4 @@
-"""Encoding and decoding for both engines.
+"""Decoding for both engines.
 
 What is no record of its topic goes to dead letters, is counted, and stops nothing.
 """
@@ -18,20 +18,6 @@ KEPT_BYTES = (
     64 * 1024
 )  # enough for a person to see what it was; a DeadLetter in base64 stays far below MAX_RECORD_BYTES
 KEPT_REASON_CHARS = 1_000
-
-
-def encode(topic: Topic[Any], record: Record) -> bytes:
-    """Bytes of `record`.
-
-    Raises
-    ------
-    RecordError
-        If it does not fit the topic or holds what has no JSON form (a lone surrogate, an array, a cycle).
-    """
-    try:
-        return topic.encode(record)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RecordError(f"record for {topic.name} cannot be encoded: {error}") from error
 
 
 class Decoder:

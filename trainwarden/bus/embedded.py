@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainwarden.bus import embedded_group, embedded_retention
-from trainwarden.bus.dead_letters import Decoder, encode
+from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.embedded_consumer import EmbeddedConsumer
 from trainwarden.bus.embedded_store import Row, Store
 from trainwarden.clock import Clock, SystemClock
@@ -112,7 +112,7 @@ class EmbeddedBus:
         BusUnavailable
             If the file cannot be written and the queue is full; the record was not taken.
         """
-        value = encode(topic, record)
+        value = topic.encode(record)
         streams = self._streams.get(topic.name) or self._topic_streams(topic)
         stream = streams[zlib.crc32(key.encode()) % len(streams)]
         if self._queued_bytes + len(value) > self._max_queue_bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.errors import TopicAlreadyExistsError
 
-from trainwarden.bus.dead_letters import Decoder, encode
+from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka_client import Clients, KafkaConfig
 from trainwarden.bus.kafka_consumer import GroupConsumer
 from trainwarden.bus.kafka_producer import OrderedProducer
@@ -70,7 +70,7 @@ class KafkaBus:
         BusUnavailable
             If the broker is away and the queue is full; the record was not taken.
         """
-        value = encode(topic, record)
+        value = topic.encode(record)
         name = self._topics.get(topic.name) or self._topic(topic)
         if self._closed:
             raise BusError("the bus is closed")
