@@ -14,7 +14,7 @@ import msgspec
 from collectors.kernel_log import KernelLog, boot_id, since_boot_s
 from collectors.log_text import clean, collapse, rank_prefix
 from collectors.ranks import rank_processes
-from collectors.tail import Line, Tail
+from collectors.tail import Line, Tail, unrotated
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
@@ -141,7 +141,7 @@ class LogsCollector:
             names = os.listdir(self._logs)
         except (FileNotFoundError, NotADirectoryError):
             names = []
-        for name in names:
+        for name in sorted({unrotated(name) for name in names}):
             source = f"{rundir.LOGS}/{name}"
             if name.endswith(".log") and source not in self._tails and len(self._tails) < self._config.max_files:
                 self._tail(source, self._path_of(source))

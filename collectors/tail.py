@@ -20,7 +20,7 @@ _HEAD_BYTES = 256  # a file is recognised by inode and the checksum of so many b
 _BACKLOG_BYTES = 64 * 1024 * 1024  # further behind than this, a tail skips ahead ...
 _BACKLOG_KEPT_BYTES = 1024 * 1024  # ... to so many bytes before the end, and counts what it skipped
 _LOOKS = 5  # at a folder in which files are being renamed
-_ROTATED = re.compile(r"[.-](\d{1,14})$")
+_ROTATED = re.compile(r"[.-](\d{1,14})\Z")
 
 _Identity = tuple[int, int]
 """Device and inode: what a file is called may change while we look."""
@@ -67,6 +67,7 @@ class Tail:
         self._partial_wait_s = partial_wait_s
         self._rotated_too = rotated_too
         self._fd: int | None = None
+        self._looked = False  # a file that a restarted agent knows may be there under a rotated name alone
         self._seen: tuple[int, int, int] | None = None
         self._rotated_since_s: float | None = None
         self._partial: tuple[int, float] | None = None  # where the unfinished line ends, and since when
@@ -99,8 +100,9 @@ class Tail:
         self.more = False
         current = _stat(self.path)
         seen = (current.st_ino, current.st_size, current.st_mtime_ns) if current is not None else None
-        if seen == self._seen and self._rotated_since_s is None and self._partial is None:
+        if self._looked and seen == self._seen and self._rotated_since_s is None and self._partial is None:
             return []
+        self._looked = True
         lines: list[Line] = []
         if self._fd is None and not self._resume(current):
             self._seen = seen
@@ -261,7 +263,14 @@ class Tail:
                 self.close()
             self._begin_anew()
         elif self._rotated_too and not state.base:
-            return any((fd := _open_as(*file)) is not None and self._take(fd) for file in self._chain())
+            for _ in range(_LOOKS):  # a rename moves the oldest file to a name that the next look sees
+                oldest = next(iter(self._chain()), None)
+                if oldest is None:
+                    return False
+                fd = _open_as(*oldest)
+                if fd is not None:
+                    return self._take(fd)
+            return False
         return current is not None and self._open(self.path)
 
     def _find(self, identity: _Identity) -> int | None:
@@ -307,6 +316,15 @@ class Tail:
         return not self.state.head_bytes or (
             zlib.crc32(os.pread(self._fd, self.state.head_bytes, 0)) == self.state.head_crc
         )
+
+
+def unrotated(name: str) -> str:
+    """`name` without the number that a rotation gave it.
+
+    >>> unrotated("rank-1.log.2"), unrotated("rank-1.log")
+    ('rank-1.log', 'rank-1.log')
+    """
+    return _ROTATED.sub("", name)
 
 
 def _open_as(path: Path, identity: _Identity | None) -> int | None:

@@ -126,6 +126,15 @@ def test_rotation_while_the_agent_was_down(rig: Rig) -> None:
     assert [line for _ in range(4) for line in rig.lines()] == ["b", "c", "d"]
 
 
+def test_a_log_that_was_rotated_before_the_agent_first_looked_is_read(rig: Rig) -> None:
+    rig.write("a\n")
+    (rig.logs / "rank-0.log").rename(rig.logs / "rank-0.log.1")
+    (record,) = rig.read()
+    assert (record.source, record.lines) == ("logs/rank-0.log", ("a",))
+    rig.write("b\n")
+    assert rig.lines() + rig.lines() == ["b"]
+
+
 def test_truncation_starts_again_and_places_go_on_growing(rig: Rig) -> None:
     rig.write("a long first line\n")
     (first,) = rig.read()

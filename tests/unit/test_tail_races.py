@@ -90,3 +90,48 @@ def test_killed_between_two_files_the_next_start_reads_both(tmp_path: Path) -> N
     again = reader(path, state)
     assert [line for _, line in read_all(again)] == [b"b1", b"c1"]
     again.close()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_file_that_is_left_under_its_rotated_name_alone_is_read(tmp_path: Path, known: bool) -> None:
+    path = tmp_path / "rank-1.log"
+    write(path, "a1")
+    state = None
+    if known:
+        first = reader(path)
+        assert [line for _, line in read_all(first, 1)] == [b"a1"]
+        state = msgspec.to_builtins(first.state)
+        first.close()
+    write(path, "a2")
+    rotate(path)  # and the writer is gone: no new file begins
+    again = reader(path, state)
+    assert [line for _, line in read_all(again)] == ([b"a2"] if known else [b"a1", b"a2"])
+    again.close()
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+@pytest.mark.parametrize("function", ["open", "stat", "listdir"])
+def test_a_rename_at_any_moment_of_the_first_look_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, call: int
+) -> None:
+    path = tmp_path / "rank-1.log"
+    write(path, "a1")
+    rotate(path)
+    write(path, "b1")
+    real, calls = getattr(os, function), 0
+
+    def renaming(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            rotate(path)
+            write(path, "c1")
+        return real(*arguments, **keywords)
+
+    tail = reader(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tail_module.os, function, renaming)
+        lines = tail.read(0.0, 1 << 20)
+    lines += read_all(tail)
+    tail.close()
+    assert [line.decode() for _, line in lines] == ["a1", "b1"] + (["c1"] if calls >= call else [])
