@@ -1,0 +1,102 @@
+"""What the metric models see and say: the newest samples of every entity as arrays, and their calibrated scores.
+
+An entity is whatever a row of metrics is about: a node, a GPU or a NIC of it, a rank. Entities of one family have the
+same metrics and are scored together by the models trained for that family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class Entity(NamedTuple):
+    """Who a row of metrics is about; what is unknown is None."""
+
+    node: str | None = None
+    device: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySamples:
+    """New samples of entities of one family that have the same number of them.
+
+    Attributes
+    ----------
+    family : str
+        The catalogue's `per` (``gpu``, ``nic``, ``host``, ``rank``), or ``""`` where rows carry no device.
+    names : tuple of str, length d
+        Metrics, counters already as rates per second.
+    rows : int array [r]
+        Place of each entity in the board's list of the family; never changes while the job lasts.
+    entities : tuple of Entity, length r
+    roles : tuple of str, length r
+        Ranks of one role behave alike; empty where nothing is known.
+    values : float array [r, d, m + k]
+        The newest m + k samples, NaN where not measured, oldest first; the last k are new.
+    times_s : float array [r, k]
+        When the new samples were taken.
+    """
+
+    family: str
+    names: tuple[str, ...]
+    rows: npt.NDArray[np.int64]
+    entities: tuple[Entity, ...]
+    roles: tuple[str, ...]
+    values: Floats
+    times_s: Floats
+
+    @property
+    def fresh(self) -> int:
+        """How many of the samples are new, k."""
+        return int(self.times_s.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSamples:
+    """Calibrated scores of new samples of one family.
+
+    Attributes
+    ----------
+    rows, entities
+        As in `FamilySamples`.
+    times_s : float array [r, k]
+    scores : dict of float array [r, k]
+        By model, in 0..1, 0.5 = one normal sample in 10,000 is as strange; NaN where it abstains.
+    ensemble : float array [r, k]
+        The weighted vote of all models, calibrated in the same way.
+    blamed : callable
+        ``blamed(row index, sample index)`` names the metrics most to blame there, each followed by its twins.
+    versions : dict of str
+        Model versions by detector.
+    """
+
+    family: str
+    rows: npt.NDArray[np.int64]
+    entities: tuple[Entity, ...]
+    times_s: Floats
+    scores: Mapping[str, Floats]
+    ensemble: Floats
+    blamed: Callable[[int, int], tuple[str, ...]]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def until(self, first: int, end: int) -> ScoredSamples:
+        """The samples ``first <= index < end`` alone."""
+        part = slice(first, end)
+        return ScoredSamples(
+            family=self.family,
+            rows=self.rows,
+            entities=self.entities,
+            times_s=self.times_s[:, part],
+            scores={name: scores[:, part] for name, scores in self.scores.items()},
+            ensemble=self.ensemble[:, part],
+            blamed=lambda row, sample: self.blamed(row, first + sample),
+            versions=self.versions,
+        )
