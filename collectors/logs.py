@@ -12,11 +12,12 @@ from typing import Annotated
 import msgspec
 
 from collectors.kernel_log import KernelLog, boot_id, since_boot_s
-from collectors.log_text import clean, collapse, rank_prefix
+from collectors.log_text import collapse
 from collectors.ranks import rank_processes
 from collectors.tail import Line, Tail, unrotated
 from trainwarden import rundir
 from trainwarden.clock import Clock
+from trainwarden.log_text import clean, rank_prefix
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord, MetricsRecord, Record
 from trainwarden.settings import Config

@@ -133,3 +133,21 @@ class RecordedJob:
     normal_until_s: float | None = None
     parallel: Mapping[str, int] = field(default_factory=dict)
     planned: tuple[PlannedChange, ...] = ()
+
+    @property
+    def span_s(self) -> tuple[float, float] | None:
+        """First and last time of anything in the recording; None where nothing carries a time."""
+        times = [log.times_s[np.isfinite(log.times_s)] for log in self.logs]
+        if self.metrics is not None:
+            times.append(self.metrics.times_s)
+        if self.iterations is not None:
+            times += [self.iterations.end_s - self.iterations.duration_s, self.iterations.end_s]
+        times = [part for part in times if part.size]
+        if not times:
+            return None
+        return min(float(part.min()) for part in times), max(float(part.max()) for part in times)
+
+    @property
+    def end_s(self) -> float | None:
+        """Last time of anything in the recording."""
+        return None if self.span_s is None else self.span_s[1]

@@ -1,7 +1,7 @@
 """A recorded folder: what was on the bus of one job, as plain files that `detect --data` reads.
 
 The layout is fixed by contract: metrics.csv, iterations.csv, logs.jsonl, job.toml. Beside them lie
-events.jsonl, incidents.jsonl and actions.jsonl, one record a line as it was on the bus.
+events.jsonl, heartbeats.jsonl, incidents.jsonl and actions.jsonl, one record a line as it was on the bus.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainwarden.protocols import Bus
 from trainwarden.records import (
     ACTIONS,
     EVENTS,
+    HEARTBEATS,
     INCIDENTS,
     ITERATIONS,
     LOGS,
@@ -48,7 +49,7 @@ def write_recording(bus: Bus, job: str, folder: Path) -> None:
         _write_metrics(bus, job, folder / "metrics.csv")
         _write_iterations(bus, job, folder / "iterations.csv")
         _write_logs(bus, job, folder / "logs.jsonl")
-        for topic in (EVENTS, INCIDENTS, ACTIONS):
+        for topic in (EVENTS, HEARTBEATS, INCIDENTS, ACTIONS):
             _write_records(bus, job, topic, folder / f"{topic.name.rpartition('.')[2]}.jsonl")
         (folder / "job.toml").write_text(_job_toml(bus, job), encoding="utf-8")
     except OSError as error:

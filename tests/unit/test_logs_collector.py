@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from collectors.kernel_log import KernelLog
-from collectors.log_text import clean, collapse, rank_prefix
+from collectors.log_text import collapse
 from collectors.logs import LogsCollector
 from collectors.tail import MAX_PARTIAL_BYTES
 from trainwarden.clock import ManualClock
+from trainwarden.log_text import clean, rank_prefix
 from trainwarden.protocols import Scope
 from trainwarden.records import LOGS, MAX_LINE_CHARS, LogRecord, MetricsRecord
 

@@ -1,0 +1,228 @@
+"""Leading time stamps of log lines, as seconds since the Unix epoch in UTC."""
+
+from __future__ import annotations
+
+import calendar
+import math
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+# Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time.
+_CLOCK = r"([0-9]{2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)"
+_ISO = re.compile(r"([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})[T ]" + _CLOCK + r"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2})\b)?")
+_UNIX = re.compile(r"([12][0-9]{9}(?:\.[0-9]{1,9})?)(?![0-9A-Za-z_./:-])")
+_SYSLOG = re.compile(
+    r"(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) (?:([0-9]{4}) )?"
+    + _CLOCK
+    + r"(?:(?: [A-Z]{3,4})? ([0-9]{4})\b)?"
+)
+_GLOG = re.compile(r"[IWEFC]([0-9]{2})([0-9]{2}) " + _CLOCK)
+_KERNEL = re.compile(r"\[ {0,8}([0-9]{1,9}\.[0-9]{6})\] ?")
+_KMSG = re.compile(r"[0-9]{1,4},[0-9]{1,20},([0-9]{1,18}),[^;]{1,40};")
+_MLLOG = re.compile(r':::MLLOG \{"namespace": "[^"]{0,64}", "time_ms": ([0-9]{12,13}),')
+# What may stand before a stamp: a bracket, the level and facility that dmesg -x, glog, NeMo and transformers write.
+_BEFORE = re.compile(r"\s{0,8}(?:kern|user|daemon|syslog|auth) {0,3}:[a-z]{1,6} {0,3}: |\s{0,8}[\[(]?")
+_LEVEL = re.compile(r"(?:NeMo )?[A-Za-z]{1,8}(?:\|[^\]\s|]{1,80})?[\]:]{0,2} {1,3}\[?")
+_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
+# Without any hint of the year; a leap year, so that every date exists in it.
+_UNKNOWN_YEAR = 1972
+_QUARTER_S = 900.0
+_WIDEST_ZONE_S = 14 * 3600.0  # Line Islands
+_SAME_S = 60.0
+_YEAR_S = 365.2425 * 86_400.0
+
+
+Clock = Literal["utc", "unzoned", "boot"]
+
+
+class Stamp(NamedTuple):
+    """Time of a line (NaN if it has none), where what follows the stamp begins, and which clock it is of."""
+
+    time_s: float
+    end: int
+    clock: Clock
+
+
+_NO_STAMP = Stamp(math.nan, 0, "utc")
+
+
+def iso_time_s(text: str) -> float:
+    """An ISO 8601 date or time as seconds since the Unix epoch, NaN if it is none. No zone means UTC.
+
+    Examples
+    --------
+    >>> iso_time_s("1970-01-01T01:00:00.5+01:00"), iso_time_s("1970-01-02 00:00"), iso_time_s("yesterday")
+    (0.5, 86400.0, nan)
+    """
+    try:
+        moment = datetime.fromisoformat(text.replace(",", "."))
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.timestamp()
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+@lru_cache(maxsize=256)
+def _midnight_s(year: int, month: int, day: int) -> float:
+    try:
+        return datetime(year, month, day, tzinfo=UTC).timestamp()
+    except ValueError:
+        return math.nan
+
+
+@lru_cache(maxsize=256)
+def _zone_s(zone: str) -> float:
+    if zone == "Z":
+        return 0.0
+    digits = zone[1:].replace(":", "")
+    seconds = int(digits[:2]) * 3600.0 + int(digits[2:]) * 60.0
+    return -seconds if zone[0] == "-" else seconds
+
+
+def _clock_s(hours: str, minutes: str, seconds: str) -> float:
+    """Seconds since midnight; a leap second (60) is allowed."""
+    second = float(seconds.replace(",", "."))
+    if int(hours) > 23 or int(minutes) > 59 or second >= 61.0:
+        return math.nan
+    return int(hours) * 3600 + int(minutes) * 60 + second
+
+
+class Stamps:
+    """Reads the leading stamps of one file, line by line.
+
+    Recognised are Unix seconds, ISO 8601 (also with ``/`` and ``,``), syslog, ctime and fabric-manager dates, glog
+    (``E0102 03:04:05``), MLPerf, and the kernel's seconds since boot. A zone that is not written is taken for UTC.
+    A year that is not written is the one that brings the stamp nearest to the stamp before it (so time rises over New
+    Year), for the first one nearest to `reference_s`.
+
+    Parameters
+    ----------
+    reference_s : float or None
+        A time of the same job, since the epoch.
+
+    Examples
+    --------
+    >>> stamps = Stamps(1_704_067_200.0)  # 2024-01-01
+    >>> stamps.read("[2024-01-01 00:00:01,500] [INFO] hello")
+    Stamp(time_s=1704067201.5, end=25, clock='unzoned')
+    >>> stamps.read("Dec 31 23:59:59 n1 kernel: x").time_s, stamps.read("no stamp").time_s
+    (1704067199.0, nan)
+    >>> stamps.read("[   12.500000] NVRM: x")
+    Stamp(time_s=12.5, end=15, clock='boot')
+    """
+
+    def __init__(self, reference_s: float | None = None) -> None:
+        self._near_s = reference_s
+
+    def read(self, text: str) -> Stamp:
+        """The stamp that `text` begins with."""
+        head = text[:200]
+        start = _BEFORE.match(head).end()  # type: ignore[union-attr] # it matches the empty text too
+        found = self._wall(head, start) or self._after_level(head, start)
+        if found is not None:
+            return found
+        if head.startswith("[") and (match := _KERNEL.match(head)):
+            return Stamp(float(match[1]), match.end(), "boot")
+        if head[:1].isdigit() and (match := _KMSG.match(head)):
+            return Stamp(int(match[1]) / 1e6, match.end(), "boot")
+        return _NO_STAMP
+
+    def _wall(self, head: str, start: int) -> Stamp | None:
+        """A stamp that begins at `start` exactly; its first character says of which kind."""
+        for pattern, time_of, clock in _KINDS_OF.get(head[start : start + 1], ()):
+            match = pattern.match(head, start)
+            if match is None or math.isnan(time_s := time_of(self, match)):
+                continue
+            self._near_s = time_s
+            end = match.end()
+            zoned = pattern is _ISO and match[7] is not None
+            return Stamp(time_s, end + 1 if head[end : end + 1] in ("]", ")") else end, "utc" if zoned else clock)
+        return None
+
+    def _after_level(self, head: str, start: int) -> Stamp | None:
+        """A stamp behind a level: ``INFO:2024-``, ``[NeMo W 2024-``, ``[INFO|trainer.py:9] 2024-``."""
+        for _ in range(2):
+            match = _LEVEL.match(head, start)
+            if match is None:
+                return None
+            start = match.end()
+            if head[start : start + 1].isdigit():
+                return self._wall(head, start)
+        return None
+
+    def _iso(self, match: re.Match[str]) -> float:
+        year, month, day, hours, minutes, seconds, zone = match.groups()
+        midnight_s = _midnight_s(int(year), int(month), int(day))
+        return midnight_s + _clock_s(hours, minutes, seconds) - (_zone_s(zone) if zone else 0.0)
+
+    def _syslog(self, match: re.Match[str]) -> float:
+        name, day, year_before, hours, minutes, seconds, year_after = match.groups()
+        year = year_before or year_after
+        of_day_s = _clock_s(hours, minutes, seconds)
+        if name not in _MONTHS:
+            return math.nan
+        if year:
+            return _midnight_s(int(year), _MONTHS[name], int(day)) + of_day_s
+        return self._without_year(_MONTHS[name], int(day), of_day_s)
+
+    def _glog(self, match: re.Match[str]) -> float:
+        month, day, hours, minutes, seconds = match.groups()
+        return self._without_year(int(month), int(day), _clock_s(hours, minutes, seconds))
+
+    def _without_year(self, month: int, day: int, of_day_s: float) -> float:
+        near_s = self._near_s
+        if near_s is None:
+            return _midnight_s(_UNKNOWN_YEAR, month, day) + of_day_s
+        year = int(1970 + near_s / _YEAR_S)
+        around = range(max(1, year - 4), min(9999, year + 5)) if (month, day) == (2, 29) else range(year - 1, year + 2)
+        times_s = [time_s for y in around if not math.isnan(time_s := _midnight_s(y, month, day) + of_day_s)]
+        return min(times_s, key=lambda time_s: abs(time_s - near_s), default=math.nan)
+
+    def _unix(self, match: re.Match[str]) -> float:
+        """Seconds; a number of ten digits far from the job's other times is a count of something else."""
+        time_s = float(match[1])
+        return math.nan if self._near_s is not None and abs(time_s - self._near_s) > _YEAR_S else time_s
+
+    def _mllog(self, match: re.Match[str]) -> float:
+        return int(match[1]) / 1000.0
+
+
+_Kind = tuple["re.Pattern[str]", Callable[[Stamps, "re.Match[str]"], float], Clock]
+_DIGIT_KINDS: tuple[_Kind, ...] = ((_ISO, Stamps._iso, "unzoned"), (_UNIX, Stamps._unix, "utc"))
+_LETTER_KINDS: tuple[_Kind, ...] = ((_SYSLOG, Stamps._syslog, "unzoned"), (_GLOG, Stamps._glog, "unzoned"))
+_KINDS_OF: dict[str, tuple[_Kind, ...]] = {
+    **dict.fromkeys("0123456789", _DIGIT_KINDS),
+    **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZ", _LETTER_KINDS),
+    ":": ((_MLLOG, Stamps._mllog, "utc"),),
+}
+
+
+def zone_s(times_s: Sequence[float], clocks: Sequence[Clock]) -> float:
+    """Seconds that the unzoned stamps of one file are ahead of UTC, as its UTC stamps show; 0 if they show nothing.
+
+    The first unzoned stamp between two UTC stamps of the same minute decides; zones differ by quarters of an hour.
+
+    Examples
+    --------
+    >>> zone_s([10.0, 7212.0, 15.0], ["utc", "unzoned", "utc"])
+    7200.0
+    >>> zone_s([10.0, 7212.0, 8000.0], ["utc", "unzoned", "utc"])  # a pause, for all that is known
+    0.0
+    """
+    before_s: float | None = None
+    between_s: float | None = None
+    for time_s, clock in zip(times_s, clocks, strict=True):
+        if clock == "unzoned" and between_s is None and before_s is not None:
+            between_s = time_s
+        if clock != "utc":
+            continue
+        if between_s is not None and before_s is not None and 0.0 <= time_s - before_s <= _SAME_S:
+            ahead_s = _QUARTER_S * round((between_s - before_s) / _QUARTER_S)
+            if abs(ahead_s) <= _WIDEST_ZONE_S and abs(between_s - ahead_s - before_s) <= _SAME_S:
+                return ahead_s
+        before_s, between_s = time_s, None
+    return 0.0
