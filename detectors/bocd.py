@@ -117,6 +117,11 @@ class Bocd:
         run = np.take_along_axis(self.run, best[:, None], axis=1)[:, 0]
         return np.where(np.isneginf(self.log_mass.max(axis=1)), 0, run)
 
+    def most_likely_mean(self) -> Floats:
+        """Mean of the most likely present segment, in standardised units [series]."""
+        best = np.argmax(self.log_mass, axis=1)
+        return np.take_along_axis(self._mean, best[:, None], axis=1)[:, 0]
+
     def mass_between(self, shortest: int, longest: npt.NDArray[np.int64] | int) -> Floats:
         """Posterior probability that the present segment is `shortest` to `longest` values long [series]."""
         limit = np.broadcast_to(np.asarray(longest), (self.series,))[:, None]

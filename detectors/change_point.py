@@ -1,13 +1,14 @@
 """Vote: the job, or one rank relative to the others, has changed its pace and stayed there.
 
 Bayesian online change points on log time with verification (`detectors.level_shifts`), on two kinds of series: the
-job's median step time without pauses, and every rank's compute time with the common mode of the ranks taken out.
+job's median step time without pauses, and every rank's compute time with the common mode of the ranks taken out. Where
+no compute times are known (recordings), a rank's own duration takes their place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,12 +18,17 @@ import numpy.typing as npt
 from detectors.common_mode import median_of_others, quiet_median
 from detectors.level_shifts import LevelShifts, Shift, ShiftConfig
 from detectors.protocol import abstain, pack, unpack
+from detectors.verification import BEFORE
 from detectors.window import Window, job_duration_s
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
 MAX_FOUND = 10_000
 MAX_SUSPECTS = 16
+MAX_PLANNED = 10_000
+PLANNED_STEPS = (-5, 10)  # a change that begins this near to a planned step is that plan taking effect
+ROWS = 1024  # rows whose step and time are remembered, so that the onset of a drift long ago can be named
+OWN = 128  # rows of own times kept to tell a rank that has become slow from one whose peers have become fast
 
 
 class ChangePointConfig(Config, frozen=True, kw_only=True):
@@ -32,20 +38,39 @@ class ChangePointConfig(Config, frozen=True, kw_only=True):
     ----------
     minimum_deviation_s : float
         A rank's compute time must have grown by this much too.
+    ranks_vote : bool
+        Whether a rank's own change is a vote by itself, or only found and told.
     lasting_steps, lasting_s, lasting_ratio
         A slowdown of everybody without a culprit is told when it has lasted this long and is this large.
+    planned_steps : tuple of int
+        Steps at which the program itself changes its pace (``[[planned_change]]`` of a recorded folder).
     """
 
     job: ShiftConfig = msgspec.field(default_factory=ShiftConfig)
     ranks: ShiftConfig = msgspec.field(
         default_factory=lambda: ShiftConfig(
-            minimum_ratio=1.15, clear_ratio=1.3, clear_steps=4, noise_floor=0.02, clear_noises=6.0, small_noises=3.0
+            minimum_ratio=1.15, clear_ratio=1.3, clear_steps=4, noise_floor=0.02, clear_noises=6.0, small_evidence=8.0
         )
     )
     minimum_deviation_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.002
+    ranks_vote: bool = True
     lasting_steps: Annotated[int, msgspec.Meta(ge=0)] = 15
     lasting_s: Annotated[float, msgspec.Meta(ge=0.0)] = 10.0
     lasting_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.25
+    planned_steps: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PLANNED)] = ()
+
+
+def for_recording(planned_steps: tuple[int, ...] = ()) -> ChangePointConfig:
+    """Settings for a recorded folder: every verified slowdown is told at once, and ranks are judged as finely as jobs.
+
+    Live, ranks share hosts with us and with each other, and telling everybody's slowness late costs little; a
+    recording is judged by what is in it. So fine a look at each rank tells of changes, but opens no incident without
+    the comparison with its peers: where the work wanders over the ranks, every rank has its changes.
+    """
+    return ChangePointConfig(
+        ranks=ShiftConfig(), ranks_vote=False, minimum_deviation_s=0.0, lasting_steps=0, lasting_s=0.0,
+        lasting_ratio=1.05, planned_steps=planned_steps,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -89,9 +114,11 @@ class ChangePoint:
         self._next_seq = 0
         self._seen_rows = 0
         self._nodes: tuple[str, ...] = ()
-        self._planned_job = False
         self._last_planned = -1_000
         self._rejected: Any = np.zeros(0, dtype=np.bool_)
+        self._row_steps = np.zeros(ROWS, dtype=np.int64)
+        self._row_ends_s = np.zeros(ROWS)
+        self._own: npt.NDArray[np.float64] = np.full((OWN, 0), np.nan)
         self.found: deque[FoundChange] = deque(maxlen=MAX_FOUND)
 
     def update(self, window: Window) -> None:
@@ -103,29 +130,32 @@ class ChangePoint:
         if count == 0:
             return
         job = np.log(job_duration_s(window, rows))
-        work = np.log(window.work_s(rows))
-        relative = work - median_of_others(work)
+        work = own_s(window, rows)
+        relative = np.log(work) - median_of_others(np.log(work))
+        steps, ends_s, quiet = window.steps[rows], window.ends_s[rows], window.quiet_rows[rows]
         first = window.next_seq - count
         for index in range(count):
             seq = first + index
-            if window.quiet_rows[rows][index]:
+            stride = self._remember_row(seq, int(steps[index]), float(ends_s[index]))
+            self._own[seq % OWN] = work[index]
+            if quiet[index]:
                 self._last_planned = seq if self._seen_rows else -1_000
                 continue
             self._seen_rows += 1
-            for shift in self._job.update(seq, job[index : index + 1]):
-                self._note_job(window, shift)
-            for shift in self._ranks.update(seq, relative[index]):
-                self._note_rank(window, shift)
+            for shift in self._job.update(seq, job[index : index + 1], stride):
+                self._note_job(shift)
+            for shift in self._ranks.update(seq, relative[index], stride):
+                self._note_rank(int(window.ranks[shift.series]), shift)
 
     def score(self, window: Window) -> Vote:
         """Slow ranks first; else the whole job if it has been slow for long enough."""
         if self._seen_rows < self._config.job.warm_up:
             return abstain("warm-up")
-        slow = self._slow_ranks(window)
+        slow = self._slow_ranks(window) if self._config.ranks_vote else []
         if slow:
             return slow_vote(slow, window, "compute time relative to the other ranks has stepped up")
         since = int(self._job.raised_since[0]) if self._job.raised_since.size else -1
-        if since < 0 or self._planned_job:
+        if since < 0:
             return Vote(opinion="normal", score=self._job_score(window))
         return self._slow_job(window, since)
 
@@ -133,18 +163,20 @@ class ChangePoint:
         """See `detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
-            "planned_job": self._planned_job, "last_planned": self._last_planned,
+            "last_planned": self._last_planned,
         }  # fmt: skip
         arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
         arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
-        return pack("change_point", plain, arrays | {"rejected": self._rejected})
+        arrays |= {"rejected": self._rejected, "own": self._own}
+        return pack("change_point", plain, arrays | {"row_steps": self._row_steps, "row_ends_s": self._row_ends_s})
 
     def restore(self, state: bytes) -> None:
         """See `detectors.protocol.Detector`."""
         plain, arrays = unpack("change_point", state)
         self._next_seq, self._seen_rows = plain["next_seq"], plain["seen_rows"]
-        self._nodes, self._planned_job = tuple(plain["nodes"]), plain["planned_job"]
-        self._last_planned, self._rejected = plain["last_planned"], arrays["rejected"]
+        self._nodes, self._last_planned = tuple(plain["nodes"]), plain["last_planned"]
+        self._rejected, self._own = arrays["rejected"].copy(), arrays["own"].copy()
+        self._row_steps, self._row_ends_s = arrays["row_steps"].copy(), arrays["row_ends_s"].copy()
         self._job.load({name[4:]: array for name, array in arrays.items() if name.startswith("job.")})
         self._ranks.load({name[6:]: array for name, array in arrays.items() if name.startswith("ranks.")})
 
@@ -154,42 +186,67 @@ class ChangePoint:
         """Ranks that now run on another node have no history there."""
         size = len(window.ranks)
         self._ranks.widen(size)
-        self._rejected = np.append(self._rejected, np.zeros(size - self._rejected.size, dtype=np.bool_))
+        more = size - self._rejected.size
+        self._rejected = np.append(self._rejected, np.zeros(more, dtype=np.bool_))
+        self._own = np.hstack([self._own, np.full((OWN, more), np.nan)])
         if window.nodes != self._nodes:
             old = self._nodes
             moved = np.array([i < len(old) and old[i] != node for i, node in enumerate(window.nodes)], dtype=np.bool_)
             self._ranks.forget(moved)
+            self._own[:, moved] = np.nan
             self._nodes = window.nodes
 
-    def _note_job(self, window: Window, shift: Shift) -> None:
-        planned = -1 <= shift.onset - self._last_planned <= 5
-        if shift.slower or self._job.raised_since[0] < 0:
-            self._planned_job = planned and shift.slower
-        self._remember(window, shift, None, planned)
+    def _remember_row(self, seq: int, step: int, end_s: float) -> int:
+        """Note what row `seq` is; how many iterations it stands for."""
+        previous = int(self._row_steps[(seq - 1) % ROWS]) if self._seen_rows else step - 1
+        self._row_steps[seq % ROWS], self._row_ends_s[seq % ROWS] = step, end_s
+        return min(max(step - previous, 1), 1_000)
 
-    def _note_rank(self, window: Window, shift: Shift) -> None:
+    def _note_job(self, shift: Shift) -> None:
+        planned = -1 <= shift.onset - self._last_planned <= 5 or self._is_planned(shift)
+        if planned:
+            self._job.rebase(0)
+        self._remember(shift, None, planned)
+
+    def _is_planned(self, shift: Shift) -> bool:
+        """True if the row of a planned step is near the onset; rows may be sampled, so both are compared."""
+        early, late = PLANNED_STEPS
+        low = self._step_at(shift.onset - late, shift.reported) if shift.onset >= late else -1
+        high = self._step_at(min(shift.onset - early, shift.reported), shift.reported)
+        return any(low <= step <= high for step in self._config.planned_steps)
+
+    def _note_rank(self, rank: int, shift: Shift) -> None:
         """A rank whose own compute time has not grown is no straggler, whatever the others do."""
-        if shift.slower:
-            split = max(0, shift.onset - window.first_seq)
-            column = slice(shift.series, shift.series + 1)
-            work = window.work_s(slice(max(0, split - 30), None))[:, column]
-            cut = split - max(0, split - 30)
-            if cut == 0 or cut >= len(work):
-                return
-            before, after = float(quiet_median(work[:cut])[0]), float(quiet_median(work[cut:])[0])
-            own = np.log(after / before) >= 0.5 * np.log(shift.after / shift.before)
-            self._rejected[shift.series] = not own or after - before < self._config.minimum_deviation_s
-        else:
-            self._rejected[shift.series] = False
+        before_s, after_s = self._own_levels_s(shift)
+        # Of a rise that began before the oldest time that is kept, only the end can be seen.
+        share = 0.0 if shift.reported - shift.onset > OWN - BEFORE else 0.5
+        grown_s = after_s - before_s if share else self._config.minimum_deviation_s
+        own = (
+            after_s >= before_s * (shift.after / shift.before) ** share and grown_s >= self._config.minimum_deviation_s
+        )
+        self._rejected[shift.series] = shift.slower and not own
         if not self._rejected[shift.series]:
-            self._remember(window, shift, int(window.ranks[shift.series]), planned=False)
+            ratio = shift.after / shift.before  # relative to the other ranks
+            after_s = after_s if np.isfinite(after_s) else shift.after
+            self._remember(replace(shift, before=after_s / ratio, after=after_s), rank, planned=False)
 
-    def _remember(self, window: Window, shift: Shift, rank: int | None, planned: bool) -> None:
-        step, reported = step_of(window, shift.onset), step_of(window, shift.reported)
-        place = min(max(shift.onset - window.first_seq, 0), len(window.steps) - 1)
+    def _own_levels_s(self, shift: Shift) -> tuple[float, float]:
+        """A rank's own time before the change, or in the oldest rows that are kept, and in its newest rows."""
+        kept = min(OWN, shift.reported + 1)
+        first = shift.reported - kept + 1
+        own = self._own[np.arange(first, shift.reported + 1) % OWN, shift.series]
+        split = max(shift.onset - first, min(BEFORE, kept // 2))
+        return float(quiet_median(own[max(0, split - BEFORE) : split])), float(quiet_median(own[split:][-BEFORE:]))
+
+    def _step_at(self, seq: int, newest: int) -> int:
+        """The step of row `seq`, or of the oldest one that is still remembered in row `newest`."""
+        return int(self._row_steps[max(seq, newest - ROWS + 1, 0) % ROWS])
+
+    def _remember(self, shift: Shift, rank: int | None, planned: bool) -> None:
         direction: Literal["slower", "faster"] = "slower" if shift.slower else "faster"
-        time_s = float(window.ends_s[place])
-        self.found.append(FoundChange(rank, step, reported, time_s, shift.before, shift.after, direction, planned))
+        onset, reported = self._step_at(shift.onset, shift.reported), self._step_at(shift.reported, shift.reported)
+        time_s = float(self._row_ends_s[max(shift.onset, shift.reported - ROWS + 1, 0) % ROWS])
+        self.found.append(FoundChange(rank, onset, reported, time_s, shift.before, shift.after, direction, planned))
 
     def _slow_ranks(self, window: Window) -> list[tuple[int, float, int]]:
         """(column, ratio, onset sequence number) of ranks that are slow now, worst first."""
@@ -210,8 +267,8 @@ class ChangePoint:
 
     def _slow_job(self, window: Window, since: int) -> Vote:
         config = self._config
-        recent = slice(-config.job.small_steps, None)
-        ratio = float(quiet_median(job_duration_s(window, recent)) / np.exp(self._job.baseline[0]))
+        # The verified level, not the newest steps: an incident must not close and open again with the noise.
+        ratio = float(np.exp(self._job.level[0] - self._job.baseline[0]))
         steps = window.next_seq - since
         place = max(0, since - window.first_seq)
         lasted_s = float(window.ends_s[-1] - window.ends_s[place])
@@ -232,6 +289,13 @@ class ChangePoint:
             verified=True,
             metrics=("iteration_duration_seconds",),
         )
+
+
+def own_s(window: Window, rows: slice) -> npt.NDArray[np.float64]:
+    """Every rank's own time [rows, ranks]: compute, or in rows where nobody's is known the duration without pauses."""
+    work = window.work_s(rows)
+    unknown = ~np.isfinite(work).any(axis=1, keepdims=True)
+    return np.where(unknown, window.busy_s(rows), work)
 
 
 def step_of(window: Window, seq: int) -> int:

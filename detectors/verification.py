@@ -22,14 +22,15 @@ class LevelMarks:
     --------
     >>> marks = LevelMarks(stride=1)
     >>> marks.widen(1)
-    >>> for level in range(10):
-    ...     marks.due() and marks.add(np.array([float(level)]))
-    >>> marks.halfway(np.array([0.0])).tolist()
-    [5.0]
+    >>> for seq in range(10):
+    ...     marks.due() and marks.add(seq, np.array([seq / 10]))
+    >>> marks.at(np.array([5]), np.array([0]), np.array([0.0])).tolist()
+    [0.5]
     """
 
     def __init__(self, stride: int = 16) -> None:
         self._marks: Floats = np.full((MARKS, 0), np.nan)
+        self._seqs = np.zeros(MARKS, dtype=np.int64)
         self._count, self._stride, self._fed = 0, stride, 0
 
     def widen(self, more: int) -> None:
@@ -45,28 +46,34 @@ class LevelMarks:
         self._fed += 1
         return self._fed % self._stride == 0
 
-    def add(self, level: Floats) -> None:
-        """Remember `level` [series]; when there is no room left, every other one goes."""
+    def add(self, seq: int, level: Floats) -> None:
+        """Remember `level` [series] at `seq`; when there is no room left, every other one goes."""
         if self._count == MARKS:
             self._marks[: MARKS // 2] = self._marks[1::2].copy()
+            self._seqs[: MARKS // 2] = self._seqs[1::2].copy()
             self._count, self._stride = MARKS // 2, 2 * self._stride
-        self._marks[self._count] = level
+        self._marks[self._count], self._seqs[self._count] = level, seq
         self._count += 1
 
-    def halfway(self, unknown: Floats) -> Floats:
-        """The level of each series when the run was half as long as it is now, else `unknown` [series]."""
-        if self._count < 2:
-            return unknown.copy()
-        half = self._marks[self._count // 2]
-        return np.where(np.isfinite(half), half, unknown)
+    def at(self, seqs: npt.NDArray[np.int64], series: npt.NDArray[np.intp], unknown: Floats) -> Floats:
+        """The newest level of each of `series` [n] at or before `seqs` [n], else `unknown` [n]."""
+        place = np.searchsorted(self._seqs[: self._count], seqs, side="right") - 1
+        level = self._marks[np.maximum(place, 0), series]
+        return np.where((place >= 0) & np.isfinite(level), level, unknown)
+
+    def of(self, series: int) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Sequence numbers and levels of one series, oldest first."""
+        known = np.isfinite(self._marks[: self._count, series])
+        return self._seqs[: self._count][known], self._marks[: self._count, series][known]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The whole state; `load` takes it back."""
-        return {"marks": self._marks, "marks_places": np.array([self._count, self._stride, self._fed])}
+        places = np.array([self._count, self._stride, self._fed])
+        return {"marks": self._marks, "marks_seqs": self._seqs, "marks_places": places}
 
     def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Go on from `arrays`."""
-        self._marks = arrays["marks"].copy()
+        self._marks, self._seqs = arrays["marks"].copy(), arrays["marks_seqs"].copy()
         self._count, self._stride, self._fed = (int(place) for place in arrays["marks_places"])
 
 
@@ -74,6 +81,34 @@ def jitter(past: Floats, floor: float) -> Floats:
     """Noise of series [rows, ...] from their differences (a slow trend does not count), never below `floor`."""
     spread = np.nan_to_num(noise(np.diff(past, axis=0))) / np.sqrt(2.0)
     return np.asarray(np.maximum(np.maximum(floor, 0.5 * np.nan_to_num(noise(past))), spread))
+
+
+def lasting_jitter(past: Floats, floor: float) -> float:
+    """Noise of a series [rows] as far as it does not cancel in pairs: two paces in turn are no noise of the level."""
+    pairs = 0.5 * (past[1:] + past[:-1])
+    return max(
+        floor, min(float(jitter(past, floor)), float(noise(pairs[2:] - pairs[:-2])) if len(past) > 8 else np.inf)
+    )
+
+
+def levels(values: Floats) -> Floats:
+    """Mean of the middle two thirds of the known values along the rows; NaN where there are none.
+
+    Smoother than the median where a series keeps to two paces, and as deaf to single slow steps.
+
+    Examples
+    --------
+    >>> levels(np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [90.0]])).tolist()
+    [3.5]
+    """
+    ordered = np.sort(values, axis=0)  # NaN last
+    count = np.isfinite(values).sum(axis=0)
+    cut = count // 6
+    place = np.arange(len(values)).reshape((-1,) + (1,) * (values.ndim - 1))
+    inside = (place >= cut) & (place < count - cut)
+    kept = np.maximum(inside.sum(axis=0), 1)
+    mean = np.where(inside, ordered, 0.0).sum(axis=0) / kept
+    return np.asarray(np.where(count > 0, mean, np.nan))
 
 
 def middle(values: Floats) -> float:
@@ -88,14 +123,44 @@ def trimmed(values: Floats, *, slower: bool) -> float:
 
 
 def refine(values: Floats, first: int, onset: int) -> int:
-    """The split near `onset` with the least absolute deviation from the two sides' medians."""
-    best, best_cost = onset, np.inf
-    for split in range(max(first + 6, onset - 6), min(onset + 6, len(values) - 2)):
-        left, right = values[max(first, split - BEFORE) : split], values[split:]
-        cost = np.abs(left - np.median(left)).sum() + np.abs(right - np.median(right)).sum()
-        # All splits must explain the same values, else a shorter left side always looks better.
-        spare = values[max(first, onset - 6 - BEFORE) : max(first, split - BEFORE)]
-        cost += np.abs(spare - np.median(left)).sum()
-        if cost < best_cost - 1e-12:
-            best, best_cost = split, cost
+    """The split near `onset` with the least absolute deviation from the medians before and after it."""
+    low, high = max(first + 6, onset - 6), min(onset + 6, len(values) - 3)
+    if high < low:
+        return onset
+    start = max(first, low - BEFORE)
+    # The medians keep away from the doubtful middle as far as there is anything beyond it.
+    left = np.median(values[start : max(onset - 3, start + 3)])
+    right = np.median(values[min(onset + 2, len(values) - 3) :])
+    near = values[low:]
+    as_before = np.concatenate([[0.0], np.cumsum(np.abs(near - left))])
+    as_after = np.concatenate([[0.0], np.cumsum(np.abs(near - right))])
+    cost = as_before + as_after[-1] - as_after
+    return low + int(np.argmin(cost[: high - low + 1]))
+
+
+def began(levels: Floats, base: float, width: float) -> int:
+    """Index behind the last of `levels` that is still within `width` of `base`."""
+    still = np.flatnonzero(levels <= base + width)
+    return min(int(still[-1]) + 1, len(levels) - 1) if still.size else 0
+
+
+def knee(places: npt.NDArray[np.int64], levels: Floats, base: float) -> int:
+    """Index where a line that rises from `base` through the later `levels` starts, by least squares.
+
+    Examples
+    --------
+    >>> places = np.arange(10)
+    >>> knee(places, np.maximum(0.0, 0.1 * (places - 4)), 0.0)
+    4
+    """
+    best, best_cost = 0, np.inf
+    for start in range(max(0, len(levels) - 96), len(levels) - 1):
+        # `base` counts as much as four of the levels before the knee, which know the same thing.
+        low = (4.0 * base + float(levels[:start].sum())) / (4.0 + start)
+        past, run = levels[:start] - low, (places[start:] - places[start]).astype(np.float64)
+        risen = levels[start:] - low
+        slope = max(0.0, float(run @ risen) / max(float(run @ run), 1e-12))
+        cost = float(past @ past) + float(((risen - slope * run) ** 2).sum()) + 4.0 * (low - base) ** 2
+        if cost < best_cost - 1e-15:
+            best, best_cost = start, cost
     return best

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from math import exp, inf, lgamma, log, pi
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from detectors.level_shifts import LevelShifts, ShiftConfig
 from detectors.peer_deviation import PeerDeviation
 from detectors.verification import LevelMarks
 from tests.unit.detection_streams import START_S, Job
+from trainwarden.records import IterationRecord
 
 Floats = npt.NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
@@ -183,7 +186,68 @@ def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type
 def test_marks_remember_the_level_of_half_time(length: int) -> None:
     marks = LevelMarks(stride=1)
     marks.widen(1)
-    for level in range(length):
+    for seq in range(length):
         if marks.due():
-            marks.add(np.array([float(level)]))
-    assert abs(float(marks.halfway(np.array([-1.0]))[0]) - length / 2) <= 0.1 * length + 2
+            marks.add(seq, np.array([float(seq)]))
+    found = float(marks.at(np.array([length // 2]), np.array([0]), np.array([-1.0]))[0])
+    assert length / 2 - 0.01 * length - 2 <= found <= length / 2
+
+
+def changes_of(durations: Floats, chunks: list[int], **config: Any) -> list[tuple[Any, ...]]:
+    """What a recorded job [rows, ranks] shows if its rows come in windows of these sizes, over and over."""
+    from detectors.job_state import JobState
+
+    state, detector = JobState("job"), ChangePoint(ChangePoint.Config(**config))
+    ends, begin = np.cumsum(durations.max(axis=1)), 0
+    sizes = itertools.cycle(chunks)
+    while begin < len(durations):
+        part = slice(begin, begin + next(sizes))
+        for rank in range(durations.shape[1]):
+            state.feed(
+                IterationRecord(
+                    job="job", node="node0", rank=rank, incarnation="1", steps=tuple(range(len(durations)))[part],
+                    end_s=tuple(ends[part]), duration_s=tuple(durations[part, rank]),
+                )
+            )  # fmt: skip
+        detector.update(state.window(float(ends[part][-1])))
+        begin = part.stop
+    return [
+        (f.rank, f.step, f.reported_step, f.time_s, f.before_s, f.after_s, f.direction, f.planned)
+        for f in detector.found
+    ]
+
+
+@given(seed=seeds, chunks=st.lists(st.integers(1, 200), min_size=1, max_size=4), ranks=st.integers(1, 3))
+@settings(max_examples=12, deadline=None)
+def test_the_size_of_windows_does_not_matter(seed: int, chunks: list[int], ranks: int) -> None:
+    rng = np.random.default_rng(seed)
+    level = np.zeros((460, ranks))
+    level[90:160, 0] += 0.4
+    level[200:, :] += np.linspace(0.0, 0.3, 260)[:, None]
+    durations = 0.2 * np.exp(level + rng.normal(0.0, 0.02, level.shape))
+    one_by_one = changes_of(durations, [1], planned_steps=(91,))
+    assert changes_of(durations, chunks, planned_steps=(91,)) == one_by_one
+    assert one_by_one
+
+
+@given(seed=seeds, constant=st.floats(0.01, 10.0))
+@settings(max_examples=10, deadline=None)
+def test_a_further_rank_that_never_changes_changes_nothing_for_the_others(seed: int, constant: float) -> None:
+    rows = rows_of(seed, 4, 90, culprit=1)
+    few, more = LevelShifts(ShiftConfig()), LevelShifts(ShiftConfig())
+    left, right = [], []
+    for seq, row in enumerate(rows):
+        left += few.update(seq, row)
+        right += more.update(seq, np.append(row, np.log(constant)))
+    assert left == right
+    assert left
+
+
+@given(seed=seeds, planned=st.sampled_from([(), (150,), (300,)]), slower=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_a_planned_change_is_marked_and_becomes_the_baseline(seed: int, planned: tuple[int, ...], slower: bool) -> None:
+    log_times = np.random.default_rng(seed).normal(0.0, 0.01, (400, 1))
+    log_times[152:] += 0.5 if slower else -0.5
+    found = changes_of(np.exp(log_times), [50], planned_steps=planned)
+    assert [(entry[6], entry[7]) for entry in found] == [("slower" if slower else "faster", planned == (150,))]
+    assert abs(found[0][1] - 152) <= 2
