@@ -7,72 +7,33 @@ computes longest and waits least (Wu et al., Falcon, 2024, section 4.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.common_mode import median_of_others, noise, quiet_median
-from detectors.peer_memory import ANCHOR, HELD_BACK, LEARN, ROWS, PeerMemory
+from detectors.common_mode import median_of_others, quiet_median
+from detectors.peer_episodes import Episode, Evidence, calm_rows, spell_ratio, trimmed_mean
+from detectors.peer_memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory
+from detectors.peer_rules import Finding, PeerDeviationConfig, against_peers, against_self
 from detectors.protocol import abstain, pack, unpack
+from detectors.roles import Codes
 from detectors.window import Window
 from trainwarden.records import Suspect, Vote
-from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]
-_Judged = tuple[Literal["self", "peers"], Floats, npt.NDArray[np.int64]]
+Flags = npt.NDArray[np.bool_]
 MAX_SUSPECTS: Final = 16
-# Evidence over the newest k steps: (k, least ratio, noise widths). Large deviations need few steps, small ones many;
-# chosen on simulated ranks with 2 to 15 % noise so that a clean hour names nobody.
-EVIDENCE: Final = ((4, 1.45, 8.0), (6, 1.30, 6.0), (10, 1.20, 5.0), (20, 1.15, 4.0))
-
-
-class PeerDeviationConfig(Config, frozen=True, kw_only=True):
-    """When a rank differs enough from its peers.
-
-    Attributes
-    ----------
-    minimum_deviation_s, minimum_share
-        Least extra compute time per step, absolute and as a share of the step.
-    minimum_span_s, minimum_small_span_s
-        The evidence must span this much time, so that one stall of the machine is not evidence; the second for
-        deviations below 40 %.
-    peers_ratio, peers_steps, peers_z
-        Slower from the start than the median rank: ratio, over how many steps, robust z-score.
-    """
-
-    minimum_deviation_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.002
-    minimum_share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.04
-    minimum_span_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.6
-    minimum_small_span_s: Annotated[float, msgspec.Meta(ge=0.0)] = 1.5
-    peers_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 1.25
-    peers_steps: Annotated[int, msgspec.Meta(ge=5, le=100)] = 24
-    peers_span_s: Annotated[float, msgspec.Meta(ge=0.0)] = 3.0
-    peers_z: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
-    relief_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 1.08
-    relief_steps: Annotated[int, msgspec.Meta(ge=3, le=60)] = 8
-
-
-@dataclass(slots=True)
-class Episode:
-    """One spell of one rank being slow; `to_step` None while it lasts, `row` counts the judged steps before it."""
-
-    rank: int
-    node: str
-    from_step: int
-    reported_step: int
-    onset_s: float
-    ratio: float
-    basis: Literal["self", "peers"]
-    evidence: Literal["compute", "duration"]
-    row: int = 0
-    to_step: int | None = None
+FOLLOWED: Final = 64  # newest steps of a spell that its ratio is taken over
+KINDS: Final[tuple[Evidence, ...]] = ("compute", "wait", "duration")
 
 
 class PeerDeviation:
-    """Stragglers among ranks of one role.
+    """Stragglers among ranks of one role, and stages that are slow as a whole.
+
+    Ranks are compared with their own earlier level, all others' changes taken out, and from the start with the other
+    ranks of their role (of all roles where a role has fewer than three ranks). A role of three ranks or more that is
+    slower than the other roles is named with all its ranks: pipeline stages of one model should take equally long.
 
     Parameters
     ----------
@@ -80,7 +41,8 @@ class PeerDeviation:
 
     Notes
     -----
-    `episodes` holds every spell found, newest last.
+    `episodes` holds every spell found, newest last. Steps are judged one by one in their order, so that it makes no
+    difference how many of them one window brings.
     """
 
     Config = PeerDeviationConfig
@@ -90,9 +52,11 @@ class PeerDeviation:
         self._config = config
         self._next_seq = 0
         self._nodes: tuple[str, ...] = ()
+        self._roles: tuple[str, ...] = ()
         self._memory = PeerMemory()
         self._slow: Floats = np.zeros(0)  # log ratio of ranks that are slow now, 0 for the others
-        self._evidence: Literal["compute", "duration"] = "compute"
+        self._kind = -1  # place in KINDS of what is judged, -1 before the first step
+        self._other_kind = 0  # newest steps in a row that had another kind
         self._open: dict[int, Episode] = {}
         self.episodes: list[Episode] = []
 
@@ -103,18 +67,17 @@ class PeerDeviation:
         self._widen(window)
         if len(window.steps[rows]) == 0 or len(window.ranks) < 2:
             return
-        work = window.work_s(rows)
-        self._evidence = "compute" if np.isfinite(work).any() else "duration"
-        if self._evidence == "duration":
-            work = window.busy_s(rows)
-        own = np.log(work)
-        relative = own - median_of_others(own)
-        wait = window.wait_s[rows].astype(np.float64)
-        busy = quiet_median(window.busy_s(rows).T)
-        for index in np.flatnonzero(~window.quiet_rows[rows]):
+        kinds, work = _work_s(window, rows)
+        own, wait = np.log(work), window.wait_s[rows].astype(np.float64)
+        busy, quiet = quiet_median(window.busy_s(rows).T), window.quiet_rows[rows]
+        for index in range(len(own)):
             step, end_s = int(window.steps[rows][index]), float(window.ends_s[rows][index])
-            sick = self._slow > 0
-            self._memory.push(step, end_s, busy[index], own[index], relative[index], wait[index], sick)
+            if not self._of_this_kind(int(kinds[index])):
+                continue
+            if quiet[index]:
+                self._memory.warm_up(step, end_s - float(busy[index]), own[index])
+                continue
+            self._memory.push(step, end_s, float(busy[index]), own[index], wait[index], self._slow)
             self._judge(window)
 
     def score(self, window: Window) -> Vote:
@@ -130,7 +93,7 @@ class PeerDeviation:
         suspects = tuple(
             Suspect(
                 score=float(np.clip(self._slow[column] / worst, 0.0, 1.0)),
-                reason=_reason(episode, float(np.exp(self._slow[column]))),
+                reason=episode.reason(float(np.exp(self._slow[column]))),
                 rank=episode.rank,
                 node=episode.node,
             )
@@ -145,19 +108,20 @@ class PeerDeviation:
             kind="slow_compute",
             severity="sev3",
             suspects=suspects,
-            metrics=("iteration_compute_seconds" if first.evidence == "compute" else "iteration_duration_seconds",),
+            metrics=("iteration_duration_seconds" if first.evidence == "duration" else "iteration_compute_seconds",),
             onset_s=min(episode.onset_s for _, episode in slow),
             onset_step=min(episode.from_step for _, episode in slow),
-            at_step=int(self._memory.steps[-1]),
+            at_step=self._memory.step(0),
             verified=True,
         )
 
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
         plain = {
-            "next_seq": self._next_seq, "nodes": self._nodes, "evidence": self._evidence,
-            "open": [[column, _plain(episode)] for column, episode in self._open.items()],
-            "episodes": [_plain(episode) for episode in self.episodes if episode.to_step is not None],
+            "next_seq": self._next_seq, "nodes": self._nodes, "roles": self._roles,
+            "kind": self._kind, "other_kind": self._other_kind,
+            "open": [[column, episode.plain()] for column, episode in self._open.items()],
+            "episodes": [episode.plain() for episode in self.episodes if episode.to_step is not None],
         }  # fmt: skip
         return pack("peer_deviation", plain, self._memory.arrays() | {"slow": self._slow})
 
@@ -166,9 +130,12 @@ class PeerDeviation:
         plain, arrays = unpack("peer_deviation", state)
         self._memory.load(arrays)
         self._next_seq, self._slow = plain["next_seq"], arrays["slow"]
-        self._nodes, self._evidence = tuple(plain["nodes"]), plain["evidence"]
+        self._nodes, self._roles = tuple(plain["nodes"]), tuple(plain["roles"])
+        self._kind, self._other_kind = plain["kind"], plain["other_kind"]
         self._open = {column: Episode(**episode) for column, episode in plain["open"]}
         self.episodes = [Episode(**episode) for episode in plain["episodes"]] + list(self._open.values())
+
+    # -- bookkeeping -----------------------------------------------------------------------------------------
 
     def _widen(self, window: Window) -> None:
         more = len(window.ranks) - self._slow.size
@@ -179,141 +146,134 @@ class PeerDeviation:
             for column, node in enumerate(window.nodes):
                 if column < len(old) and old[column] != node:
                     self._memory.forget(column)
-                    self._close(column)
+                    self._close(column, 0)
             self._nodes = window.nodes
+        if window.roles != self._roles:
+            self._roles = window.roles
+            self._memory.assign(window.roles)
+
+    def _of_this_kind(self, kind: int) -> bool:
+        """False for steps that were measured in another way than those before; if that lasts, all starts anew."""
+        if self._kind < 0:
+            self._kind = kind
+        if kind == self._kind:
+            self._other_kind = 0
+            return True
+        self._other_kind += 1
+        if self._other_kind < LEARN:
+            return False
+        for column in list(self._open):
+            self._close(column, 0)
+        self._memory = PeerMemory()
+        self._memory.widen(self._slow.size)
+        self._memory.assign(self._roles)
+        self._kind, self._other_kind = kind, 0
+        return True
 
     # -- judgement -------------------------------------------------------------------------------------------
 
     def _judge(self, window: Window) -> None:
-        live = window.live
-        judged = [*self._against_self(), *self._against_peers(window)]
-        for basis, ratio, onset_rows in judged:
-            for column in np.flatnonzero((ratio > 0) & live & (self._slow == 0) & self._waits_least()):
-                self._start(window, int(column), float(ratio[column]), basis, int(onset_rows[column]))
-        self._follow(live)
+        free = window.live & (self._slow == 0)
+        findings = against_self(self._memory, self._config, free)
+        findings += against_peers(self._memory, self._config, free, window.live)
+        if findings:
+            victims = self._victims()
+            for finding in findings:
+                for place, column in enumerate(finding.columns):
+                    if not victims[column] and self._slow[column] == 0:
+                        self._start(window, finding, place)
+        if self._open:
+            self._follow(window.live)
 
-    def _against_self(self) -> list[_Judged]:
-        """Log ratio of ranks that are slower than they were, 0 for the others, and since how many rows."""
-        config = self._config
-        level, own_level, _ = self._memory.base
-        spread = self._memory.spread()
-        best: Floats = np.zeros(self._slow.size)
-        for rows, least, widths in EVIDENCE:
-            if self._memory.count < rows + LEARN:
-                continue
-            span_s = self._memory.ends_s[-1] - self._memory.ends_s[-rows] + self._memory.busy_s[-rows]
-            small = least < 1.4
-            if not span_s >= (config.minimum_small_span_s if small else config.minimum_span_s):
-                continue
-            risen = self._memory.relative[-rows:] - level
-            own = quiet_median(self._memory.own[-rows:]) - own_level
-            middle, low = quiet_median(risen), np.sort(risen, axis=0)[rows // 4]
-            extra_s = np.expm1(np.maximum(middle, 0.0)) * np.exp(own_level)
-            with np.errstate(invalid="ignore"):
-                yes = (middle >= np.log(least)) & (middle >= widths * spread) & (low >= 0.5 * middle)
-                yes &= (own >= 0.5 * middle) & (extra_s >= self._least_extra_s())
-            best = np.where(yes & (middle > best), middle, best)
-        drift = self._drifted()
-        best = np.where((best == 0) & (drift > 0), drift, best)
-        return [("self", best, self._memory.rows_above(level))]
-
-    def _drifted(self) -> Floats:
-        """Log ratio of ranks that have crept away from where they once were."""
-        rows = 30
-        if self._memory.count < ANCHOR + HELD_BACK + rows:
-            return np.zeros(self._slow.size)
-        risen = self._memory.relative[-rows:] - self._memory.anchor[0]
-        middle, low = quiet_median(risen), np.sort(risen, axis=0)[rows // 4]
-        own = quiet_median(self._memory.own[-rows:]) - self._memory.anchor[1]
-        with np.errstate(invalid="ignore"):
-            yes = (middle >= np.log(1.2)) & (low >= 0.5 * middle) & (own >= 0.5 * middle)
-            yes &= np.expm1(np.maximum(middle, 0.0)) * np.exp(self._memory.anchor[1]) >= self._least_extra_s()
-        return np.where(yes, middle, 0.0)
-
-    def _against_peers(self, window: Window) -> list[_Judged]:
-        """Log ratio of ranks that have been slower than the median rank of their role from the start."""
-        config, rows = self._config, self._config.peers_steps
-        if self._memory.count < rows or self._memory.ends_s[-1] - self._memory.ends_s[-rows] < config.peers_span_s:
-            return []
-        ratio: Floats = np.zeros(self._slow.size)
-        roles = np.array(window.roles)
-        for role in set(window.roles):
-            group = np.flatnonzero((roles == role) & window.live)
-            if len(group) < 3 or role.startswith("p2p"):
-                continue
-            own = self._memory.own[-rows:, group]
-            apart = own - median_of_others(own)
-            middle, low = quiet_median(apart), np.sort(apart, axis=0)[rows // 5]
-            others = median_of_others(np.abs(middle)[None, :])[0]
-            extra_s = np.expm1(np.maximum(middle, 0.0)) * np.exp(quiet_median(own) - middle)
-            with np.errstate(invalid="ignore"):
-                yes = (middle >= np.log(config.peers_ratio)) & (low >= 0.5 * middle)
-                yes &= middle >= config.peers_z * np.maximum(1.4826 * others, 0.02)
-                yes &= middle >= 2.0 * noise(apart)
-                yes &= extra_s >= self._least_extra_s()
-            ratio[group] = np.where(yes, middle, 0.0)
-        first = np.full(self._slow.size, min(self._memory.count, ROWS), dtype=np.int64)
-        return [("peers", ratio, first)]
-
-    def _least_extra_s(self) -> float:
-        return max(self._config.minimum_deviation_s, self._config.minimum_share * self._memory.typical_s)
-
-    def _waits_least(self) -> npt.NDArray[np.bool_]:
-        """False for ranks that wait clearly longer than the others: those are victims."""
-        wait = quiet_median(self._memory.wait_s[-8:])
+    def _victims(self) -> Flags:
+        """True for ranks that wait clearly longer than the others [ranks]."""
+        wait = self._memory.wait_levels_s()
         others = median_of_others(wait[None, :])[0]
         with np.errstate(invalid="ignore"):
-            victim: npt.NDArray[np.bool_] = wait > others + 0.1 * self._memory.typical_s
-        return ~victim
+            return np.asarray(wait > others + 0.1 * self._memory.typical_s)
 
-    def _start(self, window: Window, column: int, log_ratio: float, basis: Literal["self", "peers"], rows: int) -> None:
-        self._slow[column] = log_ratio
-        self._memory.sick[-rows:, column] = True
-        rank, node = int(window.ranks[column]), window.nodes[column]
-        onset, now = int(self._memory.steps[-rows]), int(self._memory.steps[-1])
-        onset_s = float(self._memory.ends_s[-rows] - self._memory.busy_s[-rows])
-        began = self._memory.count - rows
-        episode = Episode(rank, node, onset, now, onset_s, float(np.exp(log_ratio)), basis, self._evidence, began)
+    # -- episodes --------------------------------------------------------------------------------------------
+
+    def _start(self, window: Window, finding: Finding, place: int) -> None:
+        memory, column = self._memory, int(finding.columns[place])
+        height, rows = float(finding.heights[place]), int(finding.rows[place])
+        self._slow[column] = height
+        memory.mark(column, rows, sick=True)
+        from_step, onset_s = memory.step(rows - 1), memory.begin_s(rows - 1)
+        if finding.basis == "peers" and rows == memory.count:
+            same = memory.codes == memory.codes[column]
+            few = np.count_nonzero(same) < LEAST_PEERS
+            others = np.flatnonzero(~same if finding.stage else same | few)
+            from_step, onset_s = memory.first(column, others, 0.5 * height) or (from_step, onset_s)
+        episode = Episode(
+            rank=int(window.ranks[column]), node=window.nodes[column], from_step=from_step,
+            reported_step=memory.step(0), onset_s=onset_s, ratio=float(np.exp(height)), basis=finding.basis,
+            evidence=KINDS[self._kind], row=memory.count - rows, needed=int(finding.needed[place]),
+            stage=finding.stage,
+        )  # fmt: skip
         self._open[column] = episode
         self.episodes.append(episode)
 
-    def _follow(self, live: npt.NDArray[np.bool_]) -> None:
+    def _follow(self, live: Flags) -> None:
         """Bring the ratios of slow ranks up to date and let go of those that are back."""
-        for column, episode in list(self._open.items()):
-            rows = int(np.clip(self._memory.count - episode.row, 1, self._config.relief_steps))
-            level = self._memory.base[0, column] if episode.basis == "self" else 0.0
-            if episode.basis == "self" and np.isfinite(self._memory.anchor[0, column]):
-                level = min(level, self._memory.anchor[0, column])
-            recent = self._memory.relative[-rows:, column] - level
-            now = float(np.nan_to_num(quiet_median(recent)))
-            if not live[column] or now < np.log(self._config.relief_ratio):
-                self._close(column)
-                continue
-            self._slow[column] = max(now, 1e-3)
-            episode.ratio = max(episode.ratio, float(np.exp(now)))
+        memory, config = self._memory, self._config
+        columns = np.array(list(self._open), dtype=np.intp)
+        spells = list(self._open.values())
+        rows = min(FOLLOWED, memory.kept)
+        risen = self._above(columns, spells, rows)
+        length = np.array([memory.count - episode.row for episode in spells])
+        needed = np.array([max(config.relief_steps, episode.needed) for episode in spells])
+        age = np.arange(rows, 0, -1)[:, None]
+        recent = np.where(age <= np.minimum(length, needed), risen, np.nan)
+        now, level = np.nan_to_num(quiet_median(recent)), trimmed_mean(recent)
+        over = ~live[columns] | (now < np.log(config.relief_ratio))
+        within = np.where(age <= length, risen, np.nan)
+        self._slow[columns] = np.maximum(now, 1e-3)
+        for place, (column, episode) in enumerate(zip(columns, spells, strict=True)):
+            full = length[place] >= needed[place]
+            episode.worst = max(episode.worst, float(level[place])) if full else episode.worst
+            calm = calm_rows(within[:, place], float(np.log(config.relief_ratio))) if over[place] else 0
+            kept = within[: rows - calm, place]
+            episode.ratio = spell_ratio(kept, episode.worst, float(memory.spread[column]), int(needed[place]))
+            if over[place]:
+                self._close(int(column), min(calm, int(length[place]) - 1))
 
-    def _close(self, column: int) -> None:
+    def _above(self, columns: Codes, spells: list[Episode], rows: int) -> Floats:
+        """Log ratios over the newest steps by the rule that found each spell [rows, spells]."""
+        memory = self._memory
+        with np.errstate(invalid="ignore"):
+            level = np.fmin(memory.base[0, columns], memory.anchor[0, columns])
+        own = memory.tail("relative", rows, columns) - level
+        apart = memory.tail("apart", rows, columns)
+        stage = np.array([bool(episode.stage) for episode in spells])
+        if stage.any():
+            apart[:, stage] += memory.stage_tail(rows, memory.codes[columns[stage]])
+        return np.where(np.array([episode.basis == "self" for episode in spells]), own, apart)
+
+    def _close(self, column: int, calm: int) -> None:
+        """End the spell of `column`, whose newest `calm` steps were no longer part of it."""
         self._slow[column] = 0.0
         episode = self._open.pop(column, None)
         if episode is not None:
-            episode.to_step = int(self._memory.steps[-1])
+            episode.to_step = self._memory.step(calm)
+            self._memory.mark(column, calm, sick=False)
+            self._memory.healed[column] = self._memory.count - calm
 
     def _calm_score(self) -> float:
         """How far the most deviating rank is from being called slow, below one half."""
-        if self._memory.count < 10 or not np.isfinite(self._memory.base[0]).any():
+        memory = self._memory
+        if memory.count < 10 or not np.isfinite(memory.base[0]).any():
             return 0.0
-        excess = float(
-            np.nanmax(np.append(quiet_median(self._memory.relative[-10:] - self._memory.base[0]), 0.0))
-        ) / float(np.log(1.2))
+        risen = quiet_median(memory.tail("relative", 10, np.arange(memory.ranks)) - memory.base[0])
+        excess = float(np.nanmax(np.append(risen, 0.0))) / float(np.log(1.2))
         return min(0.499, excess / (1.0 + excess))
 
 
-def _reason(episode: Episode, ratio: float) -> str:
-    if episode.basis == "peers":
-        return f"computes {ratio:.2f} times as long as the median rank, from the start"
-    what = "computes" if episode.evidence == "compute" else "takes"
-    return f"{what} {ratio:.2f} times as long as it did, relative to the other ranks, and waits least"
-
-
-def _plain(episode: Episode) -> dict[str, Any]:
-    return {name: getattr(episode, name) for name in Episode.__slots__}
+def _work_s(window: Window, rows: slice) -> tuple[npt.NDArray[np.int64], Floats]:
+    """How each step was measured [rows], a place in `KINDS`, and the time that ranks worked in it [rows, ranks]."""
+    busy, wait, compute = window.busy_s(rows), window.wait_s[rows].astype(np.float64), window.work_s(rows)
+    known = np.isfinite(busy).sum(axis=1)
+    computes, waits = (2 * np.isfinite(part).sum(axis=1) >= np.maximum(known, 1) for part in (compute, busy - wait))
+    kinds = np.where(computes, 0, np.where(waits, 1, 2))
+    work = np.where(kinds[:, None] == 0, compute, np.where(kinds[:, None] == 1, np.maximum(busy - wait, 1e-6), busy))
+    return kinds.astype(np.int64), work
