@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from detectors.collective_faults import CollectiveFaults, collective_vote
 from detectors.device_faults import DeviceFaults, device_vote
 from detectors.failures import Failures
 from detectors.log_rules import LogRules
@@ -58,12 +59,13 @@ class HardEvent:
             rules=rules or LogRules(),
         )
         self._devices = DeviceFaults(node_silent_s=config.node_silent_s, all_silent_s=config.all_silent_s)
+        self._collectives = CollectiveFaults()
         self._shown = 0
 
     @property
     def more(self) -> bool:
         """True while findings of another kind wait behind the one shown."""
-        return self._shown + 1 < bool(self._failures) + len(self._devices.groups())
+        return self._shown + 1 < bool(self._failures) + len(self._devices.groups()) + len(self._collectives.groups())
 
     def update(self, window: Window) -> None:
         """Take in new events; with ``more`` a further call on the same window turns to the next finding."""
@@ -74,23 +76,31 @@ class HardEvent:
         for event in sorted(window.events, key=lambda event: event.time_s):
             self._failures.take(event, window)
             self._devices.take(event, window)
+            self._collectives.take(event, window)
         if not window.finished and not self._failures.restarting:
             self._devices.watch_nodes(window)
         self._failures.settle(window)
+        self._collectives.settle(window)
 
     def score(self, window: Window) -> Vote:
         """The finding whose turn it is, failed processes first; normal if there is none."""
-        groups = self._devices.groups()
+        votes = [lambda members=members: device_vote(members) for members in self._devices.groups()]
+        votes += [lambda members=members: collective_vote(members) for members in self._collectives.groups()]
         place = self._shown - bool(self._failures)
-        if self._failures and (place < 0 or not groups):
+        if self._failures and (place < 0 or not votes):
             return self._failures.vote(window)
-        if groups:
-            return device_vote(groups[min(place, len(groups) - 1)])
-        return Vote(opinion="normal")
+        return votes[min(place, len(votes) - 1)]() if votes else Vote(opinion="normal")
 
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
-        return pack("hard_event", {"failures": self._failures.state(), "devices": self._devices.state()})
+        return pack(
+            "hard_event",
+            {
+                "failures": self._failures.state(),
+                "devices": self._devices.state(),
+                "collectives": self._collectives.state(),
+            },
+        )
 
     def restore(self, state: bytes) -> None:
         """See `detectors.protocol.Detector`."""
@@ -98,6 +108,7 @@ class HardEvent:
         try:
             self._failures.restore(plain["failures"])
             self._devices.restore(plain["devices"])
+            self._collectives.restore(plain.get("collectives", {"faults": {}}))
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise DetectorError(f"state of hard_event is damaged: {error}") from error
         self._shown = 0

@@ -6,6 +6,7 @@ set automaton: no backtracking, whatever the line holds.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,6 +19,7 @@ from trainwarden.records import MAX_LINE_CHARS, IncidentKind, Severity
 
 RULES_FILE: Final = Path(__file__).with_name("log_rules.toml")
 XID_FILE: Final = Path(__file__).with_name("xid.toml")
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")  # terminal colours; linear: bounded repetition
 
 
 class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"class_": "class"}):
@@ -90,7 +92,10 @@ class LogRules:
 
     def match(self, line: str) -> LogRule | None:
         """The first rule of the file that `line` fits; only the first 8,192 characters are looked at."""
-        found = self._set.Match(line[:MAX_LINE_CHARS].encode(errors="replace"))
+        line = line[:MAX_LINE_CHARS]
+        if "\x1b" in line:
+            line = _ESCAPES.sub("", line)
+        found = self._set.Match(line.encode(errors="replace"))
         return self.rules[min(found)] if found else None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 
 from detectors.log_rules import LogRule, LogRules, load_xids
 from detectors.protocol import pack, unpack
@@ -24,6 +25,7 @@ MAX_SUSPECTS: Final = 16
 MAX_FINDINGS: Final = 10_000
 MAX_SOURCES: Final = 100_000
 MAX_LINE_NUMBERS: Final = 100
+ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled"})
 _DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")  # linear: no nested repetition
 _XID: Final = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,32})\): ([0-9]{1,4})")
 
@@ -115,6 +117,7 @@ class LogWindow:
         self._recent: dict[str, Finding] = {}
         self._shown = 0
         self._now_s = 0.0
+        self._ended_s = -1.0  # when the scheduler last ended the job
         self.findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
 
     @property
@@ -142,9 +145,16 @@ class LogWindow:
         kind, findings, storms = groups[min(self._shown, len(groups) - 1)]
         return self._storm_vote(storms) if storms else _finding_vote(kind, findings)
 
+    def at_end(self) -> None:
+        """Nothing more will come: an application's error that nothing has gone on after was its last word."""
+        for finding in self._recent.values():
+            if finding.role == "root" and finding.kind is not None and not finding.dropped and not finding.told:
+                finding.told, finding.last_s = True, self._now_s
+
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
         plain: dict[str, Any] = {"sources": self._sources, "recent": self._recent, "now_s": self._now_s}
+        plain["ended_s"] = self._ended_s
         return pack("log_window", plain | {"findings": list(self.findings)})
 
     def restore(self, state: bytes) -> None:
@@ -158,23 +168,26 @@ class LogWindow:
             self.findings = deque((kept.get(_identity(one), one) for one in found), maxlen=MAX_FINDINGS)
         except (KeyError, msgspec.ValidationError) as error:
             raise DetectorError(f"state of log_window is damaged: {error}") from error
-        self._now_s, self._shown = plain["now_s"], 0
+        self._now_s, self._shown, self._ended_s = plain["now_s"], 0, float(plain.get("ended_s", -1.0))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def _read(self, line: LogLine) -> None:
         self._now_s = max(self._now_s, line.time_s)
         key = f"{line.node}/{line.source}"
-        source = self._sources.get(key)
+        speaker = f"{key}/{line.rank}"  # one file may hold the lines of all ranks
+        source = self._sources.get(speaker)
         if source is None:
             if len(self._sources) >= MAX_SOURCES:
                 del self._sources[next(iter(self._sources))]
-            source = self._sources[key] = _Source(line.node, line.rank, line.time_s)
+            source = self._sources[speaker] = _Source(line.node, line.rank, line.time_s)
         source.lines.append((line.time_s, line.count, _DIGITS.sub("0", line.line[:200])))
         rule = self._rules.match(line.line)
         if rule is None or rule.role == "benign":
             return
-        if rule.role != "phase":
+        if rule.id in ENDED:
+            self._ended_s = line.time_s
+        if rule.role != "phase" and rule.kind != "slow_link":  # how the network is chosen is said once a channel
             source.errors.append((line.time_s, line.count))
             source.sample = line.line[:200]
         if rule.id != "generic.error":
@@ -190,6 +203,8 @@ class LogWindow:
                 class_ = "A" if xid is not None and xid.class_ == "APP" else "H"
             if xid is not None:
                 kind, severity = xid.kind, xid.severity
+        if role == "root" and class_ == "A" and 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s:
+            role = "cascade"  # what the scheduler ends dies in many ways
         known = self._recent.get(f"{rule.id}/{key}")
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
@@ -220,8 +235,8 @@ class LogWindow:
                 finding.told = True
             elif self._now_s - finding.time_s >= self._config.survive_s:
                 column = column_of.get(finding.rank) if finding.rank is not None else None
-                finding.told = column is not None and not _moved_on(window, column, finding.time_s)
-                finding.dropped = not finding.told
+                moved_on = _moved_on(window, column, finding.time_s)
+                finding.told, finding.dropped = moved_on is False, moved_on is True
 
     def _judge_storms(self) -> None:
         config = self._config
@@ -298,10 +313,18 @@ def _finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     )  # fmt: skip
 
 
-def _moved_on(window: Window, column: int, since_s: float) -> bool:
-    """True if the rank has made a step or a collective call well after `since_s`."""
-    progress = float(window.beats.progress_s[column])
-    return bool(window.live[column]) and progress > since_s + 0.3
+def _moved_on(window: Window, column: int | None, since_s: float) -> bool | None:
+    """Whether the rank (if it is not known, the job) has gone on well after `since_s`; None if nothing tells yet."""
+    late_s = since_s + 0.3
+    ranks = slice(None) if column is None else slice(column, column + 1)
+    if (np.isfinite(window.duration_s[:, ranks]).any(axis=1) & (window.ends_s > late_s)).any():
+        return True
+    if column is None:
+        return None
+    progress_s = float(window.beats.progress_s[column])
+    if bool(window.live[column]) and progress_s > late_s:
+        return True
+    return False if np.isfinite(progress_s) else None
 
 
 def _identity(finding: Finding) -> tuple[str, str, str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from detectors.job_state import JobState
@@ -199,3 +200,25 @@ def test_a_job_that_always_logs_errors_has_a_higher_norm() -> None:
             assert vote.opinion == "normal", second
     burst = [(120 + i / 500, f"ERROR retry {i}") for i in range(1000)]
     assert seen(detector, burst).kind == "log_storm"
+
+
+def test_what_dies_after_the_scheduler_ended_the_job_is_no_root() -> None:
+    detector = LogWindow(LogWindowConfig())
+    lines = [(0.0, "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***"),
+             (0.5, "srun: error: n1: tasks 0-3: Killed")]  # fmt: skip
+    assert seen(detector, lines, until_s=5.0).opinion == "normal"
+    assert [(finding.class_, finding.role) for finding in detector.findings] == [("S", "phase"), ("A", "cascade")]
+    fresh = LogWindow(LogWindowConfig())
+    seen(fresh, lines[1:])
+    assert fresh.findings[0].role == "root"
+
+
+def test_ranks_that_share_a_file_have_windows_of_their_own() -> None:
+    detector, state = LogWindow(LogWindowConfig()), JobState(JOB)
+    for rank in range(40):
+        line = (START_S, "gdrcopy: ERROR cannot be opened")
+        record = log_lines(rank, [line], first=rank + 1)
+        state.feed(msgspec.structs.replace(record, source="launcher.log"))
+    window = state.window(START_S)
+    detector.update(window)
+    assert detector.score(window).opinion == "normal"
