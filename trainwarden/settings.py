@@ -14,6 +14,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
+ArchivedTopic = Literal["metrics", "iterations", "logs", "events", "verdicts", "incidents", "actions"]
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -33,13 +34,18 @@ class AgentSettings(Config, frozen=True, kw_only=True):
 
 
 class DetectionSettings(Config, frozen=True, kw_only=True):
-    """The detection service. `detectors` names each detector to run and its own settings."""
+    """The detection service: `detectors` to run, each with its settings, and the folder that holds their `models`."""
 
     detectors: dict[str, dict[str, Any]] = msgspec.field(
         default_factory=lambda: {
-            name: {} for name in ("log_window", "hard_event", "iteration_threshold", "change_point", "peer_deviation")
+            name: {}
+            for name in (
+                "log_window", "template_burst", "hard_event", "iteration_threshold", "change_point", "peer_deviation",
+                "lof", "neighbor_profile", "dtw", "pca", "kmeans", "nearest", "zlength", "metric_change",
+            )
         }
-    )
+    )  # fmt: skip
+    models: str | None = None
     ensemble: dict[str, Any] = msgspec.field(default_factory=dict)
     rewind_s: PositiveSeconds = 3600.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
@@ -57,6 +63,22 @@ class EngineSettings(Config, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
+class ArchiveSettings(Config, frozen=True, kw_only=True):
+    """The archive service: where, how long rows wait in memory, when files are joined and when they go.
+
+    `keep_days` counts from the day a record reached the bus; a topic that is not named keeps its default.
+    """
+
+    folder: str = "trainwarden-archive"
+    flush_bytes: Annotated[int, msgspec.Meta(ge=4_096, le=4 * 1024**3)] = 64 * 1024 * 1024
+    flush_s: PositiveSeconds = 60.0
+    compact_files: Annotated[int, msgspec.Meta(ge=2, le=10_000)] = 32
+    compact_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 512 * 1024 * 1024
+    maintain_every_s: PositiveSeconds = 60.0
+    keep_days: dict[ArchivedTopic, Annotated[int, msgspec.Meta(ge=1, le=36_500)]] = msgspec.field(default_factory=dict)
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
 class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``."""
 
@@ -71,6 +93,7 @@ class Settings(Config, frozen=True, kw_only=True):
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
 
 
 def parse(kind: type[S], raw: Mapping[str, Any], where: str) -> S:
@@ -106,7 +129,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     """Settings from `path` (TOML) with ``TRAINWARDEN_SECTION_KEY`` variables laid over it.
 
     Top-level keys are ``TRAINWARDEN_JOB``, ``_NODE``, ``_BUS``, ``_RUN_DIR``, ``_STATE_DIR``; one level down
-    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of `agent`, `detection` and `engine`.
+    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of `agent`, `detection`, `engine` and `archive`.
 
     Raises
     ------
@@ -130,6 +153,7 @@ _SECTIONS: dict[str, type[Config]] = {
     "agent": AgentSettings,
     "detection": DetectionSettings,
     "engine": EngineSettings,
+    "archive": ArchiveSettings,
 }
 
 
