@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -47,10 +47,12 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
         Seconds between two windows of a job; hard events are judged at once.
     verdict_every_s : float
         An unchanged opinion is published at most this often.
-    metric_votes : int
-        How many metric models must agree.
+    metric_votes : float
+        Weight of the metric votes that must agree on one entity.
     weights : dict
-        Weight of a detector among the metric models; 1 where not named, 0 silences it.
+        Weight of a detector among the metric votes; 1 where not named, 0 silences it. Models that look at the level of
+        metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have one voice less than two; `lof` and `zlength`
+        did not earn one (docs/detection.md has the measurements).
     log_opens, verified_opens, hard_opens : bool
         What may open an incident alone.
     forget_s : float
@@ -60,7 +62,9 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
     window_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 0.5
     verdict_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
     metric_votes: Annotated[float, msgspec.Meta(gt=0.0, le=20.0)] = 2.0
-    weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(default_factory=dict)
+    weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(
+        default_factory=lambda: {"kmeans": 0.5, "nearest": 0.5, "pca": 0.5, "lof": 0.0, "zlength": 0.0}
+    )
     log_opens: bool = True
     verified_opens: bool = True
     hard_opens: bool = True
@@ -103,13 +107,21 @@ def candidates(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig
     deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
     believed = {name: vote for name, vote in deciding.items() if _opens_alone(name, vote, config)}
     company = {name: vote for name, vote in deciding.items() if name not in LOG_VOTES and not vote.hard}
-    if sum(config.weights.get(name, 1.0) for name in company) >= config.metric_votes:
-        believed |= company
+    believed |= {name: vote for name, vote in _agreeing(company, config).items() if name not in believed}
     groups: dict[str, list[Vote]] = {}
     for vote in believed.values():
         groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
     joined = [_join(family, members) for family, members in groups.items()]
     return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
+
+
+def versions_used(votes: Mapping[str, Vote], window: Window) -> dict[str, str]:
+    """Versions of the models whose votes these are."""
+    return {
+        name: version
+        for name, version in window.model_versions.items()
+        if name in votes and votes[name].opinion != "abstain"
+    }
 
 
 def judge(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig) -> VerdictRecord:
@@ -139,8 +151,40 @@ def judge(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig) -> 
         suspects=first.suspects if first else (),
         phase=window.phase,
         step=int(window.steps[-1]) if len(window.steps) else None,
+        model_versions=versions_used(votes, window),
         iteration_s=recent_s if np.isfinite(recent_s) else None,
     )
+
+
+def _agreeing(company: Mapping[str, Vote], config: EnsembleConfig) -> dict[str, Vote]:
+    """The votes that are enough together, each with those suspects alone that enough others agree on.
+
+    Two votes about different entities do not support each other. A vote that names nobody is about the whole job and
+    supports everyone.
+    """
+    weights = {name: config.weights.get(name, 1.0) for name in company}
+    everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
+    totals: dict[tuple[Any, ...], float] = {}
+    for name, vote in company.items():
+        for key in {key for suspect in vote.suspects for key in _who(suspect)}:
+            totals[key] = totals.get(key, everyone) + weights[name]
+    agreed = {key for key, total in totals.items() if total >= config.metric_votes}
+    found: dict[str, Vote] = {}
+    for name, vote in company.items():
+        suspects = tuple(suspect for suspect in vote.suspects if agreed.intersection(_who(suspect)))
+        if weights[name] > 0.0 and (suspects or (not vote.suspects and (agreed or everyone >= config.metric_votes))):
+            found[name] = msgspec.structs.replace(vote, suspects=suspects)
+    return found
+
+
+def _who(suspect: Suspect) -> list[tuple[Any, ...]]:
+    """What `suspect` may be recognised by: its rank, its device; its node only if nothing finer is known."""
+    keys: list[tuple[Any, ...]] = []
+    if suspect.rank is not None:
+        keys.append(("rank", suspect.rank))
+    if suspect.device is not None:
+        keys.append(("device", suspect.node, suspect.device))
+    return keys or [("node", suspect.node)]
 
 
 def _join(family: str, votes: list[Vote]) -> Candidate:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, EnsembleConfig, family_of
+from detectors.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, EnsembleConfig, family_of, versions_used
 from detectors.evidence import slowness
 from detectors.window import Window
 from trainwarden.records import IncidentRecord, Suspect, Vote
@@ -189,6 +189,7 @@ class Joiner:
             suspects=candidate.suspects,
             metrics=candidate.metrics,
             votes=_scores(votes),
+            model_versions=versions_used(votes, window),
             evidence=_evidence(candidate, window),
         )
 

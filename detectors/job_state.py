@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from detectors.metric_board import MetricBoard
 from detectors.rings import EXIT, PHASE_CODE, HeartbeatBoard
 from detectors.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, widened
 from detectors.window import LogLine, Window
@@ -72,6 +73,7 @@ class JobState:
         self.silence_s: dict[str, float] = {}
         self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
+        self._samples = MetricBoard()
         self._roster = _Roster()
         self._ended = np.zeros(0, dtype=np.bool_)
         self._clean = np.zeros(0, dtype=np.bool_)
@@ -130,6 +132,7 @@ class JobState:
             logs=logs,
             events=events,
             metrics=metrics,
+            samples=tuple(self._samples.take(self._roles())),
             finished=self.finished,
             restarts=self.restarts,
         )
@@ -146,8 +149,10 @@ class JobState:
 
     def take_counts(self) -> dict[str, int]:
         """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd`` there were since the last call."""
-        counts, self._steps.counts = dict(self._steps.counts), Counter()
-        return counts
+        counts, self._steps.counts = self._steps.counts, Counter()
+        counts.update({"late": self._samples.late, "odd": self._samples.odd})
+        self._samples.late = self._samples.odd = 0
+        return dict(+counts)
 
     def count_silence(self, elapsed_s: float) -> None:
         """Let `elapsed_s` of watched time pass for every node that has not been heard since the last call."""
@@ -323,6 +328,10 @@ class JobState:
             self._steps.counts["duplicates"] += 1
             return
         self._metrics.append(record)
+        if 0.0 <= record.time_s < MAX_TIME_S:
+            self._samples.feed(record)
+        else:
+            self._steps.counts["odd"] += 1
         self._heard(record.time_s)
 
     # -- windows ---------------------------------------------------------------------------------------------
@@ -335,12 +344,16 @@ class JobState:
             return "ended"
         if bool((alive == EXIT).any()):
             return "exit"
-        if self._steps.quiet_left > 0:
+        if self._steps.quiet_left > 0 and (size or self.world_size):  # without any rank no start can be seen
             return "start"
         for name in ("checkpoint", "evaluation", "data"):
             if (alive == PHASE_CODE[name]).any():
                 return name
         return ""
+
+    def _roles(self) -> dict[int, str]:
+        """The role of every rank that has said one."""
+        return {rank: role for rank, role in zip(self._roster.ranks, self._roster.roles, strict=True) if role}
 
     def _live_silence(self, size: int) -> dict[str, float]:
         if self.finished:

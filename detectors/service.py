@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from detectors import CATALOG, ENTRY_POINTS
 from detectors.ensemble import EnsembleConfig, candidates, judge
 from detectors.incidents import Joiner
 from detectors.job_state import JobState
+from detectors.metric_scores import MetricScorer
+from detectors.models.bundle import ModelBundle
 from detectors.protocol import Detector, abstain
 from detectors.window import Window
 from trainwarden import bus as buses
 from trainwarden import plugins
 from trainwarden.clock import Clock, SystemClock
-from trainwarden.errors import DetectorError
+from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import (
     EVENTS,
@@ -50,8 +54,16 @@ MAX_HELD: Final = 2_000_000  # messages held while the log is read again
 class JobWatch:
     """One job: its memory, its detectors, its incidents."""
 
-    def __init__(self, job: str, detectors: dict[str, Detector], config: EnsembleConfig, metrics: SelfMetrics) -> None:
+    def __init__(
+        self,
+        job: str,
+        detectors: dict[str, Detector],
+        config: EnsembleConfig,
+        metrics: SelfMetrics,
+        bundle: ModelBundle | None = None,
+    ) -> None:
         self.state = JobState(job)
+        self.scorer = MetricScorer(bundle)
         self.joiner = Joiner(job, config)
         self.attentive_until_s = 0.0
         self.last_window_s = 0.0
@@ -64,7 +76,7 @@ class JobWatch:
     def score(self, now_s: float, *, live: bool = True) -> list[Record]:
         """One window: every detector's vote, the verdict if it is news, and the revisions of incidents."""
         self.last_window_s = now_s
-        window = self.state.window(now_s)
+        window = self._scored(self.state.window(now_s))
         out: list[Record] = []
         for turn in range(MAX_ROUNDS):
             votes = {name: self._vote(name, detector, window) for name, detector in self._detectors.items()}
@@ -80,6 +92,19 @@ class JobWatch:
         for kind, number in self.state.take_counts().items():
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)
         return out
+
+    def _scored(self, window: Window) -> Window:
+        """The window with what the trained models make of its new metric samples."""
+        bundle = self.scorer.bundle
+        if bundle is None:
+            return window
+        try:
+            scored = self.scorer.score(window.samples)
+        except DetectorError as error:
+            self._metrics.count("detector_errors_total", "Windows that a detector could not score.", detector="models")
+            log.warning("models failed", extra={"fields": {"job": window.job, "error": str(error)}})
+            return replace(window, unscored={one.family: f"failed: {error}" for one in window.samples})
+        return replace(window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions)
 
     def _vote(self, name: str, detector: Detector, window: Window) -> Vote:
         """One detector's vote. The one place where a failing detector becomes an abstention."""
@@ -105,9 +130,17 @@ class JobWatch:
 
 def _seen(window: Window) -> Window:
     """The same window without what the first round has taken in."""
-    from dataclasses import replace
+    return replace(window, logs=(), events=(), metrics=(), samples=(), scored=())
 
-    return replace(window, logs=(), events=(), metrics=())
+
+def _bundle(models: str | None) -> ModelBundle | None:
+    """The models that the settings name."""
+    if models is None:
+        return None
+    try:
+        return ModelBundle.load(Path(models))
+    except DetectorError as error:
+        raise ConfigError(f"detection.models: {error}") from error
 
 
 class DetectionHandler:
@@ -140,6 +173,7 @@ class DetectionHandler:
         for name, raw in settings.detectors.items():
             plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
             self._makers[name] = (plugin, plugins.configure(plugin, raw, f"detection.detectors.{name}"))
+        self._bundle = _bundle(settings.models)
         self._jobs: dict[str, JobWatch] = {}
         self._past: dict[str, list[IncidentRecord]] = {}
         self._handled: dict[tuple[str, int], int] = {}
@@ -210,7 +244,9 @@ class DetectionHandler:
         watch = self._jobs.get(message.key)
         if watch is None:
             detectors = {name: plugin(config) for name, (plugin, config) in self._makers.items()}
-            watch = self._jobs[message.key] = JobWatch(message.key, detectors, self._config, self._metrics)
+            watch = self._jobs[message.key] = JobWatch(
+                message.key, detectors, self._config, self._metrics, self._bundle
+            )
             for record in self._past.pop(message.key, []):
                 watch.joiner.resume(record)
         watch.state.feed(message.record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from detectors.common_mode import quiet_median
 from detectors.rings import HeartbeatBoard
+from detectors.samples import FamilySamples, ScoredSamples
 from trainwarden.records import EventRecord, MetricsRecord
 
 
@@ -48,6 +50,12 @@ class Window:
     phase : str
         Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``data``, ``exit``,
         ``ended`` (the launcher has said so), or empty.
+    samples, scored : tuples
+        New metric samples by family of entities, and what the trained models make of them; shown once.
+    unscored : mapping or None
+        Why families of `samples` have no scores; None where no models are loaded at all.
+    model_versions : mapping
+        Versions of the models in use, by detector.
     """
 
     job: str
@@ -75,6 +83,10 @@ class Window:
     logs: tuple[LogLine, ...] = ()
     events: tuple[EventRecord, ...] = ()
     metrics: tuple[MetricsRecord, ...] = ()
+    samples: tuple[FamilySamples, ...] = ()
+    scored: tuple[ScoredSamples, ...] = ()
+    unscored: Mapping[str, str] | None = None
+    model_versions: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
     restarts: int = 0
 

@@ -15,12 +15,21 @@ from detectors.models.lof import Lof, LofConfig
 from detectors.models.nearest import Nearest, NearestConfig
 from detectors.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 from detectors.models.pca import Pca, PcaConfig
-from detectors.models.preparation import PreparationConfig, newest_mean, trailing_mean
+from detectors.models.preparation import PreparationConfig, trailing_mean
 from detectors.models.rows import Floats
 from detectors.models.zlength import ZLength, ZLengthConfig
 from trainwarden.settings import Config
 
-Member = Literal["zlength", "change", "kmeans", "nearest", "pca", "lof", "neighbor_profile", "dtw"]
+JUDGED_PER_ROW: Final = 4
+"""Normal samples that are scored for each row of the calibration: enough that thinning loses nothing of the tail."""
+PROFILE_SAMPLES: Final = 100_000
+"""Samples that references are drawn from (1,600 are, by default): bounds memory at 16 times as many values a metric."""
+PROFILE_ROWS: Final = 8_192
+STRETCH: Final = 512
+DTW_WINDOWS: Final = 600
+"""Windows that ranks are compared in while learning."""
+
+Member = Literal["zlength", "metric_change", "kmeans", "nearest", "pca", "lof", "neighbor_profile", "dtw"]
 Weight = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
 
 
@@ -30,15 +39,10 @@ class View(Config, frozen=True, kw_only=True):
     mean_rows: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     less_rows: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
 
-    def rows(self, scaled: Floats) -> Floats:
-        """``[..., d, t]`` z-scores as seen at each time, same shape."""
-        now = trailing_mean(scaled, self.mean_rows)
-        return now - trailing_mean(scaled, self.less_rows) if self.less_rows else now
-
-    def newest(self, scaled: Floats) -> Floats:
-        """The last time of `rows`, ``[..., d]``."""
-        now = newest_mean(scaled, self.mean_rows)
-        return now - newest_mean(scaled, self.less_rows) if self.less_rows else now
+    def rows(self, scaled: Floats, newest: int | None = None) -> Floats:
+        """``[..., d, t]`` z-scores as seen at each time, or at the `newest` times alone."""
+        now = trailing_mean(scaled, self.mean_rows, newest)
+        return now - trailing_mean(scaled, self.less_rows, newest) if self.less_rows else now
 
     @property
     def reach(self) -> int:
@@ -55,7 +59,7 @@ class VoteConfig(Config, frozen=True, kw_only=True):
 
     members: dict[Member, Weight] = msgspec.field(
         default_factory=lambda: {
-            "change": 2.0,
+            "metric_change": 2.0,
             "kmeans": 1.0,
             "nearest": 1.0,
             "pca": 1.0,
@@ -68,7 +72,7 @@ class VoteConfig(Config, frozen=True, kw_only=True):
     views: dict[Member, View] = msgspec.field(
         default_factory=lambda: {
             "zlength": View(),
-            "change": View(mean_rows=3, less_rows=30),
+            "metric_change": View(mean_rows=3, less_rows=30),
             "kmeans": View(mean_rows=15),
             "nearest": View(mean_rows=5),
             "pca": View(mean_rows=15),
@@ -77,7 +81,7 @@ class VoteConfig(Config, frozen=True, kw_only=True):
     )
     preparation: PreparationConfig = PreparationConfig()
     zlength: ZLengthConfig = ZLengthConfig()
-    change: ZLengthConfig = ZLengthConfig(least_spread=1.0)
+    metric_change: ZLengthConfig = ZLengthConfig(least_spread=1.0)
     kmeans: KMeansConfig = KMeansConfig()
     nearest: NearestConfig = NearestConfig()
     pca: PcaConfig = PcaConfig()
@@ -85,13 +89,14 @@ class VoteConfig(Config, frozen=True, kw_only=True):
     neighbor_profile: NeighborProfileConfig = NeighborProfileConfig()
     dtw: DtwConfig = DtwConfig()
     dtw_samples: Annotated[int, msgspec.Meta(ge=4, le=1024)] = 60
+    dtw_stride: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 5
     folds: Annotated[int, msgspec.Meta(ge=2, le=10)] = 3
     calibration_rows: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 20_000
 
 
 ROW_MODELS: Final[dict[str, Any]] = {
     "zlength": ZLength,
-    "change": ZLength,
+    "metric_change": ZLength,
     "kmeans": KMeans,
     "nearest": Nearest,
     "pca": Pca,
@@ -115,6 +120,12 @@ def thinned(values: Floats, limit: int) -> Floats:
     return values[:: max(1, -(-len(values) // limit))]
 
 
+def judged_every(scaled: Sequence[Floats], config: VoteConfig) -> int:
+    """Every so many samples one is scored for the calibration; what is learnt from is not thinned by this."""
+    total = sum(int(one.shape[1]) for one in scaled)
+    return max(1, total // (JUDGED_PER_ROW * int(config.calibration_rows)))
+
+
 def _fold_of(samples: int, folds: int) -> npt.NDArray[np.intp]:
     """The block of time that each sample belongs to."""
     return np.arange(samples) * folds // max(samples, 1)
@@ -126,11 +137,15 @@ def fit_rows(name: str, scaled: Sequence[Floats], config: VoteConfig, seed: int)
     seen = [view_of(config, name).rows(one).T for one in scaled]
     blocks = [_fold_of(len(one), config.folds) for one in seen]
     scores = [np.full(len(one), np.nan) for one in seen]
+    every = judged_every(scaled, config)
     for fold in range(config.folds):
         rest = np.concatenate([one[block != fold] for one, block in zip(seen, blocks, strict=True)])
         model = kind.fit(rest, settings, seed)
         for one, block, out in zip(seen, blocks, scores, strict=True):
-            out[block == fold] = model.score(one[block == fold])
+            judged = np.flatnonzero(block == fold)
+            judged = judged[judged % every == 0]
+            if judged.size:
+                out[judged] = model.score(one[judged])
     return kind.fit(np.concatenate(seen), settings, seed), scores
 
 
@@ -139,6 +154,7 @@ def fit_profile(scaled: Sequence[Floats], config: VoteConfig, seed: int) -> tupl
     settings = config.neighbor_profile
     blocks = [_fold_of(one.shape[1], config.folds) for one in scaled]
     scores = [np.full(one.shape[1], np.nan) for one in scaled]
+    every = judged_every(scaled, config)
     for fold in range(config.folds):
         pieces = [
             one[:, part].T
@@ -146,19 +162,38 @@ def fit_profile(scaled: Sequence[Floats], config: VoteConfig, seed: int) -> tupl
             for part in (block < fold, block > fold)
             if part.sum() >= settings.length
         ]
-        model = NeighborProfile.fit(pieces, settings, seed)
+        model = NeighborProfile.fit(_fewer(pieces), settings, seed)
         for one, block, out in zip(scaled, blocks, scores, strict=True):
-            out[block == fold] = profile_series(model, one[:, block == fold])
-    return NeighborProfile.fit([one.T for one in scaled], settings, seed), scores
+            ends = np.flatnonzero(block == fold)
+            ends = ends[settings.length - 1 :]
+            ends = ends[ends % every == 0]
+            views = np.lib.stride_tricks.sliding_window_view(one, settings.length, axis=1) if ends.size else None
+            for first in range(0, len(ends), PROFILE_ROWS):
+                part = ends[first : first + PROFILE_ROWS]
+                if views is not None:
+                    out[part] = model.score(views[:, part - settings.length + 1].transpose(1, 0, 2))
+    return NeighborProfile.fit(_fewer([one.T for one in scaled]), settings, seed), scores
 
 
-def profile_series(model: NeighborProfile, scaled: Floats) -> Floats:
-    """Scores ``[t]`` of ``scaled [d, t]``, NaN until the first whole subsequence."""
-    length, samples = model.config.length, scaled.shape[1]
-    scores = np.full(samples, np.nan)
-    if samples >= length:
-        windows = np.lib.stride_tricks.sliding_window_view(scaled, length, axis=1).transpose(1, 0, 2)
-        scores[length - 1 :] = model.score(windows)
+def _fewer(pieces: Sequence[Floats]) -> list[Floats]:
+    """Evenly spaced stretches of `pieces` ``[t, d]``, `PROFILE_SAMPLES` samples of them at most."""
+    total = sum(len(one) for one in pieces)
+    if total <= PROFILE_SAMPLES:
+        return list(pieces)
+    stretches = [one[first : first + STRETCH] for one in pieces for first in range(0, len(one), STRETCH)]
+    return stretches[:: -(-total // PROFILE_SAMPLES)]
+
+
+def profile_block(model: NeighborProfile, scaled: Floats, newest: int) -> Floats:
+    """Scores ``[r, newest]`` of the subsequences that end at the newest times of ``scaled [r, d, t]``."""
+    length, samples = model.config.length, scaled.shape[2]
+    scores = np.full((len(scaled), newest), np.nan)
+    whole = min(newest, samples - length + 1)
+    if whole > 0:
+        part = scaled[:, :, samples - whole - length + 1 :]
+        windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=2).transpose(0, 2, 1, 3)
+        flat = windows[0] if len(windows) == 1 else windows.reshape(-1, *windows.shape[2:])
+        scores[:, newest - whole :] = model.score(flat).reshape(len(scaled), whole)
     return scores
 
 
@@ -167,8 +202,12 @@ def fit_dtw(scaled: Sequence[Floats], config: VoteConfig) -> tuple[Dtw, list[Flo
     samples = min(one.shape[1] for one in scaled)
     aligned = np.stack([one[:, :samples] for one in scaled])
     length = min(config.dtw_samples, samples)
-    step = max(1, length // 4)
-    ends = np.arange(length, samples + 1, step)
+    every = judged_every(scaled, config)
+    step = max(1, length // 4, samples // DTW_WINDOWS)
+    # Where the other members are judged too, so that the vote is calibrated on all of them together.
+    ends = np.arange(length + (1 - length) % every, samples + 1, -(-step // every) * every)
+    if not ends.size:
+        ends = np.array([samples])
     windows = [aligned[:, :, end - length : end] for end in ends]
     model = Dtw.fit(windows, config.dtw, 0)
     scores = np.full((len(scaled), samples), np.nan)

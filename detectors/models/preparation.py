@@ -188,21 +188,35 @@ class Preparation:
         return cls(config, columns, switching, scale, names, [Dropped(*one) for one in dropped])
 
 
-def trailing_mean(values: Floats, rows: int) -> Floats:
+def trailing_mean(values: Floats, rows: int, newest: int | None = None) -> Floats:
     """Mean of the newest `rows` samples at each time, along the last axis, gaps left out; fewer at the start.
+
+    With `newest` only the last so many times are worked out.
 
     Examples
     --------
     >>> trailing_mean(np.array([2.0, 4.0, np.nan, 6.0]), 2).tolist()
     [2.0, 3.0, 4.0, 6.0]
+    >>> trailing_mean(np.array([2.0, 4.0, np.nan, 6.0]), 2, newest=1).tolist()
+    [6.0]
     """
-    missing = np.isnan(values)
-    plain = np.where(missing, 0.0, values)
-    sums, counts = plain.copy(), (~missing).astype(np.float64)
+    samples = values.shape[-1]
+    first = 0 if newest is None else max(samples - newest, 0)
+    part = values[..., max(first - rows + 1, 0) :]
+    first = min(first, rows - 1)
+    missing = np.isnan(part)
+    gaps = bool(missing.any())
+    plain = np.where(missing, 0.0, part) if gaps else part
+    sums = plain[..., first:].copy()
+    counts = (~missing[..., first:]).astype(np.float64) if gaps else np.ones(sums.shape[-1])
     # Added sample by sample: a running sum would make the result depend on what lies before the window.
-    for back in range(1, min(rows, values.shape[-1])):
-        sums[..., back:] += plain[..., :-back]
-        counts[..., back:] += ~missing[..., :-back]
+    for back in range(1, min(rows, part.shape[-1])):
+        low, high = max(first - back, 0), part.shape[-1] - back
+        late = max(back - first, 0)
+        sums[..., late:] += plain[..., low:high]
+        counts[..., late:] += ~missing[..., low:high] if gaps else 1.0
+    if not gaps:
+        return np.asarray(sums / counts, dtype=np.float64)
     return np.where(counts > 0, sums / np.maximum(counts, 1.0), np.nan)
 
 
@@ -214,7 +228,7 @@ def trailing_median(values: Floats, rows: int) -> Floats:
     >>> trailing_median(np.array([1.0, 9.0, 1.0, 1.0]), 3).tolist()
     [1.0, 5.0, 1.0, 1.0]
     """
-    if rows == 3 and values.shape[-1] >= 3 and not np.isnan(values).any():
+    if rows == 3 and values.shape[-1] >= 3:
         return _median_of_three(values)
     lags = [np.full_like(values, np.nan) for _ in range(rows)]
     for back, lag in enumerate(lags[: values.shape[-1]]):
@@ -227,28 +241,14 @@ def trailing_median(values: Floats, rows: int) -> Floats:
 
 
 def _median_of_three(values: Floats) -> Floats:
-    """`trailing_median` over three whole samples, without sorting."""
+    """`trailing_median` over three samples, without sorting; of two samples the median is their mean."""
     old, mid, new = values[..., :-2], values[..., 1:-1], values[..., 2:]
     middle = np.maximum(np.minimum(old, mid), np.minimum(np.maximum(old, mid), new))
     second = (values[..., 0:1] + values[..., 1:2]) / 2.0
-    return np.concatenate([values[..., 0:1], second, middle], axis=-1)
-
-
-def newest_mean(values: Floats, rows: int) -> Floats:
-    """The last value of `trailing_mean`, ``[...]``, without the others.
-
-    Examples
-    --------
-    >>> float(newest_mean(np.array([2.0, 4.0, np.nan, 6.0]), 2))
-    6.0
-    """
-    last = values[..., -rows:]
-    missing = np.isnan(last)
-    if not missing.any():
-        return np.asarray(last.mean(axis=-1))
-    counts = (~missing).sum(axis=-1)
-    sums = np.where(missing, 0.0, last).sum(axis=-1)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    found = np.concatenate([values[..., 0:1], second, middle], axis=-1)
+    # What a gap has spoilt above is the mean of the one or two samples that there are.
+    spoilt = np.isnan(found) & ~np.isnan(values)
+    return np.where(spoilt, trailing_mean(values, 3), found) if spoilt.any() else found
 
 
 def _selected(

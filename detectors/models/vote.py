@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from detectors.models.members import (
     fit_dtw,
     fit_profile,
     fit_rows,
-    profile_series,
+    judged_every,
+    profile_block,
     thinned,
     view_of,
 )
@@ -28,13 +29,29 @@ from detectors.models.preparation import Preparation, Scale
 from detectors.models.rows import Arrays, Floats, RowModel, config_arrays, read
 from trainwarden.errors import DetectorError
 
+TILE_ROWS: Final = 4_096
+"""Entity-times scored at once: bounds memory (about 40 MB a step at 20 metrics) and stays near the cache."""
+FILLED_SHARE: Final = 0.8
+"""A mean is judged once so much of it is measured: one of fewer samples varies more than those of training."""
+PEER_WINDOW_SHARE: Final = 0.5
+"""Ranks are compared once their window is half full: of fewer samples chance decides who is farthest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The last comparison across ranks: its raw scores ``[r]``, and how many samples before the newest it was made."""
+
+    raw: Floats
+    age: int
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Calibrated scores 0..1 at one time, ``[r]`` each; NaN where a member abstains."""
+    """Calibrated scores 0..1, ``[r]`` at one time or ``[r, k]`` at the newest k; NaN where a member abstains."""
 
     members: dict[str, Floats]
     ensemble: Floats
+    held: Held | None = None
 
 
 class MetricVote:
@@ -72,12 +89,18 @@ class MetricVote:
 
     @classmethod
     def fit(
-        cls, series: Sequence[npt.ArrayLike], names: Sequence[str], config: VoteConfig, seed: int, peers: bool = False
+        cls,
+        series: Sequence[npt.ArrayLike],
+        names: Sequence[str],
+        config: VoteConfig,
+        seed: int,
+        peers: bool | Sequence[int] = False,
     ) -> Self:
         """Learn from normal `series`, each ``[t, d]`` of one entity in time order.
 
-        With `peers` all series share their times and their role, and `dtw` is fitted too. Calibrations come from blocks
-        of time that the scoring model has not seen (`config.folds` of them); the models kept have seen everything.
+        With `peers` all series (or those at the places given) share their times and their role, and `dtw` is fitted
+        too. Calibrations come from blocks of time that the scoring model has not seen (`config.folds` of them); the
+        models kept have seen everything.
 
         Raises
         ------
@@ -85,39 +108,49 @@ class MetricVote:
             If there is too little to learn from.
         """
         arrays = [np.asarray(one, dtype=np.float64) for one in series]
+        if not any(weight > 0.0 for weight in by_name(config.members).values()):
+            raise DetectorError("no member of the vote has a weight")
         preparation = Preparation.fit(arrays, names, config.preparation)
         scaled = [preparation.steadied(preparation.scale.apply(preparation.values(one.T))) for one in arrays]
         models: dict[str, Any] = {}
         held_out: dict[str, list[Floats]] = {}
         for name in config.members:
             if name == "dtw":
-                if peers and len(scaled) >= config.dtw.least_ranks:
-                    models[name], held_out[name] = fit_dtw(scaled, config)
+                places = list(range(len(scaled)) if peers is True else peers or ())
+                if len(places) >= config.dtw.least_ranks:
+                    models[name], found = fit_dtw([scaled[place] for place in places], config)
+                    held_out[name] = [np.full(one.shape[1], np.nan) for one in scaled]
+                    for place, scores in zip(places, found, strict=True):
+                        held_out[name][place] = scores
             elif name == "neighbor_profile":
                 models[name], held_out[name] = fit_profile(scaled, config, seed)
             else:
                 models[name], held_out[name] = fit_rows(name, scaled, config, seed)
-        calibrations = {
-            name: Calibration.fit(thinned(np.concatenate(parts), config.calibration_rows))
-            for name, parts in held_out.items()
-        }
+        every = judged_every(scaled, config)
+        calibrations = {name: Calibration.fit(_normal(parts, every, config)) for name, parts in held_out.items()}
         vote = cls(config, preparation, models, calibrations)
         nats = [
-            vote._mean({name: calibrations[name].nats(parts[one]) for name, parts in held_out.items()})
+            vote._mean(
+                {name: calibrations[name].nats(parts[one]) for name, parts in held_out.items()}, (scaled[one].shape[1],)
+            )
             for one in range(len(scaled))
         ]
-        vote.calibrations["ensemble"] = Calibration.fit(thinned(np.concatenate(nats), config.calibration_rows))
+        vote.calibrations["ensemble"] = Calibration.fit(_normal(nats, every, config))
         return vote
+
+    @property
+    def reach_samples(self) -> int:
+        """Samples that decide the newest score of all members but dtw."""
+        reach = [view_of(self.config, name).reach for name in self.models if name in ROW_MODELS]
+        if "neighbor_profile" in self.models:
+            reach.append(self.config.neighbor_profile.length)
+        return max(reach, default=1) + self.config.preparation.median_rows - 1
 
     @property
     def window_samples(self) -> int:
         """Samples that `score` and `blame` need to see everything; more are ignored by all but nothing is lost."""
-        reach = [view.reach for name, view in self.config.views.items() if name in self.models]
-        if "neighbor_profile" in self.models:
-            reach.append(self.config.neighbor_profile.length)
-        if "dtw" in self.models:
-            reach.append(self.config.dtw_samples)
-        return max(reach, default=1) + self.config.preparation.median_rows - 1
+        peers = self.config.dtw_samples + self.config.preparation.median_rows - 1 if "dtw" in self.models else 1
+        return max(self.reach_samples, peers)
 
     def start(self, ranks: int) -> Scale:
         """The scale of training for each of `ranks` series, to be followed from here."""
@@ -135,12 +168,123 @@ class MetricVote:
         DetectorError
             If the metrics are not those of training.
         """
-        raw = self._each(scaled, lambda name, seen: self.models[name].score(seen), groups)
-        return self._scores(raw)
+        block = self.score_block(scaled, 1, groups)
+        members = {name: part[:, 0] for name, part in block.members.items()}
+        return Scores(members, block.ensemble[:, 0], block.held)
+
+    def score_block(
+        self,
+        scaled: Floats,
+        newest: int,
+        groups: npt.ArrayLike | None = None,
+        held: Held | None = None,
+        others: Floats | None = None,
+        behind: int = 0,
+    ) -> Scores:
+        """Scores ``[r, k]`` at the `newest` k times of each rank from z-scores ``[r, d, m + k]``; causal.
+
+        What is needed of the m older samples is `window_samples` - 1; with fewer, views look back on less.
+
+        Parameters
+        ----------
+        groups : array of int [r + o], optional
+            Roles; only ranks of one role are compared.
+        held : Held, optional
+            From the previous block. Ranks are compared every `dtw_stride` samples and the score stands in between;
+            without `held` the first of the newest samples is compared.
+        others : float array [o, d, m'], optional
+            Newest z-scores of ranks that have no new sample now; the first comparison takes them along.
+        behind : int
+            How many samples the others end before the first new one here: so far back the comparison is made.
+
+        Raises
+        ------
+        DetectorError
+            If the metrics are not those of training.
+        """
+        if scaled.ndim != 3 or scaled.shape[1] != len(self.preparation.names) or not 1 <= newest <= scaled.shape[2]:
+            wanted = f"[ranks, {len(self.preparation.names)}, samples] with at least {max(newest, 1)} samples"
+            raise DetectorError(f"z-scores {scaled.shape} must be {wanted}")
+        raw = {name: np.full((len(scaled), newest), np.nan) for name in self.models if name != "dtw"}
+        times = min(newest, TILE_ROWS)
+        ranks = max(1, TILE_ROWS // times)
+        for first in range(0, len(scaled), ranks):
+            for start in range(0, newest, times):
+                end = min(start + times, newest)
+                part = slice(first, first + ranks), slice(start, end)
+                for name, found in self._tile(scaled[part[0]], newest, start, end).items():
+                    raw[name][part] = found
+        if "dtw" in self.models:
+            raw["dtw"], held = self._peers(scaled, newest, groups, held, others, behind)
+        return self._scores(raw, (len(scaled), newest), held if "dtw" in self.models else None)
+
+    def _tile(self, scaled: Floats, newest: int, start: int, end: int) -> dict[str, Floats]:
+        """Raw scores ``[r, end - start]`` of all members but dtw at the newest times `start` to `end`."""
+        samples, width = scaled.shape[2], end - start
+        last = samples - newest + end
+        # The trailing median of the first sample of a window needs what lies before the window.
+        part = scaled[:, :, max(0, last - width - self.reach_samples + 1) : last]
+        steady = self.preparation.steadied(part)
+        there = np.asarray(~np.isnan(part).all(axis=1), dtype=np.bool_)
+        found: dict[str, Floats] = {}
+        for name, model in self.models.items():
+            if name in ROW_MODELS:
+                view = view_of(self.config, name)
+                rows = view.rows(steady, width).transpose(0, 2, 1)
+                scores = model.score(rows.reshape(-1, rows.shape[2])).reshape(rows.shape[:2])
+                found[name] = np.where(_filled(there, view.mean_rows, width), scores, np.nan)
+            elif name == "neighbor_profile":
+                found[name] = profile_block(model, steady, width)
+        return found
+
+    def _peers(
+        self,
+        scaled: Floats,
+        newest: int,
+        groups: npt.ArrayLike | None,
+        held: Held | None,
+        others: Floats | None,
+        behind: int,
+    ) -> tuple[Floats, Held]:
+        """Raw dtw ``[r, newest]``, worked out every `dtw_stride` samples and held between."""
+        stride, window = self.config.dtw_stride, self.config.dtw_samples
+        count, _, samples = scaled.shape
+        held = held or Held(np.full(count, np.nan), stride)
+        standing, age = held.raw, held.age + newest
+        raw = np.repeat(standing[:, None], newest, axis=1)
+        due = max(0, stride - held.age - 1)
+        median_rows = self.config.preparation.median_rows - 1
+        beside = None
+        if others is not None and len(others) and due < newest:
+            beside = self.preparation.steadied(others[:, :, -window - median_rows :])[:, :, -window:]
+        labels = None if groups is None else np.asarray(groups)
+        for at in range(due, newest, stride):
+            end = samples - newest + at + 1 - (0 if beside is None else min(behind + at, samples - newest + at))
+            steady = self.preparation.steadied(scaled[:, :, max(0, end - window - median_rows) : end])[:, :, -window:]
+            together = steady if beside is None else np.concatenate([_padded(steady, window), _padded(beside, window)])
+            now = self.models["dtw"].score(together, None if labels is None else labels[: len(together)])[:count]
+            beside = None
+            measured = (~np.isnan(steady).all(axis=1)).sum(axis=1)
+            standing = np.where(measured >= PEER_WINDOW_SHARE * window, now, np.nan)
+            raw[:, at:] = standing[:, None]
+            age = newest - 1 - at
+        return raw, Held(standing, age)
 
     def blame(self, scaled: Floats, groups: npt.ArrayLike | None = None) -> Floats:
         """Share of each kept metric in the counting members' blame, ``[r, d]``; rows sum to 1, or 0 without blame."""
-        parts = self._each(scaled, lambda name, seen: self.models[name].blame(seen), groups, counting=True)
+        if scaled.ndim != 3 or scaled.shape[1] != len(self.preparation.names) or not scaled.shape[2]:
+            raise DetectorError(f"z-scores {scaled.shape} must be [ranks, {len(self.preparation.names)}, samples]")
+        steady = self.preparation.steadied(scaled)
+        parts: dict[str, Floats] = {}
+        for name, model in self.models.items():
+            if not self._weights[name]:
+                continue
+            if name in ROW_MODELS:
+                parts[name] = model.blame(view_of(self.config, name).rows(steady, 1)[..., 0])
+            elif name == "dtw":
+                parts[name] = model.blame(steady[:, :, -self.config.dtw_samples :], groups)
+            elif scaled.shape[2] >= self.config.neighbor_profile.length:
+                parts[name] = model.blame(steady)
         return self._shares(parts, (len(scaled), len(self.preparation.names)))
 
     def blamed(self, scaled: Floats, first: int = 3, groups: npt.ArrayLike | None = None) -> list[list[str]]:
@@ -160,14 +304,8 @@ class MetricVote:
         values = self.preparation.values(np.asarray(series, dtype=np.float64).T)
         start = self.preparation.scale if scale is None else scale
         scaled, after = start.follow(values, self.config.preparation.memory_rows)
-        steady = self.preparation.steadied(scaled)
-        raw: dict[str, Floats] = {}
-        for name, model in self.models.items():
-            if name in ROW_MODELS:
-                raw[name] = model.score(view_of(self.config, name).rows(steady).T)
-            elif name == "neighbor_profile":
-                raw[name] = profile_series(model, steady)
-        return self._scores(raw), after
+        block = self._without_peers().score_block(scaled[None], scaled.shape[1])
+        return Scores({name: part[0] for name, part in block.members.items()}, block.ensemble[0]), after
 
     def blame_series(self, series: npt.ArrayLike, scale: Scale | None = None) -> Floats:
         """Shares of blame ``[t, d]`` of the counting row members at every time of one entity's ``[t, d_all]``."""
@@ -191,46 +329,25 @@ class MetricVote:
         shares: Floats = np.divide(total, sums, out=np.zeros(shape), where=sums > 0.0)
         return shares
 
-    def _each(
-        self,
-        scaled: Floats,
-        ask: Callable[[str, Floats], Floats],
-        groups: npt.ArrayLike | None,
-        counting: bool = False,
-    ) -> dict[str, Floats]:
-        """`ask` of every member on its own view of the newest sample (of those with a weight, if `counting`)."""
-        if scaled.ndim != 3 or scaled.shape[1] != len(self.preparation.names) or not scaled.shape[2]:
-            raise DetectorError(f"z-scores {scaled.shape} must be [ranks, {len(self.preparation.names)}, samples]")
-        steady = self.preparation.steadied(scaled)
-        answers: dict[str, Floats] = {}
-        for name in self.models:
-            if counting and not self._weights[name]:
-                continue
-            if name in ROW_MODELS:
-                answers[name] = ask(name, view_of(self.config, name).newest(steady))
-            elif name == "dtw":
-                part = steady[:, :, -self.config.dtw_samples :]
-                verb = self.models[name].blame if counting else self.models[name].score
-                answers[name] = verb(part, groups)
-            elif scaled.shape[2] >= self.config.neighbor_profile.length:
-                answers[name] = ask(name, steady)
-        return answers
+    def _without_peers(self) -> Self:
+        """The same vote without dtw, which needs more than one entity."""
+        models = {name: model for name, model in self.models.items() if name != "dtw"}
+        return type(self)(self.config, self.preparation, models, self.calibrations)
 
-    def _scores(self, raw: Mapping[str, Floats]) -> Scores:
+    def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: Held | None) -> Scores:
         nats = {name: self.calibrations[name].nats(part) for name, part in raw.items()}
-        ensemble = self.calibrations["ensemble"].score(self._mean(nats))
-        return Scores({name: squeeze(part) for name, part in nats.items()}, ensemble)
+        ensemble = self.calibrations["ensemble"].score(self._mean(nats, shape))
+        return Scores({name: squeeze(part) for name, part in nats.items()}, ensemble, held)
 
-    def _mean(self, nats: Mapping[str, Floats]) -> Floats:
+    def _mean(self, nats: Mapping[str, Floats], shape: tuple[int, ...]) -> Floats:
         """Weighted mean over the members that have an opinion, NaN where none has."""
-        names = [name for name in nats if self._weights[name] > 0.0]
-        if not names:
-            raise DetectorError("no member of the vote has both a weight and data")
-        stacked = np.stack([nats[name] for name in names])
-        weights = np.array([self._weights[name] for name in names])[:, None] * ~np.isnan(stacked)
-        total = weights.sum(axis=0)
-        mean = (np.nan_to_num(stacked) * weights).sum(axis=0) / np.maximum(total, np.finfo(float).tiny)
-        return np.where(total > 0.0, mean, np.nan)
+        weighted, total = np.zeros(shape), np.zeros(shape)
+        for name, part in nats.items():
+            if self._weights[name] > 0.0:
+                weights = self._weights[name] * ~np.isnan(part)
+                weighted += np.nan_to_num(part) * weights
+                total += weights
+        return np.where(total > 0.0, weighted / np.maximum(total, np.finfo(float).tiny), np.nan)
 
     def to_arrays(self) -> Arrays:
         """State as arrays, keys prefixed by part; fit for ``np.savez``."""
@@ -271,3 +388,21 @@ class MetricVote:
         if set(calibrations) != {*models, "ensemble"}:
             raise DetectorError("state of a vote is damaged: calibrations and models differ")
         return cls(config, preparation, models, calibrations)
+
+
+def _normal(parts: Sequence[Floats], every: int, config: VoteConfig) -> Floats:
+    """Normal scores for a calibration, of those samples that every member has judged."""
+    values = np.concatenate([one[::every] for one in parts])
+    return thinned(values[~np.isnan(values)], config.calibration_rows)
+
+
+def _filled(there: npt.NDArray[np.bool_], rows: int, newest: int) -> npt.NDArray[np.bool_]:
+    """Whether enough of the last `rows` samples are ``there [r, t]``, at the `newest` times."""
+    counts = np.cumsum(np.pad(there, ((0, 0), (rows, 0))), axis=1, dtype=np.int64)
+    return np.asarray((counts[:, rows:] - counts[:, :-rows])[:, -newest:] >= FILLED_SHARE * rows, dtype=np.bool_)
+
+
+def _padded(steady: Floats, samples: int) -> Floats:
+    """``[r, d, m]`` with missing samples in front where m is less than `samples`."""
+    short = samples - steady.shape[2]
+    return steady if short <= 0 else np.pad(steady, ((0, 0), (0, 0), (short, 0)), constant_values=np.nan)

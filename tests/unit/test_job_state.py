@@ -154,6 +154,8 @@ def test_heartbeats_of_the_past_or_of_odd_shape_change_nothing() -> None:
 def test_phases() -> None:
     job = Job(ranks=2).run(30)
     state = JobState(JOB)
+    assert state.window(START_S).phase == ""  # nobody has started anything
+    state.feed(event("job_start", START_S, world_size=2))
     assert state.window(START_S).phase == "start"
     for _, record in job.records:
         state.feed(record)

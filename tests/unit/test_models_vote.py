@@ -101,7 +101,10 @@ def test_abstention_is_not_a_no(vote, values):
     alone = vote.score(scaled[:1])
     assert np.isnan(alone.members["dtw"][0])
     assert np.isfinite(alone.ensemble[0])
-    assert "neighbor_profile" not in vote.score(scaled[:, :, -8:]).members
+    short = vote.score(scaled[:, :, -8:])
+    assert np.isnan(short.members["neighbor_profile"]).all()
+    assert np.isnan(short.members["dtw"]).all()
+    assert np.isfinite(np.delete(short.ensemble, 2)).all()
 
 
 def test_state_goes_through_npz_and_back(vote, values):
@@ -151,3 +154,16 @@ def test_calibrated_on_held_out_rows_one_normal_row_in_a_hundred_is_rare(vote):
     scores = np.concatenate([vote.score_series(entity(seed))[0].ensemble for seed in range(30, 36)])
     share = (scores > squeeze(-np.log(0.01))).mean()
     assert 0.001 < share < 0.05
+
+
+def test_of_long_training_only_a_part_is_judged_and_the_calibration_is_nearly_the_same():
+    series = [entity(seed, 1200) for seed in range(4)]
+    config = {"neighbor_profile": {"bags": 10, "bag_size": 8}, "dtw_samples": 20}
+    full, thin = (
+        MetricVote.fit(series, NAMES, parse(VoteConfig, {**config, "calibration_rows": rows}, "models"), 0, peers=True)
+        for rows in (20_000, 300)
+    )
+    assert set(thin.models) == set(full.models)
+    for name in ("pca", "nearest", "neighbor_profile", "ensemble"):
+        raw = np.quantile(full.calibrations[name]._raw, [0.5, 0.9])
+        np.testing.assert_allclose(thin.calibrations[name].nats(raw), full.calibrations[name].nats(raw), atol=0.5)

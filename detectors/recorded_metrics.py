@@ -1,0 +1,306 @@
+"""The metrics of a recorded folder scored by the trained models: what live windows do sample by sample, in one go.
+
+Entities of one family are laid on one grid of samples, whatever their clocks' phase, so that they can be compared.
+Every score depends on what came before it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.metric_board import family_of_row
+from detectors.metric_scores import MetricScorer
+from detectors.models.bundle import ModelBundle
+from detectors.models.members import VoteConfig
+from detectors.roles import roles
+from detectors.samples import Entity, FamilySamples, ScoredSamples
+from trainwarden.catalogue import lookup
+from trainwarden.errors import DataError, DetectorError
+from trainwarden.recorded import MetricTable, RecordedJob
+
+Floats = npt.NDArray[np.float64]
+HOT_SCORE: Final = 0.3  # windows are cut at every sample where a model's score reaches this, ...
+HOT_SAMPLES: Final = 16  # ... and at so many after it, so that what opens and closes does so at its own time
+
+
+@dataclass(frozen=True, slots=True)
+class MetricGrid:
+    """Rows of one family as arrays.
+
+    Attributes
+    ----------
+    values : float array [r, d, n]
+        Counters already as rates; NaN = not measured.
+    times_s : float array [r, n]
+        Each entity's own time of the sample, NaN where it has none.
+    column_s : float array [n]
+        When everybody's sample was there.
+    place : int array [r, n]
+        Row of the table, -1 where there is none.
+    """
+
+    family: str
+    names: tuple[str, ...]
+    entities: tuple[Entity, ...]
+    values: Floats
+    times_s: Floats
+    column_s: Floats
+    place: npt.NDArray[np.int64]
+
+    def samples(self, first: int, new: int, end: int, roles_of: Mapping[int, str]) -> FamilySamples:
+        """Samples ``first <= index < end``, of which those from `new` on are new."""
+        return FamilySamples(
+            family=self.family,
+            names=self.names,
+            rows=np.arange(len(self.entities)),
+            entities=self.entities,
+            roles=tuple("" if one.rank is None else roles_of.get(one.rank, "") for one in self.entities),
+            values=self.values[:, :, first:end],
+            times_s=np.where(np.isnan(self.times_s), self.column_s, self.times_s)[:, new:end],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGrid:
+    """Scores of a grid, and when each of its samples was there ``[k]``."""
+
+    scored: ScoredSamples
+    column_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class MetricScores:
+    """Scores of a whole recording.
+
+    Attributes
+    ----------
+    scored : tuple of ScoredGrid
+        What may open incidents: all but training rows.
+    hot_times_s : float array
+        When a window should be looked at.
+    abstained : dict of str
+        Families without scores, with the reason.
+    """
+
+    table: MetricTable
+    bundle: ModelBundle
+    scored: tuple[ScoredGrid, ...]
+    hot_times_s: Floats
+    abstained: dict[str, str]
+    training: npt.NDArray[np.bool_]
+    by_model: dict[str, Floats] = field(default_factory=dict)
+    ensemble: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def columns(self, names: Sequence[str]) -> dict[str, Any]:
+        """Columns of the file of scores, one row for each row of the table."""
+        import pandas as pd
+
+        table, entity = self.table, self.table.entity
+        nodes = np.array(table.nodes, dtype=object)[entity]
+        ranks = pd.array([table.ranks[place] for place in entity.tolist()], dtype="Int64")
+        devices = np.array(table.devices, dtype=object)[entity]
+        columns: dict[str, Any] = {"time_s": table.times_s, "node": nodes, "rank": ranks, "device": devices}
+        columns["training"] = self.training.astype(np.int64)
+        columns |= {name: self.by_model[name] for name in self.by_model if name in names}
+        return columns | {"ensemble": self.ensemble}
+
+
+def score_recorded(
+    job: RecordedJob,
+    normal: RecordedJob | None,
+    normal_until_s: float | None,
+    models: str | None,
+    config: VoteConfig,
+    seed: int = 0,
+) -> MetricScores | None:
+    """Train on what is normal, or load what was trained, and score every row of metrics.
+
+    Parameters
+    ----------
+    normal : RecordedJob or None
+        A recording that is normal throughout.
+    normal_until_s : float or None
+        Rows before it are normal; the job's own `normal_until_s` goes before it.
+    models : str or None
+        Folder of a `ModelBundle`; goes before training.
+
+    Returns
+    -------
+    MetricScores or None
+        None where there are no metrics, or nothing says what is normal.
+
+    Raises
+    ------
+    DataError
+        If there is no normal row to train on.
+    DetectorError
+        If the models cannot be loaded.
+    """
+    if job.metrics is None or not job.metrics.times_s.size:
+        return None
+    until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
+    grids = metric_grids(job.metrics)
+    if models is not None:
+        bundle = ModelBundle.load(Path(models))
+        until_s = None
+    elif normal is not None:
+        if normal.metrics is None or not normal.metrics.times_s.size:
+            raise DataError(f"the normal recording '{normal.folder}' has no metrics to train on")
+        bundle = fit_bundle(metric_grids(normal.metrics), config, seed)
+        until_s = None
+    elif until_s is not None:
+        if not (job.metrics.times_s < until_s).any():
+            raise DataError(f"no row of metrics is before {until_s:g} s, so there is nothing normal to train on")
+        bundle = fit_bundle([_before(grid, until_s) for grid in grids], config, seed)
+    else:
+        return None
+    return _score(job, grids, bundle, until_s)
+
+
+def metric_grids(table: MetricTable) -> list[MetricGrid]:
+    """The table by family; entities whose samples do not fall on one grid stand alone."""
+    measured = np.zeros((len(table.nodes), len(table.names)), dtype=np.bool_)
+    np.logical_or.at(measured, table.entity, np.isfinite(table.values))
+    families: dict[str, list[int]] = {}
+    for place, device in enumerate(table.devices):
+        own = tuple(name for name, there in zip(table.names, measured[place], strict=True) if there)
+        family = family_of_row(device or "", own)
+        if family is not None:
+            families.setdefault(family, []).append(place)
+    return [grid for family, places in families.items() for grid in _grids(table, family, places, measured)]
+
+
+def fit_bundle(grids: Sequence[MetricGrid], config: VoteConfig, seed: int) -> ModelBundle:
+    """Models of every family that has something to learn from.
+
+    Raises
+    ------
+    DataError
+        If no family can be learnt, with the reason of the first.
+    """
+    series: dict[str, list[tuple[Entity, Floats, Floats]]] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for grid in grids:
+        for row, entity in enumerate(grid.entities):
+            # On the grid's own times, so that entities that are sampled together count as peers.
+            series.setdefault(grid.family, []).append((entity, grid.column_s, grid.values[row].T))
+        names[grid.family] = grid.names
+    try:
+        return ModelBundle.fit(series, names, config, seed)
+    except DetectorError as error:
+        raise DataError(f"nothing can be learnt from the normal rows: {error}") from error
+
+
+def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, until_s: float | None) -> MetricScores:
+    assert job.metrics is not None
+    rows = job.metrics.times_s.size
+    training = np.zeros(rows, dtype=np.bool_)
+    scores = MetricScores(job.metrics, bundle, (), np.zeros(0), {}, training, {}, np.full(rows, np.nan))
+    if until_s is not None:
+        training[:] = job.metrics.times_s < until_s
+    ranks = sorted({one for one in job.metrics.ranks if one is not None})
+    roles_of = dict(zip(ranks, roles(ranks, job.parallel), strict=True))
+    kept: list[ScoredGrid] = []
+    hot: list[Floats] = [np.zeros(0)]
+    for grid in grids:
+        split = 0 if until_s is None else int(np.searchsorted(grid.column_s, until_s, side="left"))
+        vote = bundle.votes.get(grid.family)
+        reach = 0 if vote is None else vote.window_samples
+        for first, new, end in ((0, 0, split), (max(0, split - reach), split, grid.column_s.size)):
+            if new == end:
+                continue
+            scorer = MetricScorer(bundle)
+            for part in scorer.score((grid.samples(first, new, end, roles_of),)):
+                _spread(scores, grid, part, new, end)
+                if new == split:
+                    kept.append(ScoredGrid(part, grid.column_s[new:end]))
+                    hot.append(_hot(part, grid.column_s[new:end]))
+            scores.abstained.update(scorer.abstained)
+    return replace(scores, scored=tuple(kept), hot_times_s=np.unique(np.concatenate(hot)))
+
+
+def _spread(scores: MetricScores, grid: MetricGrid, part: ScoredSamples, new: int, end: int) -> None:
+    """Put the scores of a grid back to the rows of the table."""
+    place = grid.place[:, new:end]
+    there = place >= 0
+    for name, values in part.scores.items():
+        column = scores.by_model.setdefault(name, np.full(scores.ensemble.size, np.nan))
+        column[place[there]] = values[there]
+    scores.ensemble[place[there]] = part.ensemble[there]
+
+
+def _hot(part: ScoredSamples, column_s: Floats) -> Floats:
+    """Times of samples with a high score, and of those just after."""
+    with np.errstate(invalid="ignore"):
+        high = (part.ensemble >= HOT_SCORE).any(axis=0)
+        for values in part.scores.values():
+            high |= (values >= HOT_SCORE).any(axis=0)
+    spread = np.convolve(high, np.ones(HOT_SAMPLES + 1))[: high.size] > 0
+    times: Floats = column_s[spread]
+    return times
+
+
+def _before(grid: MetricGrid, until_s: float) -> MetricGrid:
+    end = int(np.searchsorted(grid.column_s, until_s, side="left"))
+    return MetricGrid(
+        grid.family, grid.names, grid.entities, grid.values[:, :, :end], grid.times_s[:, :end], grid.column_s[:end],
+        grid.place[:, :end],
+    )  # fmt: skip
+
+
+def _grids(table: MetricTable, family: str, places: Sequence[int], measured: npt.NDArray[np.bool_]) -> list[MetricGrid]:
+    order = np.argsort(table.entity, kind="stable")
+    ends = np.searchsorted(table.entity[order], np.arange(len(table.nodes) + 1))
+    rows = [order[ends[place] : ends[place + 1]] for place in places]
+    bins = _bins([table.times_s[own] for own in rows])
+    if bins is None:
+        return [grid for place in places for grid in _grids(table, family, [place], measured)]
+    occupied = np.unique(np.concatenate(bins))
+    columns = np.flatnonzero(measured[list(places)].any(axis=0))
+    names = tuple(table.names[column] for column in columns)
+    place = np.full((len(places), occupied.size), -1, dtype=np.int64)
+    for entity, (own, bin_of) in enumerate(zip(rows, bins, strict=True)):
+        place[entity, np.searchsorted(occupied, bin_of)] = own
+    there = place >= 0
+    values = np.full((len(places), occupied.size, columns.size), np.nan)
+    values[there] = table.values[place[there]][:, columns]
+    times_s = np.where(there, table.times_s[place], np.nan)
+    values = _rates(values, times_s, names)
+    entities = tuple(Entity(table.nodes[one], table.devices[one], table.ranks[one]) for one in places)
+    column_s = np.maximum.accumulate(np.nanmax(times_s, axis=0))
+    return [MetricGrid(family, names, entities, values.transpose(0, 2, 1), times_s, column_s, place)]
+
+
+def _bins(times: Sequence[Floats]) -> list[npt.NDArray[np.int64]] | None:
+    """Number of the common sample that each time belongs to; None if one entity would have two in one."""
+    if len(times) == 1:
+        return [np.arange(times[0].size)]
+    steps = np.concatenate([np.diff(own) for own in times])
+    steps = steps[steps > 0]
+    start_s = min(float(own[0]) for own in times)
+    every_s = float(np.median(steps)) if steps.size else 1.0
+    bins = [np.round((own - start_s) / every_s).astype(np.int64) for own in times]
+    return None if any((np.diff(own) <= 0).any() for own in bins) else bins
+
+
+def _rates(values: Floats, times_s: Floats, names: Sequence[str]) -> Floats:
+    """``values [r, n, d]`` with counters as growth per second since the sample before."""
+    known = [lookup(name) for name in names]
+    counters = [column for column, metric in enumerate(known) if metric is not None and metric.kind == "counter"]
+    if not counters:
+        return values
+    out = values.copy()
+    part = values[:, :, counters]
+    growth = np.full_like(part, np.nan)
+    elapsed_s = np.diff(times_s, axis=1)[:, :, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        step = np.diff(part, axis=1)
+        growth[:, 1:] = np.where((step >= 0) & (elapsed_s > 0), step / elapsed_s, np.nan)
+    out[:, :, counters] = growth
+    return out
