@@ -126,8 +126,10 @@ class Joiner:
             return True
         if not candidate.suspects or not record.suspects:
             return True
-        if candidate.family == "slow":
+        if candidate.family == "slow" and _any_rank(candidate.suspects) and _any_rank(record.suspects):
             return _overlap(candidate.suspects, record.suspects, ("rank",))
+        if not _any_place(candidate.suspects) or not _any_place(record.suspects):
+            return True  # about the job as a whole
         if _overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
             return True
         # Many nodes sick in the same way at the same time have one cause, e.g. their leaf switch.
@@ -314,6 +316,14 @@ def _surest(suspects: tuple[Suspect, ...]) -> float:
 
 def _keys(suspects: tuple[Suspect, ...]) -> list[tuple[int | None, str | None, str | None]]:
     return [(suspect.rank, suspect.node, suspect.device) for suspect in suspects]
+
+
+def _any_rank(suspects: tuple[Suspect, ...]) -> bool:
+    return any(suspect.rank is not None for suspect in suspects)
+
+
+def _any_place(suspects: tuple[Suspect, ...]) -> bool:
+    return any(key != (None, None, None) for key in _keys(suspects))
 
 
 def _overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final
 
@@ -62,8 +63,13 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         >>> [round(ModelVoteConfig().threshold_of(1, every_s), 3) for every_s in (300.0, 60.0, 10.0, 1.0)]
         [0.41, 0.41, 0.452, 0.488]
         """
-        rarer = max(1.0, entities / self.fleet) * max(1.0, REFERENCE_S / every_s)
-        return float(squeeze(unsqueeze(self.threshold) + np.log(rarer))) if rarer > 1.0 else self.threshold
+        return float(self.thresholds_of(entities, np.array([every_s]))[0])
+
+    def thresholds_of(self, entities: int, every_s: Floats) -> Floats:
+        """The same for many sampling intervals."""
+        rarer = max(1.0, entities / self.fleet) * np.maximum(1.0, REFERENCE_S / every_s)
+        rarest = squeeze(unsqueeze(self.threshold) + np.log(rarer))
+        return np.where(rarer > 1.0, rarest, self.threshold)
 
 
 @dataclass(slots=True)
@@ -89,12 +95,20 @@ class _Family:
         """Seconds between two samples of an entity."""
         return float(np.exp(self.pace))
 
-    def keep_pace(self, elapsed_s: Floats) -> None:
-        """Learn the sampling interval from the time since each entity's last sample."""
-        elapsed_s = elapsed_s[elapsed_s > 0.0]
-        if elapsed_s.size:
-            self.paced = min(self.paced + 1, _PACE_SAMPLES)
-            self.pace += (float(np.log(np.median(elapsed_s))) - self.pace) / self.paced
+    def keep_pace(self, times_s: Floats, last_s: Floats) -> Floats:
+        """Learn the sampling interval from times ``[r, k]`` after `last_s` ``[r]``; what it is at each sample."""
+        elapsed_s = np.diff(times_s, axis=1, prepend=last_s[:, None])
+        elapsed_s[~(elapsed_s > 0.0)] = np.nan
+        known = ~np.isnan(elapsed_s).all(axis=0)
+        middle = np.full(times_s.shape[1], np.nan)
+        middle[known] = elapsed_s[0, known] if len(elapsed_s) == 1 else np.nanmedian(elapsed_s[:, known], axis=0)
+        paces = np.empty(middle.size)
+        for sample, pace in enumerate(np.log(middle).tolist()):
+            if not math.isnan(pace):
+                self.paced = min(self.paced + 1, _PACE_SAMPLES)
+                self.pace += (pace - self.pace) / self.paced
+            paces[sample] = self.pace
+        return np.exp(paces)
 
     def widen(self, size: int) -> None:
         more = max(size, len(self.entities) + len(self.entities) // 2) - self.opened.size
@@ -144,6 +158,26 @@ class ModelVote:
         threshold = max(self._config.threshold_of(one.size, one.every_s) for one in self._families.values())
         return Vote(opinion="normal", score=highest, threshold=threshold)
 
+    def turns(self, scored: ScoredSamples) -> npt.NDArray[np.int64]:
+        """Samples of a whole recording at which an entity may open or close, so that no others need to be looked at."""
+        scores = scored.scores.get(self.member, np.zeros((0, 0)))
+        config, found = self._config, [np.zeros(0, dtype=np.int64)]
+        thresholds = config.thresholds_of(
+            len(scored.rows), _Family().keep_pace(scored.times_s, np.full(len(scored.rows), np.nan))
+        )
+        reach = 2 * config.open_samples - 1
+        for row in scores:
+            there = np.flatnonzero(~np.isnan(row))
+            strange = row[there] >= thresholds[there]
+            if int(strange.sum()) < config.open_samples:
+                continue
+            number = np.arange(there.size)
+            dense = np.convolve(strange, np.ones(reach))[: there.size] >= config.open_samples
+            last = np.maximum.accumulate(np.where(strange, number, -config.close_samples - 1))
+            turning = (dense & ~np.append(False, dense[:-1])) | (number - last == config.close_samples)
+            found.append(there[turning | strange] if config.close_samples < reach else there[turning])
+        return np.unique(np.concatenate(found))
+
     # -- internals -------------------------------------------------------------------------------------------
 
     def _silence(self, window: Window) -> str:
@@ -169,15 +203,26 @@ class ModelVote:
         # Gathered, moved on sample by sample, and put back: one pass over all entities for each sample.
         part = {name: getattr(family, name)[rows] for name in _PARTS}
         family.size = max(family.size, int(rows.max()) + 1)
-        threshold = self._config.threshold_of(family.size, family.every_s)
-        for sample in range(scores.shape[1]):
-            times_s = scored.times_s[:, sample]
-            family.keep_pace(times_s - part["last_s"])
-            threshold = self._config.threshold_of(family.size, family.every_s)
-            self._step(part, scores[:, sample], scored.ensemble[:, sample], times_s, threshold)
+        thresholds = self._config.thresholds_of(family.size, family.keep_pace(scored.times_s, part["last_s"]))
+        if not ((scores >= thresholds).any() or part["opened"].any() or part["recent"].any()):
+            self._rest(part, scores, scored)
+        else:
+            for sample, threshold in enumerate(thresholds.tolist()):
+                self._step(part, scores[:, sample], scored.ensemble[:, sample], scored.times_s[:, sample], threshold)
         for name, array in part.items():
             getattr(family, name)[rows] = array
-        self._blame(family, scored, scores, threshold)
+        self._blame(family, scored, scores, float(thresholds[-1]))
+
+    def _rest(self, part: dict[str, Any], scores: Floats, scored: ScoredSamples) -> None:
+        """All samples at once, where none is strange and nothing is under way: what `_step` would come to."""
+        measured = ~np.isnan(scores)
+        part["below"] = part["below"] + measured.sum(axis=1)
+        part["peak"] = np.fmax(part["peak"], np.fmax.reduce(scores, axis=1))
+        part["shared"] = np.fmax(part["shared"], np.fmax.reduce(scored.ensemble, axis=1))
+        newest = scores.shape[1] - 1 - np.argmax(measured[:, ::-1], axis=1)
+        found = scores[np.arange(len(scores)), newest]
+        part["latest"] = np.where(np.isnan(found), part["latest"], found)
+        part["last_s"] = scored.times_s[:, -1]
 
     def _step(self, part: dict[str, Any], score: Floats, ensemble: Floats, times_s: Floats, threshold: float) -> None:
         """One sample of every entity."""

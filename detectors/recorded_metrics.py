@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
-HOT_SCORE: Final = 0.3  # windows are cut at every sample where a model's score reaches this, ...
-HOT_SAMPLES: Final = 16  # ... and at so many after it, so that what opens and closes does so at its own time
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,6 @@ class MetricScores:
     ----------
     scored : tuple of ScoredGrid
         What may open incidents: all but training rows.
-    hot_times_s : float array
-        When a window should be looked at.
     abstained : dict of str
         Families without scores, with the reason.
     """
@@ -91,7 +87,6 @@ class MetricScores:
     table: MetricTable
     bundle: ModelBundle
     scored: tuple[ScoredGrid, ...]
-    hot_times_s: Floats
     abstained: dict[str, str]
     training: npt.NDArray[np.bool_]
     by_model: dict[str, Floats] = field(default_factory=dict)
@@ -201,13 +196,12 @@ def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, u
     assert job.metrics is not None
     rows = job.metrics.times_s.size
     training = np.zeros(rows, dtype=np.bool_)
-    scores = MetricScores(job.metrics, bundle, (), np.zeros(0), {}, training, {}, np.full(rows, np.nan))
+    scores = MetricScores(job.metrics, bundle, (), {}, training, {}, np.full(rows, np.nan))
     if until_s is not None:
         training[:] = job.metrics.times_s < until_s
     ranks = sorted({one for one in job.metrics.ranks if one is not None})
     roles_of = dict(zip(ranks, roles(ranks, job.parallel), strict=True))
     kept: list[ScoredGrid] = []
-    hot: list[Floats] = [np.zeros(0)]
     for grid in grids:
         split = 0 if until_s is None else int(np.searchsorted(grid.column_s, until_s, side="left"))
         vote = bundle.votes.get(grid.family)
@@ -220,9 +214,8 @@ def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, u
                 _spread(scores, grid, part, new, end)
                 if new == split:
                     kept.append(ScoredGrid(part, grid.column_s[new:end]))
-                    hot.append(_hot(part, grid.column_s[new:end]))
             scores.abstained.update(scorer.abstained)
-    return replace(scores, scored=tuple(kept), hot_times_s=np.unique(np.concatenate(hot)))
+    return replace(scores, scored=tuple(kept))
 
 
 def _spread(scores: MetricScores, grid: MetricGrid, part: ScoredSamples, new: int, end: int) -> None:
@@ -233,17 +226,6 @@ def _spread(scores: MetricScores, grid: MetricGrid, part: ScoredSamples, new: in
         column = scores.by_model.setdefault(name, np.full(scores.ensemble.size, np.nan))
         column[place[there]] = values[there]
     scores.ensemble[place[there]] = part.ensemble[there]
-
-
-def _hot(part: ScoredSamples, column_s: Floats) -> Floats:
-    """Times of samples with a high score, and of those just after."""
-    with np.errstate(invalid="ignore"):
-        high = (part.ensemble >= HOT_SCORE).any(axis=0)
-        for values in part.scores.values():
-            high |= (values >= HOT_SCORE).any(axis=0)
-    spread = np.convolve(high, np.ones(HOT_SAMPLES + 1))[: high.size] > 0
-    times: Floats = column_s[spread]
-    return times
 
 
 def _before(grid: MetricGrid, until_s: float) -> MetricGrid:

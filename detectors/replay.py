@@ -18,7 +18,7 @@ from detectors.model_vote import ModelVote
 from detectors.protocol import Detector
 from detectors.recorded_metrics import MetricScores
 from detectors.replay_stream import Fact, ReplayStream
-from detectors.samples import FamilySamples, ScoredSamples
+from detectors.samples import FamilySamples, Floats, ScoredSamples
 from detectors.service import JobWatch
 from detectors.window import Window
 from trainwarden import plugins
@@ -136,7 +136,7 @@ def replay(
     """
     detectors = {name: _Noted(_made(name, settings, job)) for name in (names or settings.detectors)}
     config = parse(EnsembleConfig, settings.ensemble, "detection.ensemble")
-    stream = ReplayStream(job, facts, None if scores is None else scores.hot_times_s)
+    stream = ReplayStream(job, facts, _turning_times_s([noted.detector for noted in detectors.values()], scores))
     watch = JobWatch(job.name, dict(detectors), config, SelfMetrics("replay"))
     scorer = None if scores is None else _Prescored(scores)
     if scorer is not None:
@@ -165,6 +165,15 @@ def replay(
         abstained=_abstained(detectors, job, scores),
         scores=scores,
     )
+
+
+def _turning_times_s(detectors: Sequence[Detector], scores: MetricScores | None) -> Floats:
+    """When a model's vote may change; between these times a window would show nothing new."""
+    found = [np.zeros(0)]
+    for part in () if scores is None else scores.scored:
+        found += [part.column_s[one.turns(part.scored)] for one in detectors if isinstance(one, ModelVote)]
+        found.append(part.column_s[-1:])
+    return np.unique(np.concatenate(found))
 
 
 def _abstained(detectors: Mapping[str, _Noted], job: RecordedJob, scores: MetricScores | None) -> dict[str, str]:

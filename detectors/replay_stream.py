@@ -42,8 +42,8 @@ class ReplayStream:
     job : RecordedJob
     facts : sequence of Record
         Events and heartbeats kept beside the contract's files, if there are any.
-    hot_times_s : float array
-        Further times at which a window is to be cut, e.g. where a metric score is high.
+    times_s : float array
+        Further times at which a window is to be cut, e.g. where a model's vote may change.
 
     Examples
     --------
@@ -52,11 +52,11 @@ class ReplayStream:
     0
     """
 
-    def __init__(self, job: RecordedJob, facts: Sequence[Fact] = (), hot_times_s: Floats | None = None) -> None:
+    def __init__(self, job: RecordedJob, facts: Sequence[Fact] = (), times_s: Floats | None = None) -> None:
         self._job = job
         self._roles: tuple[str, ...] = ()
         self._lanes: list[_Lane] = []
-        self._cuts: list[Floats] = [] if hot_times_s is None else [hot_times_s]
+        self._cuts: list[Floats] = [] if times_s is None else [times_s]
         start_s = min([*(job.span_s or ())[:1], *(_time_s(fact) for fact in facts)], default=0.0)
         if not any(isinstance(fact, EventRecord) and fact.kind == "job_start" for fact in facts):
             facts = [*self._own_events(job, start_s), *facts]

@@ -25,6 +25,7 @@ from detectors.models.members import (
     view_of,
 )
 from detectors.models.neighbor_profile import NeighborProfile
+from detectors.models.on_columns import model_of
 from detectors.models.preparation import Preparation, Scale
 from detectors.models.rows import Arrays, Floats, RowModel, config_arrays, read
 from trainwarden.errors import DetectorError
@@ -292,7 +293,12 @@ class MetricVote:
         shares = self.blame(scaled, groups)
         order = np.argsort(-shares, axis=1, kind="stable")[:, :first]
         return [
-            [twin for column in row for twin in self.preparation.with_twins(self.preparation.names[column])]
+            # Once each: models of two training runs may both see a metric, each on its own scale.
+            list(
+                dict.fromkeys(
+                    twin for column in row for twin in self.preparation.with_twins(self.preparation.names[column])
+                )
+            )
             for row in order
         ]
 
@@ -375,14 +381,14 @@ class MetricVote:
             if slash:
                 parts.setdefault(prefix, {})[name] = value
         preparation = Preparation.from_arrays(parts.pop("preparation", {}))
-        models: dict[str, RowModel | NeighborProfile | Dtw] = {}
+        models: dict[str, Any] = {}
         calibrations: dict[str, Calibration] = {}
         for prefix, part in parts.items():
             kind, _, name = prefix.partition("/")
             if kind == "calibration":
                 calibrations[name] = Calibration.from_arrays(part)
             elif kind == "model" and name in ALL_MODELS:
-                models[name] = ALL_MODELS[name].from_arrays(part)
+                models[name] = model_of(name, part)
             else:
                 raise DetectorError(f"state of a vote names {prefix!r}, which does not exist")
         if set(calibrations) != {*models, "ensemble"}:

@@ -110,6 +110,7 @@ def test_strange_metrics_name_node_and_metric_at_their_time() -> None:
         "metric_anomaly", "node2", "power",
     )  # fmt: skip
     assert 0.0 <= incident["opened_at_s"] - (recordings.START_S + 7_000.0) <= 100.0
+    assert 300.0 <= incident["closed_at_s"] - incident["opened_at_s"] <= 1_000.0
     assert set(incident["model_versions"]) >= {"pca", "kmeans"}
 
 
