@@ -159,7 +159,7 @@ def score_recorded(
 
 
 def metric_grids(table: MetricTable) -> list[MetricGrid]:
-    """The table by family; entities whose samples do not fall on one grid stand alone."""
+    """The table by family, the entities of each on one grid of samples."""
     measured = np.zeros((len(table.nodes), len(table.names)), dtype=np.bool_)
     np.logical_or.at(measured, table.entity, np.isfinite(table.values))
     families: dict[str, list[int]] = {}
@@ -168,7 +168,7 @@ def metric_grids(table: MetricTable) -> list[MetricGrid]:
         family = family_of_row(device or "", own)
         if family is not None:
             families.setdefault(family, []).append(place)
-    return [grid for family, places in families.items() for grid in _grids(table, family, places, measured)]
+    return [_grid(table, family, places, measured) for family, places in families.items()]
 
 
 def fit_bundle(grids: Sequence[MetricGrid], config: VoteConfig, seed: int) -> ModelBundle:
@@ -236,13 +236,11 @@ def _before(grid: MetricGrid, until_s: float) -> MetricGrid:
     )  # fmt: skip
 
 
-def _grids(table: MetricTable, family: str, places: Sequence[int], measured: npt.NDArray[np.bool_]) -> list[MetricGrid]:
+def _grid(table: MetricTable, family: str, places: Sequence[int], measured: npt.NDArray[np.bool_]) -> MetricGrid:
     order = np.argsort(table.entity, kind="stable")
     ends = np.searchsorted(table.entity[order], np.arange(len(table.nodes) + 1))
     rows = [order[ends[place] : ends[place + 1]] for place in places]
     bins = _bins([table.times_s[own] for own in rows])
-    if bins is None:
-        return [grid for place in places for grid in _grids(table, family, [place], measured)]
     occupied = np.unique(np.concatenate(bins))
     columns = np.flatnonzero(measured[list(places)].any(axis=0))
     names = tuple(table.names[column] for column in columns)
@@ -253,22 +251,45 @@ def _grids(table: MetricTable, family: str, places: Sequence[int], measured: npt
     values = np.full((len(places), occupied.size, columns.size), np.nan)
     values[there] = table.values[place[there]][:, columns]
     times_s = np.where(there, table.times_s[place], np.nan)
-    values = _rates(values, times_s, names)
+    values = _held(_rates(values, times_s, names), there)
     entities = tuple(Entity(table.nodes[one], table.devices[one], table.ranks[one]) for one in places)
     column_s = np.maximum.accumulate(np.nanmax(times_s, axis=0))
-    return [MetricGrid(family, names, entities, values.transpose(0, 2, 1), times_s, column_s, place)]
+    return MetricGrid(family, names, entities, values.transpose(0, 2, 1), times_s, column_s, place)
 
 
-def _bins(times: Sequence[Floats]) -> list[npt.NDArray[np.int64]] | None:
-    """Number of the common sample that each time belongs to; None if one entity would have two in one."""
+def _bins(times: Sequence[Floats]) -> list[npt.NDArray[np.int64]]:
+    """Number of the common sample that each time of each entity belongs to; no two times of one entity share one."""
     if len(times) == 1:
         return [np.arange(times[0].size)]
-    steps = np.concatenate([np.diff(own) for own in times])
-    steps = steps[steps > 0]
     start_s = min(float(own[0]) for own in times)
-    every_s = float(np.median(steps)) if steps.size else 1.0
-    bins = [np.round((own - start_s) / every_s).astype(np.int64) for own in times]
-    return None if any((np.diff(own) <= 0).any() for own in bins) else bins
+    every_s = min((_every_s(own) for own in times if own.size > 1), default=1.0)
+    bins = []
+    for own in times:
+        # From the entity's own first sample: its phase must not lie where a little jitter changes the number.
+        number = np.round((own - own[0]) / every_s) + np.round((own[0] - start_s) / every_s)
+        place = np.arange(own.size)
+        bins.append((np.maximum.accumulate(number - place) + place).astype(np.int64))
+    return bins
+
+
+def _every_s(times_s: Floats) -> float:
+    """Mean time between two samples, longer pauses left out.
+
+    Examples
+    --------
+    >>> round(_every_s(np.array([0.0, 2.0, 4.2, 100.0, 102.1])), 3)
+    2.1
+    """
+    steps = np.diff(times_s)
+    return float(steps[steps <= 1.5 * np.median(steps)].mean())
+
+
+def _held(values: Floats, there: npt.NDArray[np.bool_]) -> Floats:
+    """``values [r, n, d]`` where one sample of an entity is missing taken from the one before, so that it compares."""
+    out = values.copy()
+    gap = ~there[:, 1:] & there[:, :-1]
+    out[:, 1:][gap] = values[:, :-1][gap]
+    return out
 
 
 def _rates(values: Floats, times_s: Floats, names: Sequence[str]) -> Floats:

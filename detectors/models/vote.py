@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.models.calibration import Calibration, squeeze
-from detectors.models.dtw import Dtw
 from detectors.models.members import (
     ALL_MODELS,
     ROW_MODELS,
@@ -24,10 +23,9 @@ from detectors.models.members import (
     thinned,
     view_of,
 )
-from detectors.models.neighbor_profile import NeighborProfile
 from detectors.models.on_columns import model_of
 from detectors.models.preparation import Preparation, Scale
-from detectors.models.rows import Arrays, Floats, RowModel, config_arrays, read
+from detectors.models.rows import Arrays, Floats, config_arrays, read
 from trainwarden.errors import DetectorError
 
 TILE_ROWS: Final = 4_096

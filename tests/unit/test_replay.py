@@ -10,12 +10,12 @@ import pytest
 from detectors.change_point import for_recording
 from detectors.findings import job_object
 from detectors.models.members import VoteConfig
-from detectors.recorded_metrics import MetricScores, score_recorded
+from detectors.recorded_metrics import MetricScores, metric_grids, score_recorded
 from detectors.replay import ReplayResult, replay
 from detectors.replay_stream import ReplayStream
 from tests.unit import recordings
 from tests.unit.detection_streams import Run
-from trainwarden.recorded import PlannedChange, RecordedJob
+from trainwarden.recorded import MetricTable, PlannedChange, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
 
@@ -161,3 +161,29 @@ def test_a_recording_on_the_bus_gives_the_same_incidents(job: RecordedJob) -> No
 
 def _facts(record: IncidentRecord) -> tuple[object, ...]:
     return record.kind, record.onset_step, [suspect.rank for suspect in record.suspects]
+
+
+def test_entities_with_clocks_of_their_own_are_compared_on_one_grid() -> None:
+    rng = np.random.default_rng(0)
+    parts = [
+        (entity, recordings.START_S + 2.0 * entity + np.cumsum(rng.normal(2.005, 0.03, 500))) for entity in range(6)
+    ]
+    times_s = np.concatenate([times for _, times in parts])
+    order = np.argsort(times_s, kind="stable")
+    table = MetricTable(
+        times_s=times_s[order],
+        entity=np.repeat([entity for entity, _ in parts], 500)[order],
+        nodes=tuple(f"node{entity}" for entity in range(6)),
+        ranks=(None,) * 6,
+        devices=(None,) * 6,
+        id_columns=("node",),
+        names=("power",),
+        values=rng.normal(size=(3_000, 1)),
+    )
+    (grid,) = metric_grids(table)
+    assert grid.values.shape[:2] == (6, 1)
+    assert 500 <= grid.values.shape[2] <= 515
+    assert sorted(grid.place[grid.place >= 0].tolist()) == list(range(3_000))
+    spread_s = np.nanmax(grid.times_s[:, 20:-20], axis=0) - np.nanmin(grid.times_s[:, 20:-20], axis=0)
+    assert float(np.nanmax(spread_s)) < 6.0
+    assert (np.diff(grid.column_s) >= 0).all()
