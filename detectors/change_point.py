@@ -144,6 +144,8 @@ class ChangePoint:
             self._seen_rows += 1
             for shift in self._job.update(seq, job[index : index + 1], stride):
                 self._note_job(shift)
+            if len(window.ranks) < 2:
+                continue  # nobody to be compared with
             for shift in self._ranks.update(seq, relative[index], stride):
                 self._note_rank(int(window.ranks[shift.series]), shift)
 
