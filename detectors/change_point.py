@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.common_mode import median_of_others, quiet_median
-from detectors.level_shifts import LevelShifts, Shift, ShiftConfig
+from detectors.level_shifts import LevelShifts
 from detectors.protocol import abstain, pack, unpack
+from detectors.shifts import Shift, ShiftConfig
 from detectors.verification import BEFORE
 from detectors.window import Window, job_duration_s
 from trainwarden.records import Suspect, Vote

@@ -13,8 +13,10 @@ from detectors.ensemble import EnsembleConfig, candidates, judge
 from detectors.incidents import Joiner
 from detectors.job_state import JobState
 from detectors.metric_scores import MetricScorer
+from detectors.model_source import ModelFollower, ModelSource
 from detectors.models.bundle import ModelBundle
 from detectors.protocol import Detector, abstain
+from detectors.shadow import Shadow, show_versions, told
 from detectors.window import Window
 from trainwarden import bus as buses
 from trainwarden import plugins
@@ -64,6 +66,7 @@ class JobWatch:
     ) -> None:
         self.state = JobState(job)
         self.scorer = MetricScorer(bundle)
+        self.shadow = Shadow(job, metrics)
         self.joiner = Joiner(job, config)
         self.attentive_until_s = 0.0
         self.last_window_s = 0.0
@@ -104,6 +107,7 @@ class JobWatch:
             self._metrics.count("detector_errors_total", "Windows that a detector could not score.", detector="models")
             log.warning("models failed", extra={"fields": {"job": window.job, "error": str(error)}})
             return replace(window, unscored={one.family: f"failed: {error}" for one in window.samples})
+        self.shadow.compare(window.samples, scored)
         return replace(window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions)
 
     def _vote(self, name: str, detector: Detector, window: Window) -> Vote:
@@ -154,6 +158,8 @@ class DetectionHandler:
         Wall time, for time-outs only; windows go by event time.
     metrics : SelfMetrics
         Counters and gauges of the service.
+    follower : ModelFollower, optional
+        Brings models while the service runs; without it they are those of the folder `settings.models`.
 
     Raises
     ------
@@ -164,7 +170,13 @@ class DetectionHandler:
     topics: Sequence[Topic[Any]] = (METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS)
     group = "detection"
 
-    def __init__(self, settings: DetectionSettings, clock: Clock, metrics: SelfMetrics) -> None:
+    def __init__(
+        self,
+        settings: DetectionSettings,
+        clock: Clock,
+        metrics: SelfMetrics,
+        follower: ModelFollower | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
@@ -173,7 +185,9 @@ class DetectionHandler:
         for name, raw in settings.detectors.items():
             plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
             self._makers[name] = (plugin, plugins.configure(plugin, raw, f"detection.detectors.{name}"))
-        self._bundle = _bundle(settings.models)
+        self._follower = follower
+        self._bundle = _bundle(settings.models) if follower is None else None
+        self._challenger: ModelBundle | None = None
         self._jobs: dict[str, JobWatch] = {}
         self._past: dict[str, list[IncidentRecord]] = {}
         self._handled: dict[tuple[str, int], int] = {}
@@ -218,6 +232,7 @@ class DetectionHandler:
 
     def tick(self, now_s: float) -> Iterable[Output]:
         """Judge the jobs that are due, and forget those that are over."""
+        self._swap()
         if self._rereading:
             lag = self._consumer.lag() if self._consumer is not None else 0
             if lag > 0 and len(self._held) < MAX_HELD:
@@ -239,6 +254,29 @@ class DetectionHandler:
 
     # -- internals -------------------------------------------------------------------------------------------
 
+    def _swap(self) -> None:
+        """Serve what the follower has brought: between two windows, so that each is scored by one set of models."""
+        found = None if self._follower is None else self._follower.take()
+        if found is None:
+            return
+        if self._bundle is None or found.champion.versions != self._bundle.versions:
+            before = {} if self._bundle is None else self._bundle.versions
+            show_versions(self._metrics, "champion", before, found.champion.versions)
+            self._bundle = found.champion
+            for watch in self._jobs.values():
+                watch.scorer.swap(found.champion)
+            self._metrics.count("model_swaps_total", "Times that other models were taken into service.")
+            log.info("models swapped", extra={"fields": {"versions": dict(found.champion.versions)}})
+        if found.why:
+            log.warning("there is no challenger", extra={"fields": {"error": found.why}})
+        before = {} if self._challenger is None else self._challenger.versions
+        show_versions(
+            self._metrics, "challenger", before, {} if found.challenger is None else found.challenger.versions
+        )
+        self._challenger = found.challenger
+        for watch in self._jobs.values():
+            watch.shadow.swap(found.challenger)
+
     def _take(self, message: Message) -> bool:
         """Feed one message; True if it should be judged at once."""
         watch = self._jobs.get(message.key)
@@ -247,6 +285,7 @@ class DetectionHandler:
             watch = self._jobs[message.key] = JobWatch(
                 message.key, detectors, self._config, self._metrics, self._bundle
             )
+            watch.shadow.swap(self._challenger)
             for record in self._past.pop(message.key, []):
                 watch.joiner.resume(record)
         watch.state.feed(message.record)
@@ -282,8 +321,13 @@ class DetectionHandler:
         self._metrics.gauge("incidents_open", "Incidents open.", number)
 
 
-def serve(settings: Settings, stop: Callable[[], bool]) -> None:
+def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | None = None) -> None:
     """Run the detection service until `stop()` is true.
+
+    Parameters
+    ----------
+    source : ModelSource, optional
+        Where models come from while the service runs; without it, the folder `settings.detection.models`.
 
     Raises
     ------
@@ -293,11 +337,16 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
         If the bus cannot be opened at all.
     """
     metrics = SelfMetrics("detector")
-    handler = DetectionHandler(settings.detection, SystemClock(), metrics)
+    follower = None if source is None else ModelFollower(source, settings.detection.models_every_s, told(metrics))
+    handler = DetectionHandler(settings.detection, SystemClock(), metrics, follower)
     if settings.detection.metrics_port is not None:
         metrics.serve(settings.detection.metrics_port)
     connection = buses.connect(settings.bus, settings.kafka)
+    if follower is not None:
+        follower.start()
     try:
         ServiceLoop(connection, handler, SystemClock(), metrics).run(stop)
     finally:
+        if follower is not None:
+            follower.close()
         connection.close()

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from detectors.level_shifts import LevelShifts, ShiftConfig
+from detectors.level_shifts import LevelShifts
 from detectors.log_rules import LogRules
+from detectors.shifts import ShiftConfig
 
 NAMES = ("change_point_series_updates_per_s", "log_match_lines_per_s")
 ROUNDS = 5

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from detectors.bocd import Bocd
-from detectors.level_shifts import LevelShifts, ShiftConfig
+from detectors.level_shifts import LevelShifts
+from detectors.shifts import ShiftConfig
 from tests.benchmarks.change_series import Floats, Series
 
 WARM_UP_ROWS: Final = 10  # the detection service takes the first ten steps of a job for its start

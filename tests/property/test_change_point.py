@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from detectors.bocd import ALPHA, BETA, KAPPA, Bocd
 from detectors.change_point import ChangePoint
 from detectors.common_mode import median_of_others, quiet_median
-from detectors.level_shifts import LevelShifts, ShiftConfig
+from detectors.level_shifts import LevelShifts
 from detectors.peer_deviation import PeerDeviation
+from detectors.shifts import ShiftConfig
 from detectors.verification import LevelMarks
 from tests.unit.detection_streams import START_S, Job
 from trainwarden.records import IterationRecord

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from tests.benchmarks.detection_protocol import (
 )
 from tests.benchmarks.detection_servers import interpretation, listed, load
 from tests.benchmarks.detection_tables import markdown, text
+from trainwarden.cli.check import bench
+from trainwarden.errors import ConfigError
 
 DAY = 100.0  # samples a day in these cases
 
@@ -192,6 +196,25 @@ def test_without_shared_data_every_figure_is_skipped_with_a_reason(
     assert (figure["value"], figure["holds"]) == (None, None)
     assert "TRAINWARDEN_SHARED" in figure["skipped"]
     assert "TRAINWARDEN_SHARED" in text(rows)
+
+
+def test_the_command_writes_tables_and_skips_what_has_no_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINWARDEN_SHARED", str(tmp_path))
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr("sys.path", list(sys.path))
+    target, table = tmp_path / "all.json", tmp_path / "tables.md"
+    assert bench(["detection_smd_vus"], str(target), table) == 0
+    answer = json.loads(target.read_text())
+    assert [(row["name"], row["value"]) for row in answer["benchmarks"]] == [("detection_smd_vus_pr", None)]
+    assert [row["table"] for row in answer["tables"]] == ["metrics"]
+    assert set(answer["benchmarks"][0]) >= {"unit", "rounds", "spread", "peer", "ratio", "bar", "holds"}
+    assert "TRAINWARDEN_SHARED" in table.read_text()
+    assert "skipped" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--table"):
+        bench(["detection_smd_vus"], None, tmp_path / "nowhere" / "tables.md")
 
 
 def test_every_name_belongs_to_a_part_that_has_a_table() -> None:

@@ -10,7 +10,8 @@ from detectors.ensemble import EnsembleConfig, candidates
 from detectors.incidents import Joiner
 from detectors.iteration_threshold import IterationThreshold
 from detectors.job_state import JobState
-from detectors.level_shifts import LevelShifts, ShiftConfig
+from detectors.level_shifts import LevelShifts
+from detectors.shifts import ShiftConfig
 from detectors.verification import knee, lasting_jitter, refine
 from tests.benchmarks.change_baselines import ours
 from tests.benchmarks.change_series import Floats
