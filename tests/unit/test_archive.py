@@ -40,6 +40,12 @@ from trainwarden.records import (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed loses nothing that the kernel has; only a power cut asks for the real thing."""
+    monkeypatch.setattr("os.fsync", lambda number: None)
+
+
 def filled(number: int = 12, topics: int = 4) -> Log:
     """Records of four topics, two jobs and two days."""
     log = Log()
