@@ -51,8 +51,8 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
         Weight of the metric votes that must agree on one entity.
     weights : dict
         Weight of a detector among the metric votes; 1 where not named, 0 silences it. Models that look at the level of
-        metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have one voice less than two; `lof` and `zlength`
-        did not earn one (docs/detection.md has the measurements).
+        metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have half a voice each, `neighbor_profile` too, as it
+        is behind the simple baselines; `lof` and `zlength` did not earn one (docs/detection.md has the measurements).
     log_opens, verified_opens, hard_opens : bool
         What may open an incident alone.
     forget_s : float
@@ -63,7 +63,14 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
     verdict_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
     metric_votes: Annotated[float, msgspec.Meta(gt=0.0, le=20.0)] = 2.0
     weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(
-        default_factory=lambda: {"kmeans": 0.5, "nearest": 0.5, "pca": 0.5, "lof": 0.0, "zlength": 0.0}
+        default_factory=lambda: {
+            "kmeans": 0.5,
+            "nearest": 0.5,
+            "pca": 0.5,
+            "neighbor_profile": 0.5,
+            "lof": 0.0,
+            "zlength": 0.0,
+        }
     )
     log_opens: bool = True
     verified_opens: bool = True

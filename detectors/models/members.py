@@ -66,7 +66,7 @@ class VoteConfig(Config, frozen=True, kw_only=True):
             "dtw": 1.0,
             "zlength": 0.0,
             "lof": 0.0,
-            "neighbor_profile": 1.0,
+            "neighbor_profile": 0.5,
         }
     )
     views: dict[Member, View] = msgspec.field(

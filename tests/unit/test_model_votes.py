@@ -176,17 +176,17 @@ def believed(votes: dict[str, Vote], **config: Any) -> list[list[int | None]]:
 
 def test_models_must_agree_about_the_same_entity() -> None:
     one, other = named((0, "n0", "GPU-0")), named((1, "n0", "GPU-1"))
-    assert believed({"dtw": one, "neighbor_profile": other}) == []
-    assert believed({"dtw": one, "neighbor_profile": one}) == [[0]]
+    assert believed({"dtw": one, "metric_change": other}) == []
+    assert believed({"dtw": one, "metric_change": one}) == [[0]]
     both = named((1, "n0", "GPU-1"), (0, "n0", "GPU-0"))
-    assert believed({"dtw": both, "neighbor_profile": one}) == [[0]]
+    assert believed({"dtw": both, "metric_change": one}) == [[0]]
 
 
 def test_rank_and_device_are_each_enough_to_be_the_same_and_a_node_is_not() -> None:
-    assert believed({"dtw": named((0, "n0", "GPU-0")), "neighbor_profile": named((0, "n0", None))}) == [[0, 0]]
-    assert believed({"dtw": named((None, "n0", "eth0")), "neighbor_profile": named((None, "n0", "eth0"))}) == [[None]]
-    assert believed({"dtw": named((None, "n0", "eth0")), "neighbor_profile": named((None, "n1", "eth0"))}) == []
-    assert believed({"dtw": named((None, "n0", "eth0")), "neighbor_profile": named((None, "n0", None))}) == []
+    assert believed({"dtw": named((0, "n0", "GPU-0")), "metric_change": named((0, "n0", None))}) == [[0, 0]]
+    assert believed({"dtw": named((None, "n0", "eth0")), "metric_change": named((None, "n0", "eth0"))}) == [[None]]
+    assert believed({"dtw": named((None, "n0", "eth0")), "metric_change": named((None, "n1", "eth0"))}) == []
+    assert believed({"dtw": named((None, "n0", "eth0")), "metric_change": named((None, "n0", None))}) == []
 
 
 def test_weights_are_summed_for_each_entity_and_abstention_is_no_no() -> None:

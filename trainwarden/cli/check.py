@@ -144,15 +144,19 @@ class _Question(msgspec.Struct, forbid_unknown_fields=True):
     total: int
 
 
-def bench(names: Sequence[str], json: str | None) -> int:
+def bench(names: Sequence[str], json: str | None, table: Path | None = None) -> int:
     """Run the benchmarks whose name contains one of `names` (all without names); 1 if a bar does not hold.
+
+    Benchmarks that come from tables print them at the end; `table` names a Markdown file for them.
 
     Raises
     ------
     ConfigError
-        If the benchmarks are not here, or none has such a name.
+        If the benchmarks are not here, none has such a name, or a file cannot be written.
     """
     check_json_target(json)
+    if table is not None and not (table.absolute().parent.is_dir() and os.access(table.absolute().parent, os.W_OK)):
+        raise ConfigError(f"--table: folder '{table.absolute().parent}' does not exist or may not be written to")
     root = Path(__file__).resolve().parents[2]
     files = sorted((root / "tests" / "benchmarks").glob("bench_*.py"))
     if not files:
@@ -161,29 +165,51 @@ def bench(names: Sequence[str], json: str | None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the services run
     voice = Voice(json)
     rows: list[dict[str, Any]] = []
+    tables: list[dict[str, Any]] = []
+    shown: dict[str, str] = {}
     for file in files:
         module = importlib.import_module(f"tests.benchmarks.{file.stem}")
-        if names and not any(word in name for word in names for name in module.NAMES):
+        wanted = [name for name in module.NAMES if not names or any(word in name for word in names)]
+        if not wanted:
             continue
         voice.say(f"running {file.stem} ...")
-        for row in module.benchmarks():
-            if not names or any(word in row["name"] for word in names):
+        # Those with tables work out only what is asked for, and say how far they are.
+        run = module.benchmarks(wanted, voice.say) if hasattr(module, "TABLES") else module.benchmarks()
+        for row in run:
+            tables += row.pop("tables", [])
+            shown |= {form: row.pop(form) for form in ("text", "markdown") if form in row}
+            if row["name"] in wanted:
                 rows.append(row)
                 voice.say(_bench_line(row))
     if not rows:
         raise ConfigError(f"bench: no benchmark is called {' or '.join(names)}")
+    if shown:
+        voice.say(f"\n{shown['text']}\n")
+    if table is not None:
+        _write_table(table, shown.get("markdown"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = {"cores": os.cpu_count(), "memory_bytes": memory, "python": platform.python_version()}
-    write_json({"machine": machine, "benchmarks": rows}, json)
+    more = {"tables": tables} if tables else {}
+    write_json({"machine": machine, "benchmarks": rows, **more}, json)
     return 1 if any(row["holds"] is False for row in rows) else 0
+
+
+def _write_table(target: Path, markdown: str | None) -> None:
+    if markdown is None:
+        raise ConfigError("--table: none of these benchmarks has a table")
+    try:
+        target.write_text(markdown)
+    except OSError as error:
+        raise ConfigError(f"--table: '{target}' cannot be written ({error.strerror})") from error
 
 
 def _bench_line(row: dict[str, Any]) -> str:
     verdict = {True: "holds", False: "DOES NOT HOLD", None: "no bar"}[row["holds"]]
-    value = "skipped" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"
+    value = f"{row['value']:.4g} {row['unit']}" if row["value"] is not None else "skipped"
+    if row["value"] is None and row.get("skipped"):
+        value += f", {row['skipped']}"
     line = f"{row['name']}: {value} (bar {row['bar']}, {verdict})"
-    if row.get("peer"):
-        line += (
-            f"; {row['peer']['name']} {row['peer']['version']}: {row['peer']['value']:.4g}, ratio {row['ratio']:.2f}"
-        )
+    if row.get("peer") and row["peer"]["value"] is not None:
+        line += f"; {row['peer']['name']} {row['peer']['version']}: {row['peer']['value']:.4g}"
+        line += f", ratio {row['ratio']:.2f}" if row["ratio"] is not None else ""
     return line
