@@ -137,6 +137,11 @@ def _seen(window: Window) -> Window:
     return replace(window, logs=(), events=(), metrics=(), samples=(), scored=())
 
 
+def _of_models(message: Message) -> bool:
+    """Whether it is about models changing hands, which is no fact of a job."""
+    return isinstance(message.record, EventRecord) and message.record.kind == "model"
+
+
 def _bundle(models: str | None) -> ModelBundle | None:
     """The models that the settings name."""
     if models is None:
@@ -215,6 +220,7 @@ class DetectionHandler:
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
         """Take in messages; a job with a hard event is judged at once."""
+        messages = [one for one in messages if not _of_models(one)]
         if self._rereading:
             self._held.extend(messages)
             return []

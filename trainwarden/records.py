@@ -36,7 +36,7 @@ Opinion = Literal["anomalous", "normal", "abstain"]
 EventKind = Literal[
     "job_start", "job_end", "process_start", "process_exit", "exception", "fatal_signal", "xid", "link_down", "link_up",
     "device_lost", "heartbeat_lost", "checkpoint", "phase", "microbatch_plan", "restart", "collector_unsupported",
-    "clock_step", "flight_recorder",
+    "clock_step", "flight_recorder", "model",
 ]  # fmt: skip
 Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
 

@@ -46,6 +46,8 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
         }
     )  # fmt: skip
     models: str | None = None
+    models_every_s: PositiveSeconds = 10.0
+    shadow: bool = True
     ensemble: dict[str, Any] = msgspec.field(default_factory=dict)
     rewind_s: PositiveSeconds = 3600.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
@@ -79,6 +81,28 @@ class ArchiveSettings(Config, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
+class TrainerSettings(Config, frozen=True, kw_only=True):
+    """The trainer service: what it trains on (default the archive), where models go, and when it trains again.
+
+    Besides every `every_s`, it trains when the normal scores of a detector drift: when the median of its last
+    `drift_verdicts` normal votes leaves the middle 98 % of its first ones under the same version. Two trainings are
+    `pause_s` apart at least, except where a person asks. `prepare`, `models` and `gate` say how data is prepared, what
+    is fitted and which floors hold, for the command ``train`` too (docs/training.md).
+    """
+
+    data: str | None = None
+    registry: str | None = None
+    normal_until: str | None = None
+    every_s: Annotated[float, msgspec.Meta(gt=0.0, le=366 * 86_400.0)] = 7 * 86_400.0
+    check_every_s: PositiveSeconds = 10.0
+    drift_verdicts: Annotated[int, msgspec.Meta(ge=20, le=1_000_000)] = 1_000
+    pause_s: Annotated[float, msgspec.Meta(ge=0.0, le=366 * 86_400.0)] = 3_600.0
+    prepare: dict[str, Any] = msgspec.field(default_factory=dict)
+    models: dict[str, Any] = msgspec.field(default_factory=dict)
+    gate: dict[str, Any] = msgspec.field(default_factory=dict)
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
 class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``."""
 
@@ -94,6 +118,7 @@ class Settings(Config, frozen=True, kw_only=True):
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
+    trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
 
 
 def parse(kind: type[S], raw: Mapping[str, Any], where: str) -> S:
@@ -129,7 +154,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     """Settings from `path` (TOML) with ``TRAINWARDEN_SECTION_KEY`` variables laid over it.
 
     Top-level keys are ``TRAINWARDEN_JOB``, ``_NODE``, ``_BUS``, ``_RUN_DIR``, ``_STATE_DIR``; one level down
-    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of `agent`, `detection`, `engine` and `archive`.
+    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of the sections (`agent`, `detection`, `engine`...).
 
     Raises
     ------
@@ -154,6 +179,7 @@ _SECTIONS: dict[str, type[Config]] = {
     "detection": DetectionSettings,
     "engine": EngineSettings,
     "archive": ArchiveSettings,
+    "trainer": TrainerSettings,
 }
 
 

@@ -103,7 +103,8 @@ def _works(
     unknown = [word for word in chosen if word not in CATALOG and word not in settings.detectors]
     if unknown:
         raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(CATALOG)}")
-    until_s = _time_of(normal_until)
+    until_s = time_of(normal_until)
+    models = _local_models(models or settings.models)
     batch = is_batch(data)
     works = []
     for folder in jobs_in(data):
@@ -114,7 +115,18 @@ def _works(
     return works, batch
 
 
-def _time_of(text: str | None) -> float | None:
+def _local_models(models: str | None) -> str | None:
+    """Folder of the models: a registry's champions are fetched once, here, not by every worker."""
+    from trainer_offline.registry_uri import is_registry
+
+    if models is None or not is_registry(models):
+        return models
+    from trainer_offline.serving import local_bundle
+
+    return str(local_bundle(models))
+
+
+def time_of(text: str | None) -> float | None:
     """Seconds of the recording's clock, or an ISO 8601 time."""
     if text is None:
         return None

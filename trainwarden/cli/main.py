@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from trainwarden import __version__
+from trainwarden.cli import data_commands
+from trainwarden.cli.options import BusAddress, Command, ConfigFile, JobName, Json, Keep, Mode, RunDir, WithParent
 from trainwarden.cli.output import with_json_target
 from trainwarden.errors import ConfigError, DataError, WardenError
 
@@ -20,18 +22,6 @@ app = typer.Typer(
     help="Watches LLM training, says which rank, node, GPU or link is at fault and why, and does the cheapest thing "
     "that works. Exit codes: 0 fine, 1 anomaly or failure found, 2 wrong use. Begin with: trainwarden demo",
 )
-
-Json = Annotated[
-    str | None,
-    typer.Option("--json", metavar="[FILE]", help="One JSON object, to FILE or (without FILE) to standard output."),
-]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
-RunDir = Annotated[Path | None, typer.Option("--run-dir", help="Run folder shared with the training processes.")]
-BusAddress = Annotated[str | None, typer.Option("--bus", help="embedded:PATH or kafka://host:port.")]
-JobName = Annotated[str | None, typer.Option("--job", help="Name of the job.")]
-Keep = Annotated[Path | None, typer.Option("--keep", help="Leave a recorded folder of the run in this folder.")]
-Mode = Literal["observe", "confirm", "auto"]
-Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The training command, after --.")]
 
 
 def _version(asked: bool) -> None:
@@ -105,9 +95,6 @@ def launch(
     raise typer.Exit(run_launch(command, nproc=nproc, mode=mode, job=job, json=json, keep=keep, config=config))
 
 
-WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
-
-
 @app.command()
 def agent(run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = False) -> None:
     """The node agent: collects and streams until stopped.
@@ -135,63 +122,19 @@ def engine(run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithP
     _serve("engine", run_dir, config, with_parent)
 
 
+@app.command()
+def trainer(run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = False) -> None:
+    """The trainer: retrains on schedule, on drift and on request; audits who serves, until stopped.
+
+    Example: trainwarden trainer --config trainwarden.toml
+    """
+    _serve("trainer", run_dir, config, with_parent)
+
+
 def _serve(name: str, run_dir: Path | None, config: Path | None, with_parent: bool) -> None:
     from trainwarden.cli.services import serve
 
     raise typer.Exit(serve(name, run_dir=run_dir, config=config, with_parent=with_parent))
-
-
-@app.command()
-def archive(
-    word: Annotated[Literal["serve", "compact", "export", "list"], typer.Argument()] = "serve",
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="For export.")] = None,
-    folder: Annotated[Path | None, typer.Option("--folder", help="The archive; default archive.folder.")] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="For export: the folder to write.")] = None,
-    day: Annotated[list[str] | None, typer.Option("--day", help="For export: YYYY-MM-DD, repeatable.")] = None,
-    config: ConfigFile = None,
-    json: Json = None,
-    run_dir: RunDir = None,
-    with_parent: WithParent = False,
-) -> None:
-    """Archive the bus to Parquet until stopped; or compact, export, list.
-
-    Example: trainwarden archive export llama-70b --to kept
-    """
-    from trainwarden.cli.archive import archive as run_archive
-
-    del run_dir  # every service is started with it
-    code = run_archive(
-        word, job, folder=folder, to=to, days=day or [], config=config, json=json, with_parent=with_parent
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def annotate(
-    word: Annotated[Literal["add", "list", "remove"], typer.Argument()],
-    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="For remove.")] = None,
-    job: JobName = None,
-    from_time: Annotated[str, typer.Option("--from", help="Unix seconds or ISO 8601; empty: beginning.")] = "",
-    to_time: Annotated[str, typer.Option("--to", help="As --from; empty: end.")] = "",
-    label: Annotated[str | None, typer.Option(help="normal, fault, initialisation or ignore.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Incident kind of a fault.")] = None,
-    suspects: Annotated[str, typer.Option(help="'node=n17 device=gpu0; rank=3'.")] = "",
-    note: Annotated[str, typer.Option(help="In your words.")] = "",
-    folder: Annotated[Path | None, typer.Option("--folder", help="The archive; default archive.folder.")] = None,
-    config: ConfigFile = None,
-    json: Json = None,
-) -> None:
-    """Say what a stretch of an archived job was: add, list, remove.
-
-    Example: trainwarden annotate add --job llama-70b --label fault --kind hang --from 100 --to 200
-    """
-    from trainwarden.cli.archive import annotate as run_annotate
-
-    code = run_annotate(
-        word, number=number, job=job, from_time=from_time, to_time=to_time, label=label, kind=kind,
-        suspects=suspects, note=note, folder=folder, config=config, json=json,
-    )  # fmt: skip
-    raise typer.Exit(code)
 
 
 @app.command(hidden=True)
@@ -261,32 +204,7 @@ def actions(
     raise typer.Exit(run_actions(word, action, bus=bus, config=config, job=job, json=json))
 
 
-@app.command()
-def detect(
-    data: Annotated[Path, typer.Option("--data", help="A recorded folder, or a folder of recorded folders.")],
-    normal_until: Annotated[
-        str | None, typer.Option(metavar="T", help="Rows before T (seconds or ISO 8601) are normal training.")
-    ] = None,
-    normal: Annotated[Path | None, typer.Option(metavar="DIR", help="A recording that is normal throughout.")] = None,
-    models: Annotated[str | None, typer.Option(metavar="URI", help="Trained models.")] = None,
-    detectors: Annotated[str | None, typer.Option(metavar="A,B", help="Ask these detectors only.")] = None,
-    scores: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Scores of every row of metrics: .csv, .csv.gz or .parquet.")
-    ] = None,
-    json: Json = None,
-    config: ConfigFile = None,
-) -> None:
-    """Judge recorded folders in one pass in time order; exit code 1 if an incident was found.
-
-    Example: trainwarden detect --data recording/ --normal-until 3600 --json
-    """
-    from trainwarden.cli.detect import detect as run_detect
-
-    code = run_detect(
-        data, normal_until=normal_until, normal=normal, models=models, names=detectors, scores=scores, json=json,
-        config=config,
-    )  # fmt: skip
-    raise typer.Exit(code)
+app.registered_commands += data_commands.app.registered_commands
 
 
 @app.command()
@@ -325,14 +243,15 @@ def plan(
 def bench(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Parts of names.")] = None,
     json: Json = None,
+    table: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
 ) -> None:
-    """Measure speed and overhead, each beside a named peer where there is one.
+    """Measure speed, overhead and quality of detection, each beside a named peer where there is one.
 
     Example: trainwarden bench hook codec
     """
     from trainwarden.cli.check import bench as run_bench
 
-    raise typer.Exit(run_bench(names or [], json))
+    raise typer.Exit(run_bench(names or [], json, table))
 
 
 @app.command()

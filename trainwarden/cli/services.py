@@ -1,4 +1,4 @@
-"""`agent`, `detector`, `engine`, `supervise`, `up`: one process each, stopped by SIGTERM."""
+"""`agent`, `detector`, `engine`, `trainer`, `supervise`, `up`: one process each, stopped by SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from trainwarden import rundir
 from trainwarden.cli.output import Voice
@@ -15,6 +15,9 @@ from trainwarden.cli.stack import LocalStack, StopFlag
 from trainwarden.clock import SystemClock
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import Settings, load
+
+if TYPE_CHECKING:
+    from detectors.model_source import ModelSource
 
 log = logging.getLogger("trainwarden.cli")
 
@@ -45,13 +48,31 @@ def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: 
     elif name == "detector":
         from detectors.service import serve as serve_detector
 
-        serve_detector(settings, stop)
+        serve_detector(settings, stop, _model_source(settings, state))
     elif name == "engine":
         from actions.engine import serve as serve_engine
 
         serve_engine(settings, run, stop)
+    elif name == "trainer":
+        from trainer_offline.trainer import serve as serve_trainer
+
+        serve_trainer(settings, config, stop)
     log.info("service ends", extra={"fields": {"service": name}})
     return 0
+
+
+def _model_source(settings: Settings, state: Path) -> ModelSource | None:
+    """A registry to follow, where the settings name one; a folder of models is read by the service itself."""
+    from trainer_offline.registry_uri import is_registry
+
+    models = settings.detection.models
+    if models is None or not is_registry(models):
+        return None
+    from trainer_offline.registry import CHALLENGER, Registry
+    from trainer_offline.serving import RegistrySource
+
+    shadow = CHALLENGER if settings.detection.shadow else None
+    return RegistrySource(Registry.at(models), state / "models", shadow=shadow)
 
 
 def supervise(

@@ -1,0 +1,179 @@
+"""Training into a registry of this machine: versions, aliases, roll-back, refusal, the last good set."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+
+from detectors.models.bundle import ModelBundle
+from tests.training_data import SMALL, batch
+from trainer_offline.assembly import ENSEMBLE
+from trainer_offline.gate import GateConfig
+from trainer_offline.registry import CHALLENGER, CHAMPION, Registry, registered_name
+from trainer_offline.serving import RegistrySource, assemble, load_bundle, local_bundle
+from trainer_offline.training import train
+from trainwarden.errors import ConfigError, DataError, DetectorError
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A registry with two runs: the first is champion, the second challenger."""
+    place = tmp_path_factory.mktemp("registry")
+    data = batch(place / "data")
+    registry = Registry.at(str(place / "models"), create=True)
+    first = train(data, registry, SMALL)
+    second = train(data, registry, msgspec.structs.replace(SMALL, models=SMALL.models), seed=1)
+    return place, first, second
+
+
+@pytest.fixture
+def registry(trained, tmp_path):
+    shutil.copytree(trained[0] / "models", tmp_path / "models")
+    # Artifacts are named by absolute paths, so a copy would share them.
+    database = tmp_path / "models" / "mlflow.db"
+    import sqlite3
+
+    with sqlite3.connect(database) as base:
+        old, new = f"{trained[0]}/models", f"{tmp_path}/models"
+        for table, column in (("model_versions", "storage_location"), ("model_versions", "source"),
+                              ("logged_models", "artifact_location"), ("runs", "artifact_uri")):  # fmt: skip
+            base.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (old, new))
+    base.close()
+    return Registry.at(str(tmp_path / "models"))
+
+
+def test_the_answer_has_the_shape_of_the_contract(trained):
+    first = trained[1]
+    assert {"run_id", "registry", "data", "models", "wall_s"} <= first.keys()
+    assert {"hash", "jobs", "rows", "metrics_kept", "metrics_dropped"} <= first["data"].keys()
+    assert all({"name", "why"} <= one.keys() for one in first["data"]["metrics_dropped"])
+    for one in first["models"]:
+        assert {"detector", "version", "aliases", "gate"} <= one.keys()
+        assert one["gate"].keys() == {"passed", "reasons", "metrics"}
+    assert {one["detector"] for one in first["models"]} >= {"lof", "kmeans", "pca", "dtw", "neighbor_profile", ENSEMBLE}
+    assert msgspec.json.decode(msgspec.json.encode(first)) == first
+
+
+def test_what_passes_first_is_champion_and_later_challenger(trained):
+    _, first, second = trained
+    for one in first["models"]:
+        assert one["aliases"] == ([CHAMPION] if one["gate"]["passed"] else [])
+        assert any("injected" in reason for reason in one["gate"]["reasons"])
+    assert any(one["aliases"] == [CHALLENGER] for one in second["models"])
+
+
+def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained, tmp_path):
+    strict = msgspec.structs.replace(SMALL, gate=GateConfig(injected_recall=1.0, accuracy=1.0))
+    registry = Registry.at(str(tmp_path / "strict"), create=True)
+    answer = train(trained[0] / "data", registry, strict)
+    rejected = [one for one in answer["models"] if not one["gate"]["passed"]]
+    assert rejected
+    one = registry.version(rejected[0]["detector"], "1")
+    assert one.tags["gate"] == "rejected"
+    assert "below the floor" in one.tags["gate_reasons"]
+    assert one.aliases == ()
+    with pytest.raises(ConfigError, match="has not passed the gate"):
+        registry.promote(one.detector, "1")
+    registry.client.set_registered_model_alias(registered_name(one.detector), CHAMPION, "1")
+    with pytest.raises(DetectorError, match="refused: it has not passed the gate"):
+        registry.fetch(registry.version(one.detector, "1"))
+
+
+def test_tags_carry_the_data_card_and_the_run_has_plots_and_example(trained, registry):
+    one = registry.version("lof", "1")
+    assert one.tags["data_hash"] == trained[1]["data"]["hash"]
+    files = {item.path for item in registry.client.list_artifacts(trained[1]["run_id"], "plots")}
+    assert {"plots/lof-score-distributions.png", "plots/lof-precision-recall.png", "plots/lof-time-lines.png"} <= files
+
+
+def test_mlflow_itself_loads_an_artifact_without_pickles(registry):
+    import mlflow
+
+    one = registry.version("pca", "1")
+    uri = registry.client.get_model_version_download_uri(registered_name("pca"), one.version)
+    mlflow.set_tracking_uri(registry.uri)
+    model = mlflow.pyfunc.load_model(uri)
+    assert model.metadata.signature is not None
+    scores = model.predict(model.input_example)
+    assert np.asarray(scores).shape == (2,)
+
+
+def test_promotion_and_rollback(registry):
+    before = registry.aliases(CHAMPION)["lof"]
+    other = "2" if before == "1" else "1"
+    if not registry.version("lof", other).passed:
+        pytest.skip("the other version was rejected")
+    assert CHAMPION in registry.promote("lof", other).aliases
+    assert registry.rollback("lof").version == before
+    with pytest.raises(ConfigError, match="has had no champion before"):
+        registry.rollback("lof")
+    with pytest.raises(ConfigError, match="no version 99"):
+        registry.promote("lof", "99")
+
+
+def test_a_detector_of_another_run_serves_beside_the_others(registry):
+    challenger = registry.aliases(CHALLENGER)
+    name = next(one for one in challenger if one != ENSEMBLE)
+    registry.promote(name, challenger[name])
+    versions, bundle = assemble(registry)
+    assert versions[name] == challenger[name]
+    assert bundle.versions == versions
+    vote = bundle.votes[""]
+    scaled = np.random.default_rng(0).normal(size=(4, len(vote.preparation.names), 60))
+    assert np.isfinite(vote.score(scaled).members[name]).any()
+
+
+def test_a_tampered_or_truncated_artifact_is_refused_and_the_last_good_serves(registry, tmp_path):
+    good = load_bundle(registry.uri)
+    version = registry.version("kmeans", registry.aliases(CHAMPION)["kmeans"])
+    uri = registry.client.get_model_version_download_uri(registered_name("kmeans"), version.version)
+    assert str(tmp_path) in uri
+    from pathlib import Path
+
+    folder = Path(uri.removeprefix("file://"))
+    for damage in (lambda content: content[: len(content) // 2], lambda content: content[:-9] + b"x" * 9):
+        path = next(folder.rglob("family-0.npz"))
+        kept = path.read_bytes()
+        path.write_bytes(damage(kept))
+        with pytest.raises(DetectorError, match=r"version \d+ of kmeans is refused: .* damaged") as told:
+            registry.fetch(version)
+        assert "\n" not in str(told.value)
+        path.write_bytes(kept)
+    path.write_bytes(b"")
+    fresh = RegistrySource(registry, tmp_path / "elsewhere")
+    with pytest.raises(DetectorError, match="refused"):
+        fresh.poll()
+    registry.promote("lof", registry.aliases(CHAMPION)["lof"])
+    assert load_bundle(registry.uri).versions == good.versions
+
+
+def test_without_the_registry_the_last_good_set_serves(registry, tmp_path):
+    source = RegistrySource(registry, tmp_path / "kept", shadow=CHALLENGER)
+    found = source.poll()
+    assert found is not None
+    assert found.challenger is not None
+    assert source.poll() is None
+    (tmp_path / "models" / "mlflow.db").rename(tmp_path / "away")
+    later = RegistrySource(Registry.at(registry.uri), tmp_path / "kept", shadow=CHALLENGER)
+    with pytest.raises(DetectorError, match="no registry"):
+        later.poll()
+    kept = later.last_good()
+    assert kept is not None
+    assert kept.champion.versions == found.champion.versions
+
+
+def test_a_registry_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="run trainwarden train"):
+        Registry.at(str(tmp_path / "none")).models()
+    with pytest.raises(ConfigError, match="neither a folder"):
+        Registry.at("ftp://somewhere")
+
+
+def test_detect_resolves_a_registry_to_a_folder_of_models(registry):
+    folder = local_bundle(registry.uri)
+    assert ModelBundle.load(folder).versions == registry.aliases(CHAMPION)

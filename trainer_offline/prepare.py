@@ -1,0 +1,197 @@
+"""From recorded jobs to training and test data, with a card that says what it is (TRANSOM IV-B1; methods 10).
+
+Jobs are worked through in parallel processes, each thinned where it is read, so that memory is bounded by the largest
+job and by `PrepareConfig.max_rows`, not by the archive. Training and test data are split by job, never by row: rows of
+one job are alike, and a model that has seen one has seen all. Of a single job the last part of its time is the test;
+the card says so. Jobs with annotated faults go to the test first, since only they can show what a model finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from detectors.samples import Entity
+from trainer_offline.annotations import read as read_annotations
+from trainer_offline.data_card import DataCard, card_of
+from trainer_offline.grids import Floats, PrepareConfig, Span, stretches
+from trainer_offline.prepare_job import PreparedJob, Task, prepare_job
+from trainwarden.errors import DataError
+from trainwarden.recorded_folder import is_batch, jobs_in
+
+GROUP_OFFSET_S = 1e10  # further apart than any two recordings
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """What is learnt from, what it is judged on, and the card."""
+
+    train: list[PreparedJob]
+    test: list[PreparedJob]
+    card: DataCard
+    config: PrepareConfig
+
+    def series(self) -> tuple[dict[str, list[tuple[Entity, Floats, Floats]]], dict[str, tuple[str, ...]]]:
+        """Normal series by family as `ModelBundle.fit` takes them, over the union of the jobs' metrics.
+
+        Peers are recognised by equal times and times are used for nothing else, so those of every job and role group
+        are moved apart: two jobs that both count from 0 s are no peers, nor are two pipeline stages.
+        """
+        names: dict[str, list[str]] = {}
+        for job in self.train:
+            for grid in job.grids:
+                known = names.setdefault(grid.family, [])
+                known += [name for name in grid.names if name not in known]
+        found: dict[str, list[tuple[Entity, Floats, Floats]]] = {}
+        groups: dict[tuple[str, str, int], int] = {}
+        for place, job in enumerate(self.train):
+            for grid in job.grids:
+                columns = [names[grid.family].index(name) for name in grid.names]
+                for part in stretches(grid, self.config):
+                    for row, entity in enumerate(grid.entities):
+                        values = np.full((part.stop - part.start, len(names[grid.family])), np.nan)
+                        values[:, columns] = grid.values[row, :, part].T
+                        if np.isnan(values).all():
+                            continue
+                        group = groups.setdefault((grid.family, grid.roles[row], place), len(groups))
+                        times = grid.times_s[part] + GROUP_OFFSET_S * group
+                        found.setdefault(grid.family, []).append((entity, times, values))
+        return found, {family: tuple(one) for family, one in names.items()}
+
+
+def prepare(
+    data: Path,
+    config: PrepareConfig,
+    *,
+    normal_until_s: float | None = None,
+    keep_start: bool = False,
+    seed: int = 0,
+    workers: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> TrainingData:
+    """Read `data`, a recorded folder or a batch of them, and make training and test data of it.
+
+    Parameters
+    ----------
+    normal_until_s : float, optional
+        Rows before it are normal, unless a job's ``job.toml`` or annotations say otherwise; without both all are.
+    keep_start : bool
+        Do not look for initialisation phases.
+    workers : int, optional
+        Processes; one for each core by default.
+
+    Raises
+    ------
+    DataError
+        If no job can be read, or none has anything normal to learn from.
+    """
+    folders = jobs_in(data)
+    batch = is_batch(data)
+    said = [_annotated(folder, data) for folder in folders]
+    test = (
+        set()
+        if len(folders) == 1
+        else _test_places([one.name for one in folders], [bool(one.get("fault")) for one in said], config, seed)
+    )
+    budget = config.max_rows // max(1, len(folders) - len(test))
+    tasks = [
+        Task(
+            folder,
+            folder.name if batch else None,
+            normal_until_s,
+            keep_start,
+            spans,
+            budget,
+            config,
+            seed,
+            judged=place in test or len(folders) == 1,
+        )
+        for place, (folder, spans) in enumerate(zip(folders, said, strict=True))
+    ]
+    jobs, notes = _worked(tasks, workers, tell)
+    if not jobs:
+        raise DataError(f"'{data}' holds nothing to learn from: {'; '.join(notes)}")
+    if len(jobs) == 1:
+        train, judged = _by_time(next(iter(jobs.values())), config)
+        split = f"time blocks: there is one job, its last {config.test_share:.0%} is the test"
+        learnt, tested = [train], [judged]
+    else:
+        # A job that could not be read may have been the only one of its side.
+        test &= set(jobs)
+        if not test or len(test) == len(jobs):
+            test = {max(jobs)}
+        split = "by job"
+        learnt = [job for place, job in jobs.items() if place not in test]
+        tested = [job for place, job in jobs.items() if place in test]
+    card = card_of(list(jobs.values()), learnt, tested, split, notes)
+    return TrainingData(learnt, tested, card, config)
+
+
+def _annotated(folder: Path, data: Path) -> dict[str, list[Span]]:
+    """What ``annotations.csv`` in the job's folder, or in the batch's, says of the job, by label."""
+    found: dict[str, list[Span]] = {}
+    for place in dict.fromkeys((folder, data)):
+        for one in read_annotations(place):
+            if one.job == folder.resolve().name:
+                span = (-math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s)
+                found.setdefault(one.label, []).append(span)
+    return found
+
+
+def _test_places(names: Sequence[str], with_faults: Sequence[bool], config: PrepareConfig, seed: int) -> set[int]:
+    """Which jobs are the test: those with annotated faults first, in an order that a job keeps as others come.
+
+    By a hash of name and seed: a later run does not train on what this one was judged on, nor the reverse.
+    """
+    order = list(range(len(names)))
+    order.sort(
+        key=lambda place: (not with_faults[place], hashlib.sha256(f"{seed}\n{names[place]}".encode()).hexdigest())
+    )
+    count = min(max(1, round(config.test_share * len(order))), len(order) - 1)
+    return set(order[:count])
+
+
+def _worked(
+    tasks: Sequence[Task], workers: int | None, tell: Callable[[str], None]
+) -> tuple[dict[int, PreparedJob], list[str]]:
+    """Jobs by place, and a sentence on each that could not be used."""
+    jobs: dict[int, PreparedJob] = {}
+    notes: list[str] = []
+
+    def take(place: int, ask: Callable[[], PreparedJob]) -> None:
+        try:
+            jobs[place] = ask()
+            tell(f"[{place + 1}/{len(tasks)}] {jobs[place].name}: {jobs[place].rows:,} normal rows")
+        except DataError as error:
+            notes.append(f"{tasks[place].folder.name} is left out: {error}")
+            tell(f"[{place + 1}/{len(tasks)}] {notes[-1]}")
+
+    count = min(len(tasks), workers or os.cpu_count() or 1)
+    if count <= 1:
+        for place, task in enumerate(tasks):
+            take(place, lambda task=task: prepare_job(task))  # type: ignore[misc]
+        return jobs, notes
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one job a core is faster than every job on all cores
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(prepare_job, task) for task in tasks]
+        for place, future in enumerate(futures):
+            take(place, future.result)
+    return jobs, notes
+
+
+def _by_time(job: PreparedJob, config: PrepareConfig) -> tuple[PreparedJob, PreparedJob]:
+    """One job as two: the first part of its normal time, and all that follows."""
+    times = np.sort(np.concatenate([grid.times_s[grid.normal] for grid in job.grids]))
+    at_s = float(times[int(times.size * (1.0 - config.test_share))])
+    return (
+        replace(job, grids=[grid.part(grid.times_s < at_s) for grid in job.grids]),
+        replace(job, grids=[grid.part(grid.times_s >= at_s) for grid in job.grids]),
+    )
