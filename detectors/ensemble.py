@@ -52,7 +52,7 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
     weights : dict
         Weight of a detector among the metric votes; 1 where not named, 0 silences it. Models that look at the level of
         metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have half a voice each, `neighbor_profile` too, as
-        it is behind the simple baselines; `lof` and `zlength` did not earn one (docs/detection.md has the measurements).
+        it is behind the simple baselines; `lof` and `zlength` did not earn one (measured in docs/detection.md).
     log_opens, verified_opens, hard_opens : bool
         What may open an incident alone.
     forget_s : float
