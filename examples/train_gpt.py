@@ -261,7 +261,9 @@ def main() -> None:
         split.agree(agreed)
         if args.checkpoint_dir and (step + 1) % args.checkpoint_every == 0 and rank == 0:
             save_checkpoint(args.checkpoint_dir, step + 1, network, optimizer)
-    # gloo's threads may still hold tensors when the interpreter ends, and then abort; let go of them first.
+    # gloo's threads abort the process if a peer hangs up while they wait, or if they still hold tensors when the
+    # interpreter ends: leave together, and let go of everything first.
+    dist.barrier()
     del model, network, optimizer
     gc.collect()
     dist.destroy_process_group()
