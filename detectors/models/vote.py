@@ -99,12 +99,12 @@ class MetricVote:
 
         With `peers` all series (or those at the places given) share their times and their role, and `dtw` is fitted
         too. Calibrations come from blocks of time that the scoring model has not seen (`config.folds` of them); the
-        models kept have seen everything.
+        models kept have seen everything. A member for which there is too little is left out.
 
         Raises
         ------
         DetectorError
-            If there is too little to learn from.
+            If there is too little to learn from for every member that counts.
         """
         arrays = [np.asarray(one, dtype=np.float64) for one in series]
         if not any(weight > 0.0 for weight in by_name(config.members).values()):
@@ -113,18 +113,21 @@ class MetricVote:
         scaled = [preparation.steadied(preparation.scale.apply(preparation.values(one.T))) for one in arrays]
         models: dict[str, Any] = {}
         held_out: dict[str, list[Floats]] = {}
+        why: list[str] = []
         for name in config.members:
-            if name == "dtw":
-                places = list(range(len(scaled)) if peers is True else peers or ())
-                if len(places) >= config.dtw.least_ranks:
-                    models[name], found = fit_dtw([scaled[place] for place in places], config)
-                    held_out[name] = [np.full(one.shape[1], np.nan) for one in scaled]
-                    for place, scores in zip(places, found, strict=True):
-                        held_out[name][place] = scores
-            elif name == "neighbor_profile":
-                models[name], held_out[name] = fit_profile(scaled, config, seed)
-            else:
-                models[name], held_out[name] = fit_rows(name, scaled, config, seed)
+            try:
+                if name == "dtw":
+                    places = list(range(len(scaled)) if peers is True else peers or ())
+                    if len(places) >= config.dtw.least_ranks:
+                        models[name], held_out[name] = _fit_peers(scaled, places, config)
+                elif name == "neighbor_profile":
+                    models[name], held_out[name] = fit_profile(scaled, config, seed)
+                else:
+                    models[name], held_out[name] = fit_rows(name, scaled, config, seed)
+            except DetectorError as error:
+                why.append(str(error))
+        if not any(by_name(config.members)[name] > 0.0 for name in models):
+            raise DetectorError("; ".join(dict.fromkeys(why)) or "no member of the vote can be learnt")
         every = judged_every(scaled, config)
         calibrations = {name: Calibration.fit(_normal(parts, every, config)) for name, parts in held_out.items()}
         vote = cls(config, preparation, models, calibrations)
@@ -410,3 +413,12 @@ def _padded(steady: Floats, samples: int) -> Floats:
     """``[r, d, m]`` with missing samples in front where m is less than `samples`."""
     short = samples - steady.shape[2]
     return steady if short <= 0 else np.pad(steady, ((0, 0), (0, 0), (short, 0)), constant_values=np.nan)
+
+
+def _fit_peers(scaled: Sequence[Floats], places: Sequence[int], config: VoteConfig) -> tuple[Any, list[Floats]]:
+    """DTW across the series at `places`, and its scores for every series, NaN for the others."""
+    model, found = fit_dtw([scaled[place] for place in places], config)
+    scores = [np.full(one.shape[1], np.nan) for one in scaled]
+    for place, part in zip(places, found, strict=True):
+        scores[place] = part
+    return model, scores

@@ -167,3 +167,12 @@ def test_of_long_training_only_a_part_is_judged_and_the_calibration_is_nearly_th
     for name in ("pca", "nearest", "neighbor_profile", "ensemble"):
         raw = np.quantile(full.calibrations[name]._raw, [0.5, 0.9])
         np.testing.assert_allclose(thin.calibrations[name].nats(raw), full.calibrations[name].nats(raw), atol=0.5)
+
+
+def test_a_member_for_which_there_is_too_little_is_left_out() -> None:
+    rows = np.random.default_rng(0).normal(size=(42, 3))
+    config = VoteConfig(members={"kmeans": 1.0, "pca": 1.0, "neighbor_profile": 1.0})
+    vote = MetricVote.fit([rows], ["a", "b", "c"], config, seed=0)
+    assert set(vote.models) == {"kmeans", "pca"}
+    with pytest.raises(DetectorError, match="consecutive samples"):
+        MetricVote.fit([rows], ["a", "b", "c"], VoteConfig(members={"neighbor_profile": 1.0}), seed=0)

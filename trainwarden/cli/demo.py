@@ -166,8 +166,11 @@ def run_demo(plan: DemoPlan, *, bus: str | None, keep: Path | None, json: str | 
         report = _report(run, result, keep)
     voice.say(result["summary"])
     voice.say(f"report: {report}")
+    kept = "recording" if keep is None else str(keep)
     if keep is not None:
         voice.say(f"recorded folder: {keep}")
+    again = f"trainwarden demo --fault none --keep {kept} && " if keep is None else ""
+    voice.say(f"train the metric models on a run: {again}trainwarden train --data {kept}")
     write_json(result, json)
     return 0 if result["ok"] else 1
 
