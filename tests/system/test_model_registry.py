@@ -17,7 +17,7 @@ from trainer_offline.serving import RegistrySource, assemble, load_bundle, local
 from trainer_offline.training import train
 from trainwarden.errors import ConfigError, DataError, DetectorError
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
