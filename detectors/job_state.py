@@ -98,8 +98,12 @@ class JobState:
         elif isinstance(record, MetricsRecord):
             self._feed_metrics(record)
 
-    def window(self, now_s: float) -> Window:
-        """Close what can be closed and show everything; new lines, events and metrics are shown once."""
+    def window(self, now_s: float, *, with_samples: bool = True, last: bool = False) -> Window:
+        """Close what can be closed and show everything; new lines, events and metrics are shown once.
+
+        Metric samples are gathered only `with_samples`, as without models nobody looks at them; until then the board
+        keeps the newest. `last` says that nothing will come after this window.
+        """
         size = len(self._roster.ranks)
         self._steps.close(~self._ended[:size], everyone_known=self.world_size <= size)
         ring = self._steps.ring
@@ -132,7 +136,8 @@ class JobState:
             logs=logs,
             events=events,
             metrics=metrics,
-            samples=tuple(self._samples.take(self._roles())),
+            samples=tuple(self._samples.take(self._roles())) if with_samples else (),
+            last=last,
             finished=self.finished,
             restarts=self.restarts,
         )

@@ -145,12 +145,6 @@ class LogWindow:
         kind, findings, storms = groups[min(self._shown, len(groups) - 1)]
         return self._storm_vote(storms) if storms else _finding_vote(kind, findings)
 
-    def at_end(self) -> None:
-        """Nothing more will come: an application's error that nothing has gone on after was its last word."""
-        for finding in self._recent.values():
-            if finding.role == "root" and finding.kind is not None and not finding.dropped and not finding.told:
-                finding.told, finding.last_s = True, self._now_s
-
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
         plain: dict[str, Any] = {"sources": self._sources, "recent": self._recent, "now_s": self._now_s}
@@ -233,10 +227,11 @@ class LogWindow:
                 continue
             if finding.class_ in {"H", "N", "S"}:
                 finding.told = True
-            elif self._now_s - finding.time_s >= self._config.survive_s:
+            elif window.last or self._now_s - finding.time_s >= self._config.survive_s:
                 column = column_of.get(finding.rank) if finding.rank is not None else None
                 moved_on = _moved_on(window, column, finding.time_s)
-                finding.told, finding.dropped = moved_on is False, moved_on is True
+                # What nothing has gone on after when the recording ends was the last word.
+                finding.told, finding.dropped = moved_on is False or window.last, moved_on is True
 
     def _judge_storms(self) -> None:
         config = self._config

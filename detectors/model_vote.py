@@ -53,6 +53,12 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
     open_samples: Annotated[int, msgspec.Meta(ge=1, le=16)] = 3
     close_samples: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15
 
+    def __post_init__(self) -> None:
+        if self.close_samples < 2 * self.open_samples - 1:
+            raise ValueError(
+                f"close_samples must be at least {2 * self.open_samples - 1}, the samples that open_samples counts in"
+            )
+
     def threshold_of(self, entities: int, every_s: float = REFERENCE_S) -> float:
         """The threshold for a family of so many entities that are sampled every `every_s` seconds.
 
@@ -64,6 +70,38 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         [0.41, 0.41, 0.452, 0.488]
         """
         return float(self.thresholds_of(entities, np.array([every_s]))[0])
+
+    def opened(self, scores: Floats, thresholds: Floats) -> npt.NDArray[np.bool_]:
+        """When each entity is anomalous, for whole series: what `ModelVote` comes to sample by sample.
+
+        Parameters
+        ----------
+        scores : float array [r, n]
+            NaN counts neither way.
+        thresholds : float array [n]
+
+        Examples
+        --------
+        >>> scores = np.array([[0.1, 0.9, 0.9, 0.1, 0.1, 0.1]])
+        >>> ModelVoteConfig(open_samples=2, close_samples=3).opened(scores, np.full(6, 0.5)).astype(int).tolist()
+        [[0, 0, 1, 1, 1, 0]]
+        """
+        found = np.zeros(scores.shape, dtype=np.bool_)
+        reach = 2 * self.open_samples - 1
+        for row, out in zip(scores, found, strict=True):
+            there = np.flatnonzero(~np.isnan(row))
+            strange = row[there] >= thresholds[there]
+            if int(strange.sum()) < self.open_samples:
+                continue
+            number = np.arange(there.size)
+            dense = np.convolve(strange, np.ones(reach))[: there.size] > self.open_samples - 0.5
+            last_strange = np.maximum.accumulate(np.where(strange, number, -self.close_samples))
+            last_dense = np.maximum.accumulate(np.where(dense, number, -1))
+            last_calm = np.maximum.accumulate(np.where(number - last_strange >= self.close_samples, number, -1))
+            # Gaps keep what was before them.
+            before = np.searchsorted(there, np.arange(row.size), side="right") - 1
+            out[:] = np.where(before >= 0, (last_dense > last_calm)[before], False)
+        return found
 
     def thresholds_of(self, entities: int, every_s: Floats) -> Floats:
         """The same for many sampling intervals."""
@@ -159,24 +197,14 @@ class ModelVote:
         return Vote(opinion="normal", score=highest, threshold=threshold)
 
     def turns(self, scored: ScoredSamples) -> npt.NDArray[np.int64]:
-        """Samples of a whole recording at which an entity may open or close, so that no others need to be looked at."""
-        scores = scored.scores.get(self.member, np.zeros((0, 0)))
-        config, found = self._config, [np.zeros(0, dtype=np.int64)]
-        thresholds = config.thresholds_of(
-            len(scored.rows), _Family().keep_pace(scored.times_s, np.full(len(scored.rows), np.nan))
-        )
-        reach = 2 * config.open_samples - 1
-        for row in scores:
-            there = np.flatnonzero(~np.isnan(row))
-            strange = row[there] >= thresholds[there]
-            if int(strange.sum()) < config.open_samples:
-                continue
-            number = np.arange(there.size)
-            dense = np.convolve(strange, np.ones(reach))[: there.size] >= config.open_samples
-            last = np.maximum.accumulate(np.where(strange, number, -config.close_samples - 1))
-            turning = (dense & ~np.append(False, dense[:-1])) | (number - last == config.close_samples)
-            found.append(there[turning | strange] if config.close_samples < reach else there[turning])
-        return np.unique(np.concatenate(found))
+        """Samples of a whole recording at which an entity opens or closes; at no others the vote can change."""
+        scores = scored.scores.get(self.member)
+        if scores is None or not scores.size:
+            return np.zeros(0, dtype=np.int64)
+        entities = len(scored.rows)
+        every_s = _Family().keep_pace(scored.times_s, np.full(entities, np.nan))
+        opened = self._config.opened(scores, self._config.thresholds_of(entities, every_s))
+        return np.flatnonzero(np.diff(opened, axis=1, prepend=False).any(axis=0))
 
     # -- internals -------------------------------------------------------------------------------------------
 

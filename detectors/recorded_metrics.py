@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,22 +107,21 @@ class MetricScores:
 
 def score_recorded(
     job: RecordedJob,
-    normal: RecordedJob | None,
-    normal_until_s: float | None,
-    models: str | None,
-    config: VoteConfig,
+    bundle: ModelBundle | None = None,
+    normal_until_s: float | None = None,
+    config: VoteConfig | None = None,
     seed: int = 0,
 ) -> MetricScores | None:
-    """Train on what is normal, or load what was trained, and score every row of metrics.
+    """Score every row of metrics by `bundle`, or by models trained on the job's own normal rows.
 
     Parameters
     ----------
-    normal : RecordedJob or None
-        A recording that is normal throughout.
-    normal_until_s : float or None
+    bundle : ModelBundle, optional
+        Trained before; goes before training.
+    normal_until_s : float, optional
         Rows before it are normal; the job's own `normal_until_s` goes before it.
-    models : str or None
-        Folder of a `ModelBundle`; goes before training.
+    config : VoteConfig, optional
+        How models are trained.
 
     Returns
     -------
@@ -134,28 +132,32 @@ def score_recorded(
     ------
     DataError
         If there is no normal row to train on.
-    DetectorError
-        If the models cannot be loaded.
     """
     if job.metrics is None or not job.metrics.times_s.size:
         return None
     until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
     grids = metric_grids(job.metrics)
-    if models is not None:
-        bundle = ModelBundle.load(Path(models))
-        until_s = None
-    elif normal is not None:
-        if normal.metrics is None or not normal.metrics.times_s.size:
-            raise DataError(f"the normal recording '{normal.folder}' has no metrics to train on")
-        bundle = fit_bundle(metric_grids(normal.metrics), config, seed)
-        until_s = None
-    elif until_s is not None:
-        if not (job.metrics.times_s < until_s).any():
-            raise DataError(f"no row of metrics is before {until_s:g} s, so there is nothing normal to train on")
-        bundle = fit_bundle([_before(grid, until_s) for grid in grids], config, seed)
-    else:
+    if bundle is not None:
+        return _score(job, grids, bundle, None)
+    if until_s is None:
         return None
-    return _score(job, grids, bundle, until_s)
+    if not (job.metrics.times_s < until_s).any():
+        raise DataError(f"no row of metrics is before {until_s:g} s, so there is nothing normal to train on")
+    own = fit_bundle([_before(grid, until_s) for grid in grids], config or VoteConfig(), seed)
+    return _score(job, grids, own, until_s)
+
+
+def bundle_of(normal: RecordedJob, config: VoteConfig | None = None, seed: int = 0) -> ModelBundle:
+    """Models trained on a recording that is normal throughout.
+
+    Raises
+    ------
+    DataError
+        If there is nothing in it to learn from.
+    """
+    if normal.metrics is None or not normal.metrics.times_s.size:
+        raise DataError(f"the normal recording '{normal.folder}' has no metrics to train on")
+    return fit_bundle(metric_grids(normal.metrics), config or VoteConfig(), seed)
 
 
 def metric_grids(table: MetricTable) -> list[MetricGrid]:

@@ -12,7 +12,6 @@ import numpy as np
 from detectors import CATALOG, ENTRY_POINTS
 from detectors.change_point import ChangePointConfig, for_recording
 from detectors.ensemble import LOG_VOTES, EnsembleConfig
-from detectors.log_window import LogWindow
 from detectors.metric_scores import MetricScorer
 from detectors.model_vote import ModelVote
 from detectors.protocol import Detector
@@ -143,6 +142,7 @@ def replay(
         watch.scorer = scorer
     incidents: dict[str, IncidentRecord] = {}
     total = max(1, stream.count)
+    now_s = 0.0
     for number, (now_s, records) in enumerate(stream.windows()):
         for record in records:
             watch.state.feed(record)
@@ -153,10 +153,7 @@ def replay(
                 incidents[found.id] = found
         if number % 256 == 0:
             progress(min(1.0, number / total))
-    for noted in detectors.values():
-        if isinstance(noted.detector, LogWindow):
-            noted.detector.at_end()
-            incidents.update({one.id: one for one in watch.score(watch.state.end_s) if isinstance(one, IncidentRecord)})
+    incidents.update({one.id: one for one in watch.score(now_s, last=True) if isinstance(one, IncidentRecord)})
     progress(1.0)
     return ReplayResult(
         job=job,

@@ -76,10 +76,11 @@ class JobWatch:
         self._metrics = metrics
         self._told: VerdictRecord | None = None
 
-    def score(self, now_s: float, *, live: bool = True) -> list[Record]:
+    def score(self, now_s: float, *, live: bool = True, last: bool = False) -> list[Record]:
         """One window: every detector's vote, the verdict if it is news, and the revisions of incidents."""
         self.last_window_s = now_s
-        window = self._scored(self.state.window(now_s))
+        with_samples = self.scorer.bundle is not None
+        window = self._scored(self.state.window(now_s, with_samples=with_samples, last=last))
         out: list[Record] = []
         for turn in range(MAX_ROUNDS):
             votes = {name: self._vote(name, detector, window) for name, detector in self._detectors.items()}

@@ -50,6 +50,8 @@ class Window:
     phase : str
         Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``data``, ``exit``,
         ``ended`` (the launcher has said so), or empty.
+    last : bool
+        Nothing comes after this window: a recording ends here.
     samples, scored : tuples
         New metric samples by family of entities, and what the trained models make of them; shown once.
     unscored : mapping or None
@@ -88,6 +90,7 @@ class Window:
     unscored: Mapping[str, str] | None = None
     model_versions: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
+    last: bool = False
     restarts: int = 0
 
     @property

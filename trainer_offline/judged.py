@@ -127,19 +127,7 @@ def scored(bundle: ModelBundle, grid: JobGrid) -> dict[str, Floats]:
 
 def alerts(scores: Floats, entities: int, every_s: float, config: ModelVoteConfig) -> Flags:
     """When each entity is anomalous ``[r, n]``: as the votes decide on line (`detectors.model_vote`)."""
-    threshold = config.threshold_of(entities, every_s)
-    with np.errstate(invalid="ignore"):
-        strange = scores >= threshold
-    width = 2 * config.open_samples - 1
-    sums = np.cumsum(np.pad(strange, ((0, 0), (width, 0))), axis=1, dtype=np.int64)
-    opens = sums[:, width:] - sums[:, :-width] >= config.open_samples
-    # Open until `close_samples` in a row are not strange.
-    reach = np.arange(scores.shape[1])
-    last_strange = np.maximum.accumulate(np.where(strange, reach, -scores.shape[1]), axis=1)
-    last_open = np.maximum.accumulate(np.where(opens, reach, -scores.shape[1]), axis=1)
-    quiet = reach - last_strange >= config.close_samples
-    last_quiet = np.maximum.accumulate(np.where(quiet, reach, -1), axis=1)
-    return np.asarray(last_open > last_quiet, dtype=np.bool_)
+    return config.opened(scores, np.full(scores.shape[1], config.threshold_of(entities, every_s)))
 
 
 def _begins(on: Flags) -> Flags:

@@ -97,7 +97,7 @@ def judge(dataset: str, name: str) -> Judged:
     case = load(dataset, name)
     job = recorded(case)
     out = Judged(case.name, case.dataset, case.half, case.every_s, case.labels)
-    scored = score_recorded(job, None, None, None, VoteConfig())
+    scored = score_recorded(job)
     assert scored is not None
     start = len(case.train)
     for member, column in scored.by_model.items():

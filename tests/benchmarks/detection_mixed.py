@@ -66,7 +66,7 @@ def judge(place: int) -> Outcome:
     assert span is not None
     assert job.normal_until_s is not None
     out = Outcome(job.name, mixed.anomaly, mixed.event, span[1] - job.normal_until_s)
-    scores = score_recorded(job, None, None, None, VoteConfig())
+    scores = score_recorded(job)
     whole = replay(job, settings, scores=scores)
     out.spans[WHOLE] = _spans(whole.incidents, span[1])
     for name in leave_out():

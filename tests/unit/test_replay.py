@@ -103,7 +103,7 @@ def strange_metrics() -> RecordedJob:
 
 def test_strange_metrics_name_node_and_metric_at_their_time() -> None:
     job = strange_metrics()
-    scores = score_recorded(job, None, recordings.START_S + 6_000.0, None, QUICK)
+    scores = score_recorded(job, None, recordings.START_S + 6_000.0, QUICK)
     answer = job_object(judged(job, scores))
     (incident,) = answer["incidents"]
     assert (incident["kind"], incident["suspects"][0]["node"], incident["metrics"][0]) == (
@@ -116,7 +116,7 @@ def test_strange_metrics_name_node_and_metric_at_their_time() -> None:
 
 def test_a_score_depends_on_nothing_later() -> None:
     job = strange_metrics()
-    whole = score_recorded(job, None, recordings.START_S + 6_000.0, None, QUICK)
+    whole = score_recorded(job, None, recordings.START_S + 6_000.0, QUICK)
     table = job.metrics
     assert whole is not None
     assert table is not None
@@ -129,7 +129,7 @@ def test_a_score_depends_on_nothing_later() -> None:
         )
     )  # fmt: skip
     assert cut.times_s.size == int(early.sum())
-    part = score_recorded(shorter, None, recordings.START_S + 6_000.0, None, QUICK)
+    part = score_recorded(shorter, None, recordings.START_S + 6_000.0, QUICK)
     assert part is not None
     np.testing.assert_allclose(
         part.ensemble, whole.ensemble[early], rtol=1e-4

@@ -39,6 +39,25 @@ def read_all(tail: Tail, reads: int = 6) -> list[Line]:
     return lines
 
 
+def read_while_renamed(
+    tail: Tail, path: Path, monkeypatch: pytest.MonkeyPatch, function: str, call: int
+) -> tuple[list[Line], int]:
+    """What `tail` reads if the log is rotated just before its `call`-th call of `function`; how many calls it made."""
+    real, calls = getattr(os, function), 0
+
+    def renaming(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            rotate(path)
+            write(path, "c1")
+        return real(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tail_module.os, function, renaming)
+        return tail.read(0.0, 1 << 20), calls
+
+
 @pytest.mark.parametrize("call", range(1, 8))
 @pytest.mark.parametrize("function", ["open", "stat", "listdir"])
 def test_a_rename_at_any_moment_of_a_resume_loses_nothing(
@@ -53,20 +72,8 @@ def test_a_rename_at_any_moment_of_a_resume_loses_nothing(
     write(path, "a3")
     rotate(path)
     write(path, "b1")
-    real, calls = getattr(os, function), 0
-
-    def renaming(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            rotate(path)
-            write(path, "c1")
-        return real(*arguments, **keywords)
-
     again = reader(path, state)
-    with monkeypatch.context() as patch:
-        patch.setattr(tail_module.os, function, renaming)
-        after = again.read(0.0, 1 << 20)
+    after, calls = read_while_renamed(again, path, monkeypatch, function, call)
     after += read_all(again)
     again.close()
     lines = [line.decode() for _, line in before + after]
@@ -118,20 +125,8 @@ def test_a_rename_at_any_moment_of_the_first_look_loses_nothing(
     write(path, "a1")
     rotate(path)
     write(path, "b1")
-    real, calls = getattr(os, function), 0
-
-    def renaming(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            rotate(path)
-            write(path, "c1")
-        return real(*arguments, **keywords)
-
     tail = reader(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(tail_module.os, function, renaming)
-        lines = tail.read(0.0, 1 << 20)
+    lines, calls = read_while_renamed(tail, path, monkeypatch, function, call)
     lines += read_all(tail)
     tail.close()
     assert [line.decode() for _, line in lines] == ["a1", "b1"] + (["c1"] if calls >= call else [])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,20 +167,34 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     name = work.name or work.folder.resolve().name
     try:
         from detectors.findings import job_object
-        from detectors.models.members import VoteConfig
+        from detectors.models.members import ALL_MODELS
         from detectors.recorded_facts import read_facts
         from detectors.recorded_metrics import score_recorded
         from detectors.replay import replay
 
         job = read_folder(work.folder, work.name)
         name = job.name
-        normal = read_folder(work.normal) if work.normal is not None else None
-        scores = score_recorded(job, normal, work.normal_until_s, work.models or work.settings.models, VoteConfig())
+        scores = None
+        if work.want_scores or any(word in ALL_MODELS for word in work.names):
+            bundle = _bundle(work.models, work.normal)
+            scores = score_recorded(job, bundle, work.normal_until_s)
         result = replay(job, work.settings, names=work.names, facts=read_facts(job), scores=scores, progress=progress)
-    except (DataError, WardenError) as error:
+    except WardenError as error:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     return Judged(job_object(result), columns)
+
+
+@cache
+def _bundle(models: str | None, normal: Path | None) -> Any:
+    """Models that were trained before, or on a normal recording: once in a process, however many jobs they serve."""
+    from detectors.models.bundle import ModelBundle
+    from detectors.recorded_metrics import bundle_of
+    from trainwarden.recorded_folder import read_folder
+
+    if models is not None:
+        return ModelBundle.load(Path(models))
+    return None if normal is None else bundle_of(read_folder(normal))
 
 
 def _in_order(works: Sequence[Work], voice: Voice) -> Iterator[Judged]:
