@@ -63,15 +63,16 @@ class Lof:
             references, config.neighbors, skip=np.arange(len(references))
         )
         reach = distances[:, -1].copy()
-        density = _density(distances, reach[indices])
-        return cls(config, references, reach, density)
+        return cls(config, references, reach, 1.0 / _mean_reach(distances, reach[indices]))
 
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Factors ``[r]``: about 1 inside, larger outside."""
         array, empty = scored_rows(rows, self._center.size)
         distances, indices = self._search.nearest(filled(array, self._center), self.config.neighbors)
-        factor = self._density[indices].mean(axis=1) / _density(distances, self._reach[indices])
-        return np.where(empty, np.nan, factor)
+        reach = _mean_reach(distances, self._reach.take(indices))
+        factor: Floats = self._density.take(indices).sum(axis=1) * reach / self.config.neighbors
+        factor[empty] = np.nan
+        return factor
 
     def blame(self, rows: npt.ArrayLike) -> Floats:
         """Squared distance per metric ``[r, d]`` to the mean of the neighbours."""
@@ -94,7 +95,7 @@ class Lof:
         return cls(config, references, reach, density)
 
 
-def _density(distances: Floats, reach: Floats) -> Floats:
-    """Local reachability density ``[r]`` (definition 6)."""
-    density: Floats = 1.0 / (np.maximum(distances, reach).mean(axis=1) + TINY_DISTANCE)
-    return density
+def _mean_reach(distances: Floats, reach: Floats) -> Floats:
+    """Mean reachability distance ``[r]`` (definition 5); one over it is the local density (definition 6)."""
+    mean: Floats = np.maximum(distances, reach).sum(axis=1) / reach.shape[1] + TINY_DISTANCE
+    return mean

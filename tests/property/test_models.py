@@ -14,7 +14,8 @@ from detectors.models.evaluation import event_quality, vus_pr
 from detectors.models.knn import NeighborSearch
 from detectors.models.members import ROW_MODELS, VoteConfig
 from detectors.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
-from detectors.models.preparation import Preparation, PreparationConfig, trailing_mean
+from detectors.models.preparation import Preparation, PreparationConfig
+from detectors.models.trailing import trailing_mean
 from detectors.models.vote import MetricVote
 
 MODEST = settings(max_examples=25, deadline=None)
@@ -88,6 +89,34 @@ def test_neighbour_distances_equal_plain(references, rows, k):
     exact = np.linalg.norm(rows[:, None] - references, axis=2)
     np.testing.assert_allclose(distances, np.sort(exact, axis=1)[:, :k], rtol=1e-6, atol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(exact, indices, axis=1), distances, rtol=1e-9, atol=1e-12)
+
+
+@MODEST
+@given(
+    shape=st.tuples(st.integers(200, 900), st.integers(1, 24)),
+    k=st.integers(1, 6),
+    seed=st.integers(0, 999),
+    tight=st.floats(1e-3, 1.0),
+    apart=st.floats(0.0, 1e6),
+    step=st.sampled_from([0.0, 0.5, 1e-3]),
+)
+def test_screening_loses_no_neighbour(shape, k, seed, tight, apart, step):
+    random = np.random.default_rng(seed)
+    references = random.normal(size=(3, shape[1]))[random.integers(0, 3, shape[0])] * 3.0
+    references += random.normal(0.0, tight, size=shape)
+    references[0] *= 1.0 + apart
+    rows = np.concatenate([references[:7] + random.normal(0.0, tight, (7, shape[1])), references[:3] * (1.0 + apart)])
+    if step:  # duplicates and ties
+        references, rows = np.round(references / step) * step, np.round(rows / step) * step
+    search = NeighborSearch(references)
+    exact = np.linalg.norm(rows[:, None] - references, axis=2)
+    for distances, indices in (
+        search.nearest(rows, k),
+        [np.concatenate(found) for found in zip(*(search.nearest(row[None], k) for row in rows), strict=True)],
+    ):
+        np.testing.assert_allclose(distances, np.sort(exact, axis=1)[:, :k], rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose(np.take_along_axis(exact, indices, axis=1), distances, rtol=1e-9, atol=1e-12)
+        assert all(len(set(row)) == k for row in indices.tolist())
 
 
 @MODEST

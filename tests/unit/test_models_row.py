@@ -69,10 +69,85 @@ def test_search_far_from_the_origin_keeps_its_digits():
     np.testing.assert_allclose(distances[:, 0], 2e-3, rtol=1e-6)
 
 
-def test_search_can_skip_the_row_itself():
-    references = np.random.default_rng(0).normal(size=(200, 2))
-    _, indices = NeighborSearch(references).nearest(references, 3, skip=np.arange(200))
-    assert not (indices == np.arange(200)[:, None]).any()
+@pytest.mark.parametrize("count", [200, 700])
+def test_search_can_skip_the_row_itself(count):
+    references = np.random.default_rng(0).normal(size=(count, 2))
+    distances, indices = NeighborSearch(references).nearest(references, 3, skip=np.arange(count))
+    assert not (indices == np.arange(count)[:, None]).any()
+    expected, _ = plain_nearest(references, references, 4)
+    np.testing.assert_allclose(distances, expected[:, 1:], rtol=1e-12)
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """How many rows were left to the selection in float64."""
+    rows_seen, selected = [], NeighborSearch._selected
+
+    def counted(self, rows, k, skip):
+        rows_seen.append(len(rows))
+        return selected(self, rows, k, skip)
+
+    monkeypatch.setattr(NeighborSearch, "_selected", counted)
+    return rows_seen
+
+
+def test_ties_come_lowest_index_first(in_float64):
+    random = np.random.default_rng(3)
+    references, rows = random.integers(0, 4, (900, 6)).astype(float), random.integers(0, 4, (40, 6)).astype(float)
+    distances, indices = NeighborSearch(references).nearest(rows, 10)
+    expected, order = plain_nearest(references, rows, 10)
+    np.testing.assert_array_equal(distances, expected)
+    np.testing.assert_array_equal(indices, order)
+    assert in_float64 == []
+
+
+def test_references_as_good_as_equally_near_are_left_to_float64(in_float64):
+    random = np.random.default_rng(4)
+    # 400 within 1e-4 of one place far from the middle of all: float32 cannot tell them apart there.
+    tight = np.array([30.0, -40.0, 50.0]) + random.normal(0.0, 1e-4, size=(400, 3))
+    references = np.concatenate([random.normal(size=(900, 3)), tight])
+    rows = np.concatenate([random.normal(size=(30, 3)), tight[:10] + 1e-5, random.normal(size=(30, 3))])
+    distances, indices = NeighborSearch(references).nearest(rows, 6)
+    expected, order = plain_nearest(references, rows, 6)
+    np.testing.assert_allclose(distances, expected, rtol=1e-9)
+    np.testing.assert_array_equal(indices, order)
+    assert in_float64 == [10]
+
+
+def test_one_row_finds_what_it_finds_among_others(in_float64):
+    random = np.random.default_rng(5)
+    references = np.concatenate([random.normal(size=(900, 4)), np.full((300, 4), 7.0)])
+    strange = np.repeat([[7.5], [1e12], [1e60]], 4, axis=1)  # among the duplicates, far out, beyond float32
+    rows = np.concatenate([random.normal(0.0, 2.0, size=(50, 4)), strange])
+    search = NeighborSearch(references)
+    distances, _ = search.nearest(rows, 5)
+    alone = np.concatenate([search.nearest(row[None], 5)[0] for row in rows])
+    np.testing.assert_allclose(alone, distances, rtol=1e-14)
+    np.testing.assert_allclose(distances, plain_nearest(references, rows, 5)[0], rtol=1e-12)
+    assert in_float64 == [3, 1, 1, 1]  # the strange ones, together and one by one
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e140])
+def test_search_at_any_scale(size):
+    random = np.random.default_rng(6)
+    references, rows = random.normal(size=(800, 3)), random.normal(0.0, 3.0, size=(20, 3))
+    expected, order = plain_nearest(references, rows, 4)
+    distances, indices = NeighborSearch(references * size).nearest(rows * size, 4)
+    if size > 1e-100:  # the squares of smaller ones are zero
+        np.testing.assert_allclose(distances, expected * size, rtol=1e-12)
+        np.testing.assert_array_equal(indices, order)
+    assert np.isfinite(distances).all()
+
+
+def test_a_reference_far_out_does_not_blur_the_others(in_float64):
+    references = np.random.default_rng(0).normal(size=(800, 3))
+    references[5] = 1e9
+    rows = np.concatenate([references[10:50] + 0.1, [[4e8, 4e8, 4e8]]])
+    distances, indices = NeighborSearch(references).nearest(rows, 4)
+    expected, order = plain_nearest(references, rows, 4)
+    np.testing.assert_allclose(distances, expected, rtol=1e-12)
+    np.testing.assert_array_equal(indices[:40], order[:40])
+    assert in_float64 == [1]
 
 
 def test_search_refuses_more_neighbours_than_references():
