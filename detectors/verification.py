@@ -12,6 +12,8 @@ from detectors.common_mode import noise, quiet_median
 Floats = npt.NDArray[np.float64]
 BEFORE: Final = 30  # values before the change that its mean is taken over
 MARKS: Final = 256  # levels remembered over the whole run, thinned out as it grows
+PAUSE: Final = 3.0  # a step so many times as long as those after it was a hang or a restart (Unicron 2024, 4.1)
+RESUMED: Final = 2.0  # a drop after even such a step is more often warm caches than a faster program
 TRIM: Final = 2  # most extreme values left out of each mean: single slow steps are checkpoints, not changes
 
 
@@ -54,6 +56,10 @@ class LevelMarks:
             self._count, self._stride = MARKS // 2, 2 * self._stride
         self._marks[self._count], self._seqs[self._count] = level, seq
         self._count += 1
+
+    def move(self, series: npt.NDArray[np.int64], by: Floats) -> None:
+        """Shift all levels of `series` [n] by `by` [n]."""
+        self._marks[:, series] += by
 
     def at(self, seqs: npt.NDArray[np.int64], series: npt.NDArray[np.intp], unknown: Floats) -> Floats:
         """The newest level of each of `series` [n] at or before `seqs` [n], else `unknown` [n]."""
@@ -117,9 +123,43 @@ def middle(values: Floats) -> float:
 
 
 def trimmed(values: Floats, *, slower: bool) -> float:
-    """Mean without the `TRIM` largest (for a drop: smallest) values, but with at least one."""
+    """Mean without the `TRIM` largest (for a drop: smallest) values, but with at least one.
+
+    A single slow step must not hide a drop either: of many values the largest do not count there.
+    """
     ordered = np.sort(values) if slower else np.sort(values)[::-1]
-    return float(ordered[: max(1, len(ordered) - TRIM)].mean())
+    other = 0 if slower else min(TRIM, len(ordered) // 8)
+    return float(ordered[other : max(1, len(ordered) - TRIM)].mean())
+
+
+def agree(before: Floats, after: Floats, floor: float) -> bool:
+    """True if the few values `after` a change differ among themselves no more than those before it usually do.
+
+    Three slow steps and an unrelated fourth one do not.
+
+    Examples
+    --------
+    >>> calm = np.tile([0.0, 0.01], 10)
+    >>> agree(calm, np.array([0.5, 0.51, 0.5, 0.51]), 0.01), agree(calm, np.array([0.5, 0.51, 0.5, 0.9]), 0.01)
+    (True, False)
+    """
+    low, high = np.percentile(before, (5.0, 95.0))
+    return bool(np.ptp(after) <= max(1.5 * float(high - low), 6.0 * floor))
+
+
+def restart_rows(values: Floats, onset: int, pause: float) -> int:
+    """How many values from `onset` on end with a step as long as `pause` usual ones; 0 if there is none near it.
+
+    Examples
+    --------
+    >>> restart_rows(np.log([1.0, 1.0, 1.0, 9.0, 1.5, 1.5, 1.5, 1.5]), 3, 3.0)
+    1
+    """
+    first = max(0, onset - 2)
+    near = values[first : onset + 3]
+    longest = int(near.argmax())
+    usual = max(float(np.median(values[max(0, onset - BEFORE) : onset])), float(np.median(values[onset:])))
+    return max(1, first + longest + 1 - onset) if near[longest] > usual + np.log(pause) else 0
 
 
 def refine(values: Floats, first: int, onset: int) -> int:
@@ -144,8 +184,11 @@ def began(levels: Floats, base: float, width: float) -> int:
     return min(int(still[-1]) + 1, len(levels) - 1) if still.size else 0
 
 
-def knee(places: npt.NDArray[np.int64], levels: Floats, base: float) -> int:
+def knee(places: npt.NDArray[np.int64], levels: Floats, base: float, doubt: float = 0.0) -> int:
     """Index where a line that rises from `base` through the later `levels` starts, by least squares.
+
+    With `doubt`, the latest start whose squared error is not worse by more than `doubt` residual variances: the upper
+    end of its profile-likelihood interval.
 
     Examples
     --------
@@ -153,14 +196,17 @@ def knee(places: npt.NDArray[np.int64], levels: Floats, base: float) -> int:
     >>> knee(places, np.maximum(0.0, 0.1 * (places - 4)), 0.0)
     4
     """
-    best, best_cost = 0, np.inf
-    for start in range(max(0, len(levels) - 96), len(levels) - 1):
+    first = max(0, len(levels) - 96)
+    costs = np.full(len(levels), np.inf)
+    for start in range(first, len(levels) - 1):
         # `base` counts as much as four of the levels before the knee, which know the same thing.
         low = (4.0 * base + float(levels[:start].sum())) / (4.0 + start)
         past, run = levels[:start] - low, (places[start:] - places[start]).astype(np.float64)
         risen = levels[start:] - low
         slope = max(0.0, float(run @ risen) / max(float(run @ run), 1e-12))
-        cost = float(past @ past) + float(((risen - slope * run) ** 2).sum()) + 4.0 * (low - base) ** 2
-        if cost < best_cost - 1e-15:
-            best, best_cost = start, cost
-    return best
+        costs[start] = float(past @ past) + float(((risen - slope * run) ** 2).sum()) + 4.0 * (low - base) ** 2
+    best = int(np.argmin(costs))
+    if not np.isfinite(costs[best]):
+        return 0
+    variance = costs[best] / max(1, len(levels) - 3)
+    return int(np.flatnonzero(costs <= costs[best] + doubt * variance + 1e-15)[-1])

@@ -23,7 +23,7 @@ from detectors.shifts import ShiftConfig
 NAMES = ("change_point_series_updates_per_s", "log_match_lines_per_s")
 ROUNDS = 5
 SERIES = 4096
-STEPS = 40
+STEPS = 160  # long enough for periods to be looked for
 LINES = 20_000
 PATTERNS = (
     "step {i} loss 3.2{i} lr 3e-4 grad_norm 0.91 tokens/s 120345",
@@ -48,6 +48,7 @@ def _change_points() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     values = rng.normal(0.0, 0.03, (STEPS, SERIES))
     values[STEPS // 2 :, ::100] += 0.4
+    values[::2, 5::10] += 0.2  # two paces in turn
 
     def batched() -> int:
         shifts = LevelShifts(ShiftConfig())

@@ -12,21 +12,25 @@ import numpy as np
 
 from tests.benchmarks.change_series import CLASSES, START, Floats, Kind, Series, Split, TrueChange
 
-SEEDS: Final = {"tune": 11, "report": 23}
+SEEDS: Final = {"tune": 11, "report": 58_211}  # that of the report half is new: 23 had been looked at
 LENGTH: Final = (500, 1500)
 QUIET: Final = 150  # iterations before the first change, and after the last one
 STOCK_SHARE: Final = 0.5  # of the series get blocks of recorded residuals
 
 
 def residuals(runs: Sequence[Series]) -> list[Floats]:
-    """Log residuals of healthy recorded runs about their running median over 61 iterations."""
+    """Log residuals of healthy recorded runs about their running median over 61 iterations.
+
+    Without the ends, where the median is that of a padded series: with a repeating pattern it takes another level,
+    which would be a change that nobody injected.
+    """
     stock = []
     for run in runs:
         if run.changes or run.ignores or len(run.durations) < 200 or run.reach[1] < 30:
             continue
         log = np.log(run.durations[START:])
-        windows = np.lib.stride_tricks.sliding_window_view(np.pad(log, 30, mode="edge"), 61)
-        stock.append(log - np.median(windows, axis=1))
+        windows = np.lib.stride_tricks.sliding_window_view(log, 61)
+        stock.append(log[30:-30] - np.median(windows, axis=1))
     return stock
 
 
@@ -134,11 +138,12 @@ def _staircase(rng: np.random.Generator, level: Floats) -> tuple[Floats, list[Tr
 
 
 def _drift(rng: np.random.Generator, level: Floats) -> tuple[Floats, list[TrueChange]]:
-    """10 % in 60 to 500 iterations, going on to 12 to 60 %, then level."""
-    slope = np.log(1.1) / rng.uniform(60, 500)
+    """10 % in 60 to 500 iterations, as far as there is room for it, going on to 12 to 60 %, then level."""
+    # What never passes 10 % is no change by the protocol: 120 iterations before it, 60 after 10 % are passed.
+    slope = np.log(1.1) / min(rng.uniform(60, 500), len(level) - 190)
     end = np.log(rng.uniform(1.12, 1.6))
     room = len(level) - int(np.log(1.1) / slope) - 60
-    first = int(rng.integers(min(120, room - 1), room)) if room > 60 else 60
+    first = int(rng.integers(120, room))
     level += np.clip((np.arange(len(level)) - first) * slope, 0.0, end)
     return level, [_passing(level, first, "drift")]
 

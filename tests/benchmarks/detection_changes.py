@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from tests.benchmarks.change_baselines import OFFLINE, Report, methods, ours
-from tests.benchmarks.change_series import START, Series, Split, TrueChange, recorded, shared_data
+from tests.benchmarks.change_series import START, Floats, Series, Split, TrueChange, recorded, shared_data
 from tests.benchmarks.change_synthetic import residuals, synthetic
 
 PER_CLASS: Final = 200
@@ -27,17 +27,19 @@ SLOW_METHODS: Final = {"rbeast": 24, "bocd": 40, "bocd_verified": 40, "pelt": 24
 LONGEST: Final = 2500  # rows of a series that slow methods get
 DRAWS: Final = 1000
 CLEAR: Final = 1.2
+LASTING: Final = 10  # Falcon's verification: at least 10 % and at least ten iterations
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one method made of one run."""
+    """What one method made of one run; `lasting` of the false reports are where the times do change, see `lasts`."""
 
     group: str
     iterations: int
     found: list[tuple[TrueChange, Report]] = field(default_factory=list)
     missed: list[TrueChange] = field(default_factory=list)
     false: list[Report] = field(default_factory=list)
+    lasting: int = 0
 
     @property
     def right(self) -> bool:
@@ -69,7 +71,24 @@ def match(run: Series, reports: Sequence[Report]) -> Outcome:
         ignored = report.onset < START or any(first <= report.onset <= last for first, last in run.ignores)
         if not ignored:
             outcome.false.append(report)
+            outcome.lasting += lasts(run.durations, report.onset)
     return outcome
+
+
+def lasts(durations: Floats, at: int) -> bool:
+    """True if the medians of the ten times before and from `at` differ by 10 %: perhaps a label is missing.
+
+    It says nothing about whether a report is right; a report that no label covers stays false.
+
+    Examples
+    --------
+    >>> lasts(np.repeat([1.0, 1.2], 20), 20), lasts(np.repeat([1.0, 1.05], 20), 20)
+    (True, False)
+    """
+    before, after = durations[max(0, at - LASTING) : at], durations[at : at + LASTING]
+    if min(len(before), len(after)) < LASTING:
+        return False
+    return bool(abs(np.log(np.median(after) / np.median(before))) >= np.log(1.1))
 
 
 def metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -91,6 +110,7 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "fpr": float(np.mean([bool(outcome.false) for outcome in healthy])) if healthy else None,
         "fnr": lost / (len(onsets) + lost) if onsets or lost else None,
         "false": sum(len(outcome.false) for outcome in outcomes),
+        "false_lasting": sum(outcome.lasting for outcome in outcomes),
         "false_per_1000": _false_rate(outcomes),
         "delay_median": _quantile([report.reported - change.at for change, report in clear], 50),
         "delay_p90": _quantile([report.reported - change.at for change, report in clear], 90),

@@ -16,6 +16,7 @@ from detectors.change_point import ChangePoint
 from detectors.common_mode import median_of_others, quiet_median
 from detectors.level_shifts import LevelShifts
 from detectors.peer_deviation import PeerDeviation
+from detectors.periodic import SteadyPace
 from detectors.shifts import ShiftConfig
 from detectors.verification import LevelMarks
 from tests.unit.detection_streams import START_S, Job
@@ -158,6 +159,42 @@ def test_level_shifts_may_be_cut_anywhere(seed: int, cut: int) -> None:
     second.load({name: array.copy() for name, array in first.arrays().items()})
     found += [shift for seq, row in enumerate(rows[cut:], cut) for shift in second.update(seq, row)]
     assert found == expected
+
+
+@given(seed=seeds, cut=st.integers(1, 199), period=st.integers(2, 8))
+@settings(max_examples=15, deadline=None)
+def test_series_with_a_pattern_may_be_cut_anywhere_and_do_not_meddle(seed: int, cut: int, period: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(0.0, 0.01, (200, 3))
+    rows[:, 1] += np.tile(rng.normal(0.0, 0.4, period), 200)[:200]
+    rows[150:, :2] += 0.4
+    whole, first, alone = LevelShifts(ShiftConfig()), LevelShifts(ShiftConfig()), LevelShifts(ShiftConfig())
+    expected = [shift for seq, row in enumerate(rows) for shift in whole.update(seq, row)]
+    found = [shift for seq, row in enumerate(rows[:cut]) for shift in first.update(seq, row)]
+    second = LevelShifts(ShiftConfig())
+    second.load({name: array.copy() for name, array in first.arrays().items()})
+    found += [shift for seq, row in enumerate(rows[cut:], cut) for shift in second.update(seq, row)]
+    assert found == expected
+    assert [s for s in expected if s.series == 0] == [
+        shift for seq, row in enumerate(rows) for shift in alone.update(seq, row[:1])
+    ]
+
+
+@given(seed=seeds, period=st.integers(2, 8), skipped=st.integers(100, 140))
+@settings(max_examples=30, deadline=None)
+def test_a_pattern_is_taken_out_in_whatever_phase(seed: int, period: int, skipped: int) -> None:
+    rng = np.random.default_rng(seed)
+    pattern = rng.normal(0.0, 0.4, period)
+    values = np.delete(np.tile(pattern, 100)[:200], skipped) + rng.normal(0.0, 0.005, 199)
+    steady = SteadyPace()
+    said = []
+    for value in values:
+        said.append(float(steady.update(np.array([value]))[0]))
+        steady.changed()
+    if steady.period[0] > 1:
+        assert np.ptp(said[-30:]) < 0.1
+    else:
+        assert np.abs(np.diff(pattern)).mean() < 0.5  # too little of a pattern
 
 
 @given(cut=st.integers(1, 89), which=st.sampled_from([ChangePoint, PeerDeviation]))

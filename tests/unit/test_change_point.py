@@ -87,6 +87,64 @@ def test_clusters_of_three_slow_steps_are_no_change() -> None:
     assert found_in(values) == []
 
 
+def test_three_slow_steps_and_an_unrelated_fourth_are_no_change() -> None:
+    values = noisy(300)
+    values[200:203] += 0.5
+    values[203] += 1.1
+    assert found_in(values) == []
+
+
+def test_the_slow_start_after_a_restart_is_no_change() -> None:
+    """A pause of 15 times a step, then nine slow ones: as recorded where a run was stopped and resumed."""
+    values = noisy(300)
+    values[200] += np.log(15.0)
+    values[201:210] += np.log(1.6)
+    assert found_in(values) == []
+    values[201:] = noisy(99, seed=1) + np.log(1.6)
+    ((onset, reported, slower),) = found_in(values)
+    assert slower
+    assert abs(onset - 200) <= 1
+    assert reported <= 220
+
+
+def test_a_staircase_begins_with_its_first_stair() -> None:
+    """Several noises: none may name an onset more than ten rows before the first stair."""
+    for seed in range(12):
+        values = noisy(500, 0.012, seed)
+        values[220:] += np.log(1.05)
+        values[260:] += np.log(1.06)
+        values[310:] += np.log(1.05)
+        ((onset, reported, slower),) = found_in(values)
+        assert slower
+        assert 210 <= onset <= 260
+        assert reported <= 290
+
+
+def test_a_single_slow_step_hides_no_drop() -> None:
+    values = noisy(400, 0.005)
+    values[200:] -= np.log(1.12)
+    values[219] += 1.5
+    ((onset, _, slower),) = found_in(values)
+    assert not slower
+    assert abs(onset - 200) <= 1
+
+
+def test_a_slow_step_in_every_few_hides_no_change() -> None:
+    for pattern in ((0.0, 0.0, 0.0, 0.0, 0.35), (0.2, -0.2, 0.1, -0.1, 0.0), (0.0, 0.0, 0.5)):
+        beat = np.tile(pattern, 200)[:400] + noisy(400)
+        assert found_in(beat) == []
+        beat[250:] += np.log(1.12)
+        ((onset, reported, slower),) = found_in(beat)
+        assert slower
+        assert abs(onset - 250) <= 3
+        assert reported <= 275
+
+
+def test_a_skipped_beat_is_no_change() -> None:
+    beat = np.tile([0.0, 0.1, 0.2, -0.2, -0.1], 100)
+    assert found_in(np.delete(beat, [203, 304, 305]) + noisy(497)) == []
+
+
 def test_a_gentle_relief_is_told() -> None:
     values = noisy(500)
     values[150:300] += 0.4
