@@ -104,6 +104,9 @@ def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": "lo",  # all ranks are here; a machine's own name need not resolve
+        # Off by default in older torch: without them nobody can say who broke a collective (docs/detection.md).
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         **base,
         "PYTHONPATH": os.pathsep.join(paths),
         "RANK": str(rank),

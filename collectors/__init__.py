@@ -11,5 +11,7 @@ CATALOG: Final[dict[str, str]] = {
     "iterations": "collectors.iterations:IterationsCollector",
     "gpu": "collectors.gpu:GpuCollector",
     "nic": "collectors.nic:NicCollector",
+    "collective_dumps": "collectors.collective_dumps:CollectiveDumpsCollector",
+    "nccl_ras": "collectors.nccl_ras:NcclRasCollector",
 }
 ENTRY_POINTS: Final = "trainwarden.collectors"

@@ -26,6 +26,7 @@ class CollectiveFault(msgspec.Struct):
     time_s: float
     reason: str
     accused: list[Accused]
+    source: str = ""
 
 
 class CollectiveFaults:
@@ -38,10 +39,15 @@ class CollectiveFaults:
         """Take in a finding's event; a restart clears them, other events are left alone."""
         if event.kind == "restart":
             self._faults.clear()
-        if event.kind != EVENT_KIND or len(self._faults) >= MAX_FAULTS:
+        if event.kind != EVENT_KIND:
             return
         kind = _KINDS.get(str(event.fields.get("finding")))
         if kind is None:
+            return
+        source = str(event.fields.get("source") or "")
+        if event.fields.get("renews"):
+            self._faults = {key: one for key, one in self._faults.items() if key == event.id or one.source != source}
+        if len(self._faults) >= MAX_FAULTS:
             return
         try:
             accused = accused_of(event)
@@ -51,7 +57,7 @@ class CollectiveFaults:
         for one in accused:
             if not one.node and one.rank is not None:
                 one.node = node_of.get(one.rank, "")
-        self._faults.setdefault(event.id, CollectiveFault(kind, event.time_s, event.message, accused))
+        self._faults.setdefault(event.id, CollectiveFault(kind, event.time_s, event.message, accused, source))
 
     def settle(self, window: Window) -> None:
         """Forget what the job has outlived."""

@@ -56,7 +56,13 @@ class CollectiveFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_event(
-    finding: CollectiveFinding, *, job: str, time_s: float, nodes: Mapping[int, str] | None = None, source: str = ""
+    finding: CollectiveFinding,
+    *,
+    job: str,
+    time_s: float,
+    nodes: Mapping[int, str] | None = None,
+    source: str = "",
+    renews: bool = False,
 ) -> EventRecord:
     """The event that tells `finding` to the detection service.
 
@@ -68,6 +74,8 @@ def to_event(
         Node of each rank, as far as known.
     source : str
         Where the evidence comes from, e.g. ``nccl_ras``.
+    renews : bool
+        It takes the place of what `source` said before.
 
     Examples
     --------
@@ -98,6 +106,7 @@ def to_event(
             "op": finding.op,
             "seq": finding.seq,
             "source": source or EVENT_KIND,
+            **({"renews": True} if renews else {}),
         },
     )
 

@@ -21,6 +21,7 @@ MAX_GROUPS: Final = 100_000
 MAX_MEMBERS: Final = 1_000_000
 MAX_NAME: Final = 120
 _PEERS: Final = re.compile(r"\b(send|recv) ([0-9]{1,7}) ?(->|<-) ?([0-9]{1,7})")
+_STEPS: Final = re.compile(r"([0-9]{1,7}):([0-9]{1,8}):([0-9]{1,7})")
 
 
 class GroupKey:
@@ -154,8 +155,17 @@ def _members(raw: Any, where: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8192)
 def _spelt(raw: str) -> tuple[int, ...]:
-    """Members as text: every rank's dump spells the same groups, so that they are read once and share one tuple."""
-    return _checked(_parsed(raw, "ranks"), "ranks")
+    """Members as text: every rank's dump spells the same groups, so that they are read once and share one tuple.
+
+    The agent spells ranks in equal steps ``first:end:step``.
+    """
+    steps = _STEPS.fullmatch(raw)
+    if steps is None:
+        return _checked(_parsed(raw, "ranks"), "ranks")
+    found = range(int(steps[1]), int(steps[2]), int(steps[3]) or 1)
+    if len(found) > MAX_MEMBERS:
+        raise DataError("ranks is no list of ranks")
+    return tuple(found)
 
 
 def _checked(raw: Any, where: str) -> tuple[int, ...]:

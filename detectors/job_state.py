@@ -5,50 +5,21 @@ Late, doubled and disordered records are counted, never fatal.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Final
 
 import numpy as np
 
 from detectors.metric_board import MetricBoard
 from detectors.rings import EXIT, PHASE_CODE, HeartbeatBoard
-from detectors.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, widened
+from detectors.roster import MAX_RANKS, Roster, Seen
+from detectors.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
 from detectors.window import LogLine, Window
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
 
 PLAN_STEPS: Final = 3  # steps in which ranks may still be changing over to a new micro-batch plan
 MAX_COUNT: Final = 2**53  # larger numbers are damage
 MAX_TIME_S: Final = 1e11  # far beyond any clock
-MAX_RANKS: Final = 65_536  # of one job; a record that names more is damage
-MAX_IDENTITIES: Final = 100_000  # remembered event and metric identities
-
-
-class _Seen:
-    """A bounded set of identities, oldest forgotten first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known: OrderedDict[object, None] = OrderedDict()
-
-    def add(self, identity: object) -> bool:
-        """True if it is new."""
-        if identity in self._known:
-            return False
-        self._known[identity] = None
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
-        return True
-
-
-@dataclass(slots=True)
-class _Roster:
-    ranks: list[int] = field(default_factory=list)
-    column: dict[int, int] = field(default_factory=dict)
-    nodes: list[str] = field(default_factory=list)
-    roles: list[str] = field(default_factory=list)
-    incarnations: list[str] = field(default_factory=list)
-    old: set[tuple[int, str]] = field(default_factory=set)
 
 
 class JobState:
@@ -60,7 +31,6 @@ class JobState:
         The job's name.
     rows : int
         Closed steps that are kept.
-
     """
 
     def __init__(self, job: str, rows: int = 256) -> None:
@@ -74,13 +44,10 @@ class JobState:
         self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
         self._samples = MetricBoard()
-        self._roster = _Roster()
-        self._ended = np.zeros(0, dtype=np.bool_)
-        self._clean = np.zeros(0, dtype=np.bool_)
-        self._incarnation = np.zeros(0, dtype=np.int64)
+        self._roster = Roster()
         self._log_ends: dict[tuple[str, str], int] = {}
-        self._seen_events = _Seen(MAX_IDENTITIES)
-        self._seen_metrics = _Seen(MAX_IDENTITIES)
+        self._seen_events = Seen()
+        self._seen_metrics = Seen()
         self._logs: list[LogLine] = []
         self._events: list[EventRecord] = []
         self._metrics: list[MetricsRecord] = []
@@ -105,7 +72,7 @@ class JobState:
         keeps the newest. `last` says that nothing will come after this window.
         """
         size = len(self._roster.ranks)
-        self._steps.close(~self._ended[:size], everyone_known=self.world_size <= size)
+        self._steps.close(~self._roster.ended[:size], everyone_known=self.world_size <= size)
         ring = self._steps.ring
         values = ring.values[:, :, :size]
         logs, events, metrics = tuple(self._logs), tuple(self._events), tuple(self._metrics)
@@ -119,8 +86,8 @@ class JobState:
             ranks=np.array(self._roster.ranks, dtype=np.int64),
             nodes=tuple(self._roster.nodes),
             roles=tuple(self._roster.roles),
-            live=~self._ended[:size] & ~self._board.gone[:size],
-            ended_cleanly=self._clean[:size],
+            live=~self._roster.ended[:size] & ~self._board.gone[:size],
+            ended_cleanly=self._roster.clean[:size],
             first_seq=ring.first_seq,
             steps=ring.steps,
             epochs=ring.epochs,
@@ -136,7 +103,7 @@ class JobState:
             logs=logs,
             events=events,
             metrics=metrics,
-            samples=tuple(self._samples.take(self._roles())) if with_samples else (),
+            samples=tuple(self._samples.take(self._roster.said_roles())) if with_samples else (),
             last=last,
             finished=self.finished,
             restarts=self.restarts,
@@ -171,57 +138,26 @@ class JobState:
     # -- records ---------------------------------------------------------------------------------------------
 
     def _columns(self, ranks: tuple[int, ...], node: str, role: str = "") -> list[int]:
-        roster = self._roster
-        out = []
-        for rank in ranks:
-            column = roster.column.get(rank)
-            if column is None:
-                column = roster.column[rank] = len(roster.ranks)
-                roster.ranks.append(rank)
-                roster.nodes.append(node)
-                roster.roles.append(role)
-                roster.incarnations.append("")
-            elif roster.nodes[column] != node:
-                roster.nodes[column] = node
-            if role:
-                roster.roles[column] = role
-            out.append(column)
-        self._widen(len(roster.ranks))
+        have = self._roster.ended.size
+        out = self._roster.columns(ranks, node, role)
+        room = self._roster.ended.size
+        if room > have:
+            self._board.widen(room)
+            self._steps.widen(room)
         return out
-
-    def _widen(self, size: int) -> None:
-        have = self._ended.size
-        if size <= have:
-            return
-        room = max(size, have + have // 2)
-        self._incarnation = widened(self._incarnation, room, 0)
-        self._ended = widened(self._ended, room, False)
-        self._clean = widened(self._clean, room, False)
-        self._board.widen(room)
-        self._steps.widen(room)
 
     def _same_life(self, column: int, incarnation: str) -> bool:
         """True if `incarnation` is the column's present one, which it becomes if it was never seen before."""
-        roster = self._roster
-        present = roster.incarnations[column]
-        if incarnation == present:
-            return True
-        if (column, incarnation) in roster.old:
-            return False
-        roster.old.add((column, incarnation))
-        roster.incarnations[column] = incarnation
-        self._incarnation[column] += 1
-        if present:
-            self._ended[column] = self._clean[column] = False
+        life = self._roster.live(column, incarnation)
+        if life == "next":
             self._steps.new_life(column)
-        return True
+        return life != "past"
 
     def _no_room(self, ranks: tuple[int, ...]) -> bool:
-        known = self._roster.column
-        full = len(known) + sum(rank not in known for rank in ranks) > MAX_RANKS
-        if full:
-            self._steps.counts["odd"] += 1
-        return full
+        if self._roster.has_room(ranks):
+            return False
+        self._steps.counts["odd"] += 1
+        return True
 
     def _feed_iterations(self, record: IterationRecord) -> None:
         if self._no_room((record.rank,)):
@@ -268,7 +204,7 @@ class JobState:
         self._board.feed(
             columns,
             record.time_s,
-            self._incarnation[columns],
+            self._roster.incarnation[columns],
             np.array([record.steps[i] for i in keep], dtype=np.int64),
             np.array([ends[i] for i in keep], dtype=np.float64),
             np.array([PHASE_CODE.get(record.phases[i], -1) for i in keep], dtype=np.int64),
@@ -325,8 +261,8 @@ class JobState:
         incarnation = record.fields.get("incarnation")
         if incarnation is not None and self._roster.incarnations[column] not in {"", str(incarnation)}:
             return
-        self._ended[column] = True
-        self._clean[column] = record.fields.get("code") == 0
+        self._roster.ended[column] = True
+        self._roster.clean[column] = record.fields.get("code") == 0
 
     def _feed_metrics(self, record: MetricsRecord) -> None:
         if not self._seen_metrics.add((record.node, record.time_s, record.devices, record.names[:1])):
@@ -344,7 +280,7 @@ class JobState:
     def _phase(self, size: int) -> str:
         if self._steps.restarting:
             return "restart"
-        alive = self._board.phase[:size][~self._ended[:size]]
+        alive = self._board.phase[:size][~self._roster.ended[:size]]
         if self.finished:
             return "ended"
         if bool((alive == EXIT).any()):
@@ -356,13 +292,9 @@ class JobState:
                 return name
         return ""
 
-    def _roles(self) -> dict[int, str]:
-        """The role of every rank that has said one."""
-        return {rank: role for rank, role in zip(self._roster.ranks, self._roster.roles, strict=True) if role}
-
     def _live_silence(self, size: int) -> dict[str, float]:
         if self.finished:
             return {}
-        dead = self._ended[:size] | self._board.gone[:size]
+        dead = self._roster.ended[:size] | self._board.gone[:size]
         alive = {node for node, gone in zip(self._roster.nodes, dead, strict=True) if not gone}
         return {node: silent_s for node, silent_s in self.silence_s.items() if node in alive}

@@ -4,8 +4,11 @@ It comes in by environment alone: torch (2.5 and newer) calls the entry point `a
 ``import torch``; ``inject/sitecustomize.py`` on PYTHONPATH does it for older ones. It does nothing unless
 ``TRAINWARDEN_HOOK_DIR`` names a folder, and writes nothing before the first collective, backward pass or
 explicit mark, so launchers and data-loader workers leave no trace. Nothing here raises into training,
-blocks, starts a thread or makes a system call on a step's path: a step is a few stores into a memory-mapped
-file, ``rank-<rank>-<pid>.hook``, which outlives SIGKILL and tells the agent what the process is doing now.
+blocks or makes a system call on a step's path: a step is a few stores into a memory-mapped file,
+``rank-<rank>-<pid>.hook``, which outlives SIGKILL and tells the agent what the process is doing now.
+
+A rank of several also has one thread. It sleeps in the kernel, in a read of the pipe ``.ask``, until the agent
+finds the job standing still and writes a byte; then it leaves the recorder of collective calls in ``.calls``.
 
 What ends a step, strongest first: `iteration()` marks; a ``torch.optim`` step after a backward pass; a
 hand-written update, known by "backward, then waits, then backward" again and again; a lone backward pass in
@@ -39,6 +42,7 @@ import threading
 import time
 import types
 import weakref
+from _thread import start_new_thread as _start_thread
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -245,7 +249,7 @@ class Hook:
 
     # More attributes than fit a shared-key dictionary: without slots, access takes twice as long in some processes.
     __slots__ = (
-        "backwards", "base", "buffer", "calls", "candidate", "count", "engine", "evaluating", "events",
+        "ask", "backwards", "base", "buffer", "calls", "candidate", "count", "engine", "evaluating", "events",
         "exit_code", "fault_file", "folder", "fresh", "in_backward", "inside", "live", "mark", "micro",
         "missing", "not_evaluation", "notes", "off", "offset_ns", "optimizers", "own_ns", "owner", "p2p",
         "p2p_mask", "path", "pause_began", "pause_count", "pause_ns", "pause_wait", "pauses", "pending",
@@ -296,6 +300,7 @@ class Hook:
         self.fault_file: Any = None
         self.exit_code: int | None = None
         self.notes = 0
+        self.ask = -1  # the pipe on which the agent asks for the recorded calls
 
     # ------------------------------------------------------------ coming to life
     def activate(self) -> bool:
@@ -309,6 +314,7 @@ class Hook:
             self._calibrate()
             self.install()
             self._arm_last_words()
+            self._await_requests()
         except Exception:
             self.off, self.live, self.owner = True, False, -1
             with contextlib.suppress(OSError):
@@ -356,10 +362,11 @@ class Hook:
         self.words[_WORLD] = world
         if known and rank != self.words[_RANK]:
             path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
-            for kind in (".fault", ".last", ".hook"):
+            for kind in (".fault", ".last", ".ask", ".hook"):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self.path + kind, path + kind)
             self.words[_RANK], self.path = rank, path
+        self._await_requests()
 
     def install(self) -> None:
         """Put the watches in place whose modules have been imported by now."""
@@ -778,6 +785,55 @@ class Hook:
         with contextlib.suppress(OSError):
             send_datagram(self.folder, line)
 
+    # ------------------------------------------------------------ the recorder of collective calls
+    def _await_requests(self) -> None:
+        """Make the pipe and start the thread that sleeps on it; where nobody can be waited for there is neither."""
+        if self.ask >= 0 or self.words[_WORLD] < 2:
+            return
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path + ".ask")
+            os.mkfifo(self.path + ".ask", 0o600)
+            # Both ends, so that opening does not wait for the agent and its leaving is no end of file.
+            self.ask = os.open(self.path + ".ask", os.O_RDWR | os.O_CLOEXEC)
+            _start_thread(self._answer_requests, ())  # threading's own start waits for the thread to run
+        except (OSError, RuntimeError):
+            self._failed()
+
+    def _answer_requests(self) -> None:
+        """Body of the thread."""
+        while True:
+            try:
+                asked = os.read(self.ask, 4096)  # many requests that wait are one
+            except OSError:
+                return
+            try:
+                if not asked or self.off:
+                    return
+                self.leave_calls()
+            except Exception:
+                self._failed()
+
+    def leave_calls(self) -> None:
+        """Write torch's record of the newest collective calls (JSON) to ``.calls``, whole or not at all.
+
+        Only the recorder that host-side backends (gloo) write into: asking NCCL's own takes locks of CUDA while the
+        interpreter waits, and its watchdog writes it down by itself.
+        """
+        c10d = sys.modules.get("torch._C._distributed_c10d")
+        dump = getattr(c10d, "_dump_fr_trace_json", None)
+        if dump is None:  # torch before 2.10
+            return
+        text = dump()
+        text = text.encode() if isinstance(text, str) else bytes(text)
+        if b'"entries"' not in text or len(text) > _MAX_CALLS_BYTES:
+            return
+        partial = self.path + ".calls.tmp"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(text)
+        os.rename(partial, self.path + ".calls")
+
     def forked(self) -> None:
         """In a forked child: a child of a training process is none itself."""
         if self.live:
@@ -908,6 +964,7 @@ _SETTLING_STEPS = 64
 _SEND, _RECEIVE = 1, 2
 _clock = time.monotonic_ns
 _thread = threading.get_ident
+_MAX_CALLS_BYTES = 64_000_000  # 2,000 calls, torch's default, have about 1 MB
 _pack_step = _STEP_WORDS.pack_into
 _STEP_BYTES = _STEP_WORDS.size
 

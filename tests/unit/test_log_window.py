@@ -12,9 +12,9 @@ import pytest
 from detectors.job_state import JobState
 from detectors.log_rules import RULES_FILE, LogRules, load_xids
 from detectors.log_window import LogWindow, LogWindowConfig
-from tests.unit.detection_streams import JOB, START_S, log_lines
+from tests.unit.detection_streams import JOB, START_S, Job, event, log_lines
 from trainwarden.errors import ConfigError
-from trainwarden.records import Vote
+from trainwarden.records import EventRecord, Vote
 
 RULES = LogRules()
 
@@ -220,5 +220,72 @@ def test_ranks_that_share_a_file_have_windows_of_their_own() -> None:
         record = log_lines(rank, [line], first=rank + 1)
         state.feed(msgspec.structs.replace(record, source="launcher.log"))
     window = state.window(START_S)
+    detector.update(window)
+    assert detector.score(window).opinion == "normal"
+
+
+# -- only consequences -------------------------------------------------------------------------------------------
+
+CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+TIMEOUT = (
+    "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE) ran for 600123 ms"
+)
+
+
+def last_words(
+    *spoken: tuple[int, float, str], last: bool = True, quiet_s: float = 1.0, events: tuple[EventRecord, ...] = ()
+) -> Vote:
+    """The vote on a job of which nothing is known but these lines of its ranks, `quiet_s` after the last of them."""
+    state, detector = JobState(JOB), LogWindow(LogWindowConfig())
+    for number, (rank, after_s, line) in enumerate(spoken, 1):
+        state.feed(log_lines(rank, [(START_S + after_s, line)], first=number))
+    for event_ in events:
+        state.feed(event_)
+    state.end_s = max(state.end_s, START_S + max(after_s for _, after_s, _ in spoken) + quiet_s)
+    window = state.window(state.end_s, last=last)
+    detector.update(window)
+    restored = LogWindow(LogWindowConfig())
+    restored.restore(detector.state())
+    assert restored.score(window) == detector.score(window)
+    return detector.score(window)
+
+
+def test_a_job_that_stops_and_leaves_only_consequences_is_told_with_the_first_of_them() -> None:
+    vote = last_words((1, 5.0, CLOSED), (3, 4.0, TIMEOUT), (0, 5.5, CLOSED))
+    assert (vote.opinion, vote.kind, vote.onset_s) == ("anomalous", "hang", START_S + 4.0)
+    assert vote.reason.startswith("only consequences seen; first was rank 3 at ")
+    assert vote.suspects[0].rank == 3
+    assert vote.suspects[0].score < 0.5
+    vote = last_words((1, 5.0, CLOSED), (0, 5.5, CLOSED))
+    assert (vote.kind, vote.suspects[0].rank) == ("crash", 1)
+
+
+def test_silence_after_consequences_is_a_stop_only_when_it_lasts() -> None:
+    spoken = ((1, 5.0, CLOSED), (0, 5.5, CLOSED))
+    assert last_words(*spoken, last=False, quiet_s=100.0).opinion == "normal"
+    assert last_words(*spoken, last=False, quiet_s=301.0).opinion == "anomalous"
+
+
+def test_consequences_are_no_news_where_something_else_tells_or_the_job_goes_on() -> None:
+    spoken = ((1, 5.0, CLOSED), (0, 5.5, CLOSED))
+    oom = (2, 4.5, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB")
+    assert last_words((1, 5.0, CLOSED)).opinion == "normal"  # one voice
+    assert "only consequences" not in last_words(*spoken, oom).reason
+    assert last_words(*spoken, (0, 70.0, "step 12 | loss 3.1")).opinion == "normal"  # it goes on
+    cancelled = (0, 4.0, "slurmstepd: error: *** JOB 123 ON node1 CANCELLED AT 2024-01-01T00:00:00 ***")
+    assert last_words(*spoken, cancelled).opinion == "normal"
+    for event_ in (event("process_exit", START_S + 6.0, 1, code=1), event("job_end", START_S + 6.0, exit_code=0)):
+        assert last_words(*spoken, events=(event_,)).opinion == "normal"
+
+
+def test_consequences_are_left_to_others_where_heartbeats_are_seen_and_forgotten_when_steps_go_on() -> None:
+    job = Job().run(30)
+    at_s = job.end_s - 3.0
+    for rank in (0, 1):
+        job.add(at_s, log_lines(rank, [(at_s, CLOSED)]))
+    state, detector = JobState(JOB), LogWindow(LogWindowConfig())
+    for _, record in job.records:
+        state.feed(record)
+    window = state.window(job.end_s, last=True)
     detector.update(window)
     assert detector.score(window).opinion == "normal"

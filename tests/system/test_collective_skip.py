@@ -1,0 +1,86 @@
+"""A real gloo job in which one rank leaves out a collective: the incident names rank, group, operation and sequence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.runs import ROOT, WARDEN, steps_done, torchrun
+from trainwarden import bus as buses
+from trainwarden.records import INCIDENTS, IncidentRecord
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+RANKS, SKIP_AT, SKIP_RANK = 3, 30, 1
+
+
+class Watched:
+    """``trainwarden watch`` around the script, read from its bus while it runs."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.run_dir = folder / "run"
+        self.out = folder / "out.json"
+        self._log = folder / "watch.log"
+        command = [*WARDEN, "watch", "--json", str(self.out), "--",
+                   *torchrun(RANKS, "skip_collective.py", *arguments)]  # fmt: skip
+        environ = {
+            **os.environ, "TRAINWARDEN_RUN_DIR": str(self.run_dir), "OMP_NUM_THREADS": "1",
+            "TRAINWARDEN_KEEP_RUN_DIR": "1",
+        }  # fmt: skip
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=ROOT)
+
+    def incidents(self) -> list[IncidentRecord]:
+        path = self.run_dir / "bus.db"
+        if not path.exists():
+            return []
+        bus = buses.connect(f"embedded:{path}", {})
+        try:
+            return [one.record for one in bus.read(INCIDENTS) if isinstance(one.record, IncidentRecord)]
+        finally:
+            bus.close()
+
+    def end(self) -> dict[str, Any]:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        assert self.out.exists(), self.tail()
+        found: dict[str, Any] = json.loads(self.out.read_text())
+        return found
+
+    def tail(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+
+def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequence(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "--steps", "5000", "--skip-at", str(SKIP_AT), "--skip-rank", str(SKIP_RANK))
+    try:
+        deadline = time.monotonic() + 120.0
+        while not watched.incidents() and time.monotonic() < deadline and watched.process.poll() is None:
+            time.sleep(0.2)
+        assert watched.incidents(), watched.tail()
+    finally:
+        result = watched.end()
+    (incident,) = result["incidents"]
+    assert incident["kind"] == "collective_mismatch", incident
+    assert incident["suspects"][0]["rank"] == SKIP_RANK
+    # Sequence numbers count from 1, one a step, in the group of the replicas.
+    assert f"rank {SKIP_RANK} did not reach all_reduce {SKIP_AT + 1} of group" in incident["reason"]
+    assert "replicas" in incident["reason"]
+
+
+def test_a_job_whose_ranks_all_come_leaves_no_incident_and_is_asked_nothing(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "--steps", "100")
+    try:
+        watched.process.wait(120)
+        assert steps_done(watched.run_dir, 0) == 100, watched.tail()
+    finally:
+        result = watched.end()
+    assert result["incidents"] == []
+    assert result["exit_code"] == 0
