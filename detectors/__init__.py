@@ -19,5 +19,6 @@ CATALOG: Final[dict[str, str]] = {
     "nearest": "detectors.nearest:NearestVote",
     "zlength": "detectors.zlength:ZLengthVote",
     "metric_change": "detectors.metric_change:MetricChangeVote",
+    "metric_mean": "detectors.metric_mean:MetricMeanVote",
 }
 ENTRY_POINTS: Final = "trainwarden.detectors"

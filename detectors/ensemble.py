@@ -1,7 +1,8 @@
 """From votes to one verdict: who may open an incident alone, who needs company, and which phases explain what.
 
 Rule by default (Wu et al., TRANSOM, 2023, section IV-B): anomalous if the log window says so, or at least two metric
-models do, or a change is verified, or a hard event happened. An abstention is not a "no".
+models do, or a change is verified, or a hard event happened. An abstention is not a "no". Beyond that source the metric
+models' mean may open an incident too.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
         Weight of a detector among the metric votes; 1 where not named, 0 silences it. Models that look at the level of
         metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have half a voice each, `neighbor_profile` too, as
         it is behind the simple baselines; `lof` and `zlength` did not earn one (measured in docs/detection.md).
+        `metric_mean` is the opinion of all of them and may open an incident by itself.
     log_opens, verified_opens, hard_opens : bool
         What may open an incident alone.
     forget_s : float
@@ -70,6 +72,7 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
             "neighbor_profile": 0.5,
             "lof": 0.0,
             "zlength": 0.0,
+            "metric_mean": 2.0,
         }
     )
     log_opens: bool = True

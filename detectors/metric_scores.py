@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from detectors.entity_history import EntityHistory
 from detectors.models.bundle import ModelBundle
-from detectors.models.preparation import Scale
+from detectors.models.peers import Held
 from detectors.models.rows import Floats
-from detectors.models.vote import Held, MetricVote, Scores
+from detectors.models.vote import MetricVote, Scores
 from detectors.protocol import pack, unpack
 from detectors.samples import FamilySamples, ScoredSamples
 from trainwarden.errors import DetectorError
@@ -26,72 +26,14 @@ BLAMED: Final = 3
 _ARRAYS: Final = ("known", "count", "mean", "squares", "history", "age", "raw", "last_s", "every_s")
 
 
-@dataclass(slots=True)
-class _Family:
-    """What is remembered of one family's entities, by the board's rows."""
-
-    vote: MetricVote
-    known: npt.NDArray[np.bool_] = field(init=False)
-    count: Floats = field(init=False)
-    mean: Floats = field(init=False)
-    squares: Floats = field(init=False)
-    history: Floats = field(init=False)  # z-scores [e, d, window - 1], newest last
-    age: Rows = field(init=False)  # samples since the last comparison with others
-    raw: Floats = field(init=False)  # what that comparison found
-    last_s: Floats = field(init=False)
-    every_s: Floats = field(init=False)
-    roles: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        metrics = len(self.vote.preparation.names)
-        self.known = np.zeros(0, dtype=np.bool_)
-        self.count, self.mean, self.squares = (np.zeros((0, metrics)) for _ in range(3))
-        self.history = np.zeros((0, metrics, self.vote.window_samples - 1))
-        self.age = np.zeros(0, dtype=np.int64)
-        self.raw, self.last_s, self.every_s = (np.zeros(0) for _ in range(3))
-
-    def widen(self, size: int) -> None:
-        """Room for `size` entities; those not seen before start on the scale of training, without a past."""
-        have = self.known.size
-        if size <= have:
-            return
-        new = max(size, have + have // 2) - have
-        start = self.vote.start(new)
-        self.known = np.append(self.known, np.zeros(new, dtype=np.bool_))
-        self.count, self.mean = np.concatenate([self.count, start.count]), np.concatenate([self.mean, start.mean])
-        self.squares = np.concatenate([self.squares, start.squares])
-        self.history = np.concatenate([self.history, np.full((new, *self.history.shape[1:]), np.nan)])
-        # Due at once: the first sample is compared.
-        self.age = np.append(self.age, np.full(new, self.vote.config.dtw_stride))
-        self.raw, self.last_s, self.every_s = (
-            np.append(one, np.full(new, np.nan)) for one in (self.raw, self.last_s, self.every_s)
-        )
-        self.roles.extend([""] * new)
-
-    def follow(self, rows: Rows, values: Floats) -> Floats:
-        """New ``values [r, d_all, k]`` of `rows` as z-scores after their history, ``[r, d, window - 1 + k]``."""
-        floor = np.broadcast_to(self.vote.preparation.scale.floor, (len(rows), self.mean.shape[1]))
-        scale = Scale(self.count[rows], self.mean[rows], self.squares[rows], floor)
-        scaled, after = self.vote.follow(values, scale)
-        self.count[rows], self.mean[rows], self.squares[rows] = after.count, after.mean, after.squares
-        joined = np.concatenate([self.history[rows], scaled], axis=2)
-        self.history[rows] = joined[:, :, joined.shape[2] - self.history.shape[2] :]
-        return joined
-
-    def others(self, rows: Rows, first_s: float, stride: int) -> Rows:
-        """Entities that are heard of but have nothing new now: their newest sample is neither later nor stale."""
-        fits = self.known & (self.every_s > 0.0) & (self.last_s <= first_s)
-        fits &= self.last_s >= first_s - stride * self.every_s
-        fits[rows] = False
-        return np.flatnonzero(fits)
-
-
 class MetricScorer:
     """Scores what is new of one job's metrics by a cluster's trained models.
 
     Each entity's scale starts at that of training and follows every one of its samples, as the models were measured
-    (`preparation.Scale`): a sample moves it by one part in all that were seen before, so a fault cannot teach it
-    quickly, and nothing is judged twice to decide what to learn from.
+    (`scale.Scale`): a sample moves it by one part in all that were seen before, so a fault cannot teach it quickly, and
+    nothing is judged twice to decide what to learn from. Where the models were trained on entities that are unlike, it
+    starts from nothing, and an entity is judged once enough of its own samples are there; `abstained` says so until
+    the first is.
 
     Parameters
     ----------
@@ -116,7 +58,7 @@ class MetricScorer:
 
     def __init__(self, bundle: ModelBundle | None) -> None:
         self._bundle = bundle
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, EntityHistory] = {}
         self._columns: dict[tuple[str, tuple[str, ...]], Rows] = {}
         self.abstained: dict[str, str] = {}
 
@@ -126,9 +68,16 @@ class MetricScorer:
         return self._bundle
 
     def swap(self, bundle: ModelBundle | None) -> None:
-        """Score by other models from now on; histories are built anew from older samples that come with new ones."""
-        self._bundle = bundle
+        """Score by other models from now on; histories are built anew from older samples that come with new ones.
+
+        What entities have shown of their own scales says nothing of models and is kept for those that need it too.
+        """
+        before, self._bundle = self._families, bundle
         self._families, self._columns, self.abstained = {}, {}, {}
+        for name, family in before.items():
+            vote = None if bundle is None else bundle.votes.get(name)
+            if vote is not None and vote.preparation.warm_up and family.vote.preparation.warm_up:
+                self._families[name] = family.moved_to(vote)
 
     def score(self, samples: Sequence[FamilySamples]) -> tuple[ScoredSamples, ...]:
         """Scores of the new samples, one entry for each of `samples` that has models; `abstained` has the others."""
@@ -141,7 +90,7 @@ class MetricScorer:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _family(self, one: FamilySamples) -> _Family | None:
+    def _family(self, one: FamilySamples) -> EntityHistory | None:
         """The memory of a family; None, and a reason in `abstained`, where it cannot be scored."""
         name = one.family or "rows without device"
         vote = None if self._bundle is None else self._bundle.votes.get(one.family)
@@ -158,7 +107,7 @@ class MetricScorer:
             return None
         self.abstained.pop(one.family, None)
         if one.family not in self._families:
-            self._families[one.family] = _Family(vote)
+            self._families[one.family] = EntityHistory(vote)
         return self._families[one.family]
 
     def _as_trained(self, one: FamilySamples, vote: MetricVote, part: slice) -> Floats:
@@ -173,7 +122,7 @@ class MetricScorer:
         values[:, columns < 0] = np.nan
         return values
 
-    def _scored(self, one: FamilySamples, family: _Family) -> ScoredSamples:
+    def _scored(self, one: FamilySamples, family: EntityHistory) -> ScoredSamples:
         rows, vote, fresh = one.rows, family.vote, one.fresh
         family.widen(int(rows.max()) + 1)
         for row, role in zip(rows.tolist(), one.roles, strict=False):
@@ -182,9 +131,15 @@ class MetricScorer:
         new = ~family.known[rows]
         if before and new.any():
             # The models have changed, or were not there before: what is remembered elsewhere makes up for it.
-            family.follow(rows[new], self._as_trained(one, vote, slice(0, before))[new])
+            family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new])
         family.known[rows] = True
         joined = family.follow(rows, self._as_trained(one, vote, slice(before, None)))
+        least = vote.preparation.warm_up
+        if least and (most := family.waited()) < least:
+            what = one.family or "entities"
+            self.abstained[one.family] = (
+                f"warm-up: {what} differ in level, so each needs {least} samples of its own first, there are {most}"
+            )
         scores = self._block(one, family, joined)
         last_s = one.times_s[:, -2] if fresh > 1 else family.last_s[rows]
         family.last_s[rows], family.every_s[rows] = one.times_s[:, -1], one.times_s[:, -1] - last_s
@@ -206,7 +161,7 @@ class MetricScorer:
             versions={name: version for name, version in versions.items() if name in scores.members},
         )
 
-    def _block(self, one: FamilySamples, family: _Family, joined: Floats) -> Scores:
+    def _block(self, one: FamilySamples, family: EntityHistory, joined: Floats) -> Scores:
         vote, rows = family.vote, one.rows
         if "dtw" not in vote.models:
             return vote.score_block(joined, one.fresh)
@@ -247,13 +202,13 @@ class MetricScorer:
             If `state` is not one of a scorer's.
         """
         plain, arrays = unpack("metric_scorer", state)
-        families: dict[str, _Family] = {}
+        families: dict[str, EntityHistory] = {}
         try:
             if plain["versions"] != self._versions() or self._bundle is None:
                 self.swap(self._bundle)
                 return
             for number, (name, roles) in enumerate(plain["roles"].items()):
-                family = families[name] = _Family(self._bundle.votes[name], roles=list(roles))
+                family = families[name] = EntityHistory(self._bundle.votes[name], roles=list(roles))
                 for part in _ARRAYS:
                     stored, empty = arrays[f"{number}/{part}"], getattr(family, part)
                     if stored.shape != (len(roles), *empty.shape[1:]):

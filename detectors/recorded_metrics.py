@@ -208,6 +208,8 @@ def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, u
         split = 0 if until_s is None else int(np.searchsorted(grid.column_s, until_s, side="left"))
         vote = bundle.votes.get(grid.family)
         reach = 0 if vote is None else vote.window_samples
+        if vote is not None and vote.preparation.warm_up:
+            reach = split  # the entity's own scale is all that it has shown so far
         for first, new, end in ((0, 0, split), (max(0, split - reach), split, grid.column_s.size)):
             if new == end:
                 continue

@@ -12,13 +12,13 @@ import numpy as np
 from detectors import CATALOG, ENTRY_POINTS
 from detectors.change_point import ChangePointConfig, for_recording
 from detectors.ensemble import LOG_VOTES, EnsembleConfig
+from detectors.job_watch import JobWatch
 from detectors.metric_scores import MetricScorer
 from detectors.model_vote import ModelVote
 from detectors.protocol import Detector
 from detectors.recorded_metrics import MetricScores
 from detectors.replay_stream import Fact, ReplayStream
 from detectors.samples import FamilySamples, Floats, ScoredSamples
-from detectors.service import JobWatch
 from detectors.window import Window
 from trainwarden import plugins
 from trainwarden.recorded import RecordedJob

@@ -20,7 +20,8 @@ import numpy as np
 from detectors.models.bundle import ModelBundle
 from detectors.models.calibration import Calibration
 from detectors.models.on_columns import OnColumns
-from detectors.models.preparation import Preparation, Scale
+from detectors.models.preparation import Preparation
+from detectors.models.scale import Scale
 from detectors.models.vote import MetricVote
 from trainwarden.errors import DetectorError
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from trainer_offline.prepare_job import PreparedJob
+
+BY_TIME: Final = "time blocks"  # how the split of a single job begins
+DIGEST: Final = 12  # hexadecimal digits: two of a million jobs share them by chance once in 500 runs
 
 
 class DataCard(msgspec.Struct, kw_only=True):
@@ -29,6 +32,8 @@ class DataCard(msgspec.Struct, kw_only=True):
     metrics_dropped: list[dict[str, str]] = msgspec.field(default_factory=list)
     initialisation_s: dict[str, float] = msgspec.field(default_factory=dict)
     every_s: dict[str, float] = msgspec.field(default_factory=dict)
+    scales: dict[str, str] = msgspec.field(default_factory=dict)
+    train_digests: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -50,6 +55,7 @@ def card_of(
         hours=round(sum(job.hours for job in jobs), 3),
         train_jobs=[job.name for job in learnt],
         test_jobs=[job.name for job in tested],
+        train_digests=[job.digest[:DIGEST] for job in learnt],
         split=split,
         train_rows=sum(grid.normal_rows for job in learnt for grid in job.grids),
         test_rows=sum(grid.normal_rows for job in tested for grid in job.grids),

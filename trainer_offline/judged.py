@@ -7,7 +7,7 @@ few metrics is easier than most real faults: such a recall says that a model is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,7 +32,10 @@ KEPT_SCORES: Final = 5_000  # of each detector, for the plots
 
 
 class Quality(msgspec.Struct, kw_only=True):
-    """One detector on the test jobs. None where there was nothing to count."""
+    """One detector on the test jobs. None where there was nothing to count.
+
+    `by_chance` is the recall that false alarms as frequent as these would have at random moments (Poisson).
+    """
 
     events: int = 0
     found: int = 0
@@ -45,6 +48,7 @@ class Quality(msgspec.Struct, kw_only=True):
     recall: float | None = None
     false_alarms_per_machine_day: float | None = None
     delay_s: float | None = None
+    by_chance: float | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +57,7 @@ class Tally:
 
     quality: Quality = field(default_factory=Quality)
     delays_s: list[float] = field(default_factory=list)
+    lasted_days: list[float] = field(default_factory=list)  # machine-days of each annotated event
     right: int = 0
     quiet_scores: list[Floats] = field(default_factory=list)
     event_scores: list[Floats] = field(default_factory=list)
@@ -68,17 +73,26 @@ class Tally:
             one.recall = round(one.found / one.events, 4)
         if one.events and one.found + one.false_episodes:
             one.precision = round(one.found / (one.found + one.false_episodes), 4)
+        if self.lasted_days and one.false_alarms_per_machine_day is not None:
+            expected = one.false_alarms_per_machine_day * np.array(self.lasted_days)
+            one.by_chance = round(float(-np.expm1(-expected).mean()), 4)
         if self.delays_s:
             one.delay_s = round(float(np.median(self.delays_s)), 3)
         return one
 
 
-def judge(bundle: ModelBundle, jobs: Sequence[PreparedJob], sigma: float, seed: int) -> dict[str, Tally]:
-    """Every detector of `bundle`, and the ``ensemble``, on the test jobs."""
+def judge(
+    bundle: ModelBundle,
+    jobs: Sequence[PreparedJob],
+    sigma: float,
+    seed: int,
+    tell: Callable[[str, int], None] = lambda job, done: None,
+) -> dict[str, Tally]:
+    """Every detector of `bundle`, and the ``ensemble``, on the test jobs; `tell` hears of each that is done."""
     tallies: dict[str, Tally] = {}
     labelled = any(grid.fault.any() for job in jobs for grid in job.grids)
     rng = np.random.default_rng(seed)
-    for job in jobs:
+    for done, job in enumerate(jobs):
         for grid in job.grids:
             vote = bundle.votes.get(grid.family)
             if vote is None or not grid.times_s.size:
@@ -91,6 +105,7 @@ def judge(bundle: ModelBundle, jobs: Sequence[PreparedJob], sigma: float, seed: 
                 if labels.any():
                     again = {name: one[hit : hit + 1] for name, one in scored(bundle, changed).items()}
                     _take_injected(tallies, quiet, again, labels)
+        tell(job.name, done + 1)
     for tally in tallies.values():
         tally.done()
     return tallies
@@ -153,6 +168,7 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
         one = tally.quality
         for first, last in segments(labels).tolist():
             one.events += 1
+            tally.lasted_days.append(len(on) * (last + 1 - first) * grid.every_s / 86_400.0)
             hits = np.flatnonzero(begins[:, first : last + 1].any(axis=0))
             if hits.size:
                 one.found += 1
@@ -161,7 +177,10 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
         one.false_episodes += sum(
             1 for row in on for first, last in episodes(row) if grid.quiet[first] and not near[first : last + 1].any()
         )
-        one.machine_days += len(on) * int(grid.quiet.sum()) * grid.every_s / 86_400.0
+        # What was not judged (a warm-up) is no time without a false alarm.
+        there = ~np.isnan(values)
+        one.machine_days += int(there[:, grid.quiet].sum()) * grid.every_s / 86_400.0
+        known = known & there.any(axis=0)
         tally.right += int((on.any(axis=0) == labels)[known].sum())
         one.judged += int(known.sum())
         _keep(tally, job, grid, values, labels)
@@ -175,20 +194,19 @@ def _keep(tally: Tally, job: str, grid: JobGrid, values: Floats, labels: Flags) 
         part = highest[mask & there]
         kept.append(part[:: max(1, -(-part.size // KEPT_SCORES))])
     step = max(1, -(-highest.size // KEPT_SCORES))
-    tally.lines.append((job, grid.times_s[::step], highest[::step], labels[::step]))
+    tally.lines.append((f"{job} {grid.family}".strip(), grid.times_s[::step], highest[::step], labels[::step]))
 
 
 def _injected(grid: JobGrid, vote: MetricVote, sigma: float, rng: np.random.Generator) -> tuple[JobGrid, Flags, int]:
     """A copy with steps of `sigma` training spreads in a third of the metrics of one entity, labels, and the entity."""
     values = grid.values.copy()
     labels = np.zeros(grid.times_s.size, dtype=np.bool_)
-    scale = vote.preparation.scale
-    spread = np.sqrt(scale.squares / np.maximum(scale.count, 1.0)) + scale.floor
-    sizes = zip(vote.preparation.names, spread.tolist(), strict=True)
+    sizes = zip(vote.preparation.names, vote.preparation.scale.spread.tolist(), strict=True)
     there = [(grid.names.index(name), size) for name, size in sizes if name in grid.names]
     entity = int(rng.integers(len(grid.entities)))
-    every = min(INJECTED_EVERY, max(3 * INJECTED_SAMPLES, (labels.size - INJECTED_LEAST) // 3))
-    for first in range(INJECTED_LEAST, labels.size - INJECTED_SAMPLES, every):
+    least = INJECTED_LEAST + vote.preparation.warm_up
+    every = min(INJECTED_EVERY, max(3 * INJECTED_SAMPLES, (labels.size - least) // 3))
+    for first in range(least, labels.size - INJECTED_SAMPLES, every):
         end = first + INJECTED_SAMPLES
         labels[first:end] = True
         count = max(1, round(INJECTED_METRICS * len(there)))

@@ -2,7 +2,8 @@
 
 Jobs of a cluster are pooled by family of entities: one GPU model learns from all GPUs of all training jobs, since it
 has to serve jobs that it has never seen. Each entity's own level is not lost by that: the vote follows every entity's
-scale from the pooled one on (`detectors.metric_scores`).
+scale, from the pooled one on where entities are alike, and from nothing where their levels differ by more than they
+vary (`detectors.models.levels`); which of the two is said in the card.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import numpy as np
 from detectors.models.bundle import ModelBundle, versions_of
 from detectors.models.members import VoteConfig
 from detectors.models.vote import MetricVote
-from trainer_offline.prepare import TrainingData
+from detectors.samples import Entity
+from trainer_offline.grids import Floats
+from trainer_offline.prepare import GROUP_OFFSET_S, TrainingData
 from trainwarden.errors import DataError, DetectorError
 
 
@@ -40,7 +43,8 @@ def fit(
         called = family or "rows without device"
         tell(f"fitting {called}: {sum(len(values) for _, _, values in one):,} rows", done, len(series))
         try:
-            found = ModelBundle.fit({family: one}, {family: names[family]}, config, seed)
+            owners = {family: [owner_of(*part) for part in one]}
+            found = ModelBundle.fit({family: one}, {family: names[family]}, config, seed, owners)
         except DetectorError as error:
             why.append(str(error))
             continue
@@ -58,8 +62,15 @@ def _metrics(data: TrainingData, votes: dict[str, MetricVote]) -> None:
     card = data.card
     for family, vote in votes.items():
         lead = f"{family}/" if family else ""
+        card.scales[family or "rows without device"] = vote.preparation.why or "one scale, that of training, for all"
         card.metrics_kept += [lead + name for name in vote.preparation.names]
         card.metrics_dropped += [{"name": lead + one.name, "why": one.why} for one in vote.preparation.dropped]
+
+
+def owner_of(entity: Entity, times_s: Floats, values: Floats) -> tuple[Entity, int]:
+    """The entity of one job that a training series is of: jobs lie `GROUP_OFFSET_S` apart (`TrainingData.series`)."""
+    del values
+    return entity, int(times_s[0] // GROUP_OFFSET_S)
 
 
 def blank_row(vote: MetricVote) -> dict[str, float]:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,7 +25,8 @@ from trainwarden.state import save_json
 Series = tuple[Entity, Floats, Floats]
 
 MANIFEST: Final = "bundle.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+READ: Final = (1, 2)  # 1 knows no scales of an entity's own: all share that of training
 MAX_FILE_BYTES: Final = 1 << 30
 MAX_ARRAYS: Final = 1_000  # of one vote; eight members need about sixty
 _FILE_NAME: Final = re.compile(r"family-[0-9]{1,4}\.npz")
@@ -71,11 +72,13 @@ class ModelBundle:
         names_by_family: Mapping[str, Sequence[str]],
         config: VoteConfig,
         seed: int,
+        owners_by_family: Mapping[str, Sequence[Hashable]] | None = None,
     ) -> Self:
         """Learn from normal series: for each family a list of (entity, times ``[t]``, values ``[t, d]``), by time.
 
-        Entities that share all their times are taken for peers, where there are enough of them. A family from which
-        nothing can be learnt is left out if another can be.
+        Entities that share all their times are taken for peers, where there are enough of them. `owners_by_family` says
+        which series are of one entity of one job; by default each is of another. A family from which nothing can be
+        learnt is left out if another can be.
 
         Raises
         ------
@@ -88,7 +91,8 @@ class ModelBundle:
             peers = _peers([times for _, times, _ in series], config.dtw.least_ranks)
             arrays = [values for _, _, values in series]
             try:
-                votes[family] = MetricVote.fit(arrays, names_by_family[family], config, seed, peers)
+                owners = None if owners_by_family is None else owners_by_family[family]
+                votes[family] = MetricVote.fit(arrays, names_by_family[family], config, seed, peers, owners)
             except DetectorError as error:
                 why.append(f"{family or 'rows without device'}: {error}")
         if not votes:
@@ -126,8 +130,10 @@ class ModelBundle:
             raise DetectorError(f"{folder} holds no models: {error.strerror} ({MANIFEST})") from error
         except msgspec.MsgspecError as error:
             raise DetectorError(f"{folder / MANIFEST} is damaged: {error}") from error
-        if manifest.format != FORMAT:
-            raise DetectorError(f"{folder / MANIFEST} has format {manifest.format}, only {FORMAT} is understood")
+        if manifest.format not in READ:
+            raise DetectorError(
+                f"{folder / MANIFEST} has format {manifest.format}, only {READ[0]} to {READ[-1]} are understood"
+            )
         return cls({one.family: _read(folder, one) for one in manifest.files}, manifest.versions)
 
 

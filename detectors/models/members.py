@@ -15,8 +15,9 @@ from detectors.models.lof import Lof, LofConfig
 from detectors.models.nearest import Nearest, NearestConfig
 from detectors.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 from detectors.models.pca import Pca, PcaConfig
-from detectors.models.preparation import PreparationConfig, trailing_mean
+from detectors.models.preparation import PreparationConfig
 from detectors.models.rows import Floats
+from detectors.models.trailing import trailing_mean
 from detectors.models.zlength import ZLength, ZLengthConfig
 from trainwarden.settings import Config
 
@@ -126,19 +127,15 @@ def judged_every(scaled: Sequence[Floats], config: VoteConfig) -> int:
     return max(1, total // (JUDGED_PER_ROW * int(config.calibration_rows)))
 
 
-def _fold_of(samples: int, folds: int) -> npt.NDArray[np.intp]:
-    """The block of time that each sample belongs to."""
-    return np.arange(samples) * folds // max(samples, 1)
-
-
-def fit_rows(name: str, scaled: Sequence[Floats], config: VoteConfig, seed: int) -> tuple[Any, list[Floats]]:
-    """A row model and, per series, its scores by models that had not seen the block."""
+def fit_rows(
+    name: str, scaled: Sequence[Floats], blocks: Sequence[npt.NDArray[np.intp]], config: VoteConfig, seed: int
+) -> tuple[Any, list[Floats]]:
+    """A row model and, per series, its scores by models that had not seen the block of ``blocks [t]``."""
     kind, settings = ROW_MODELS[name], getattr(config, name)
     seen = [view_of(config, name).rows(one).T for one in scaled]
-    blocks = [_fold_of(len(one), config.folds) for one in seen]
     scores = [np.full(len(one), np.nan) for one in seen]
     every = judged_every(scaled, config)
-    for fold in range(config.folds):
+    for fold in np.unique(np.concatenate(blocks)).tolist():
         rest = np.concatenate([one[block != fold] for one, block in zip(seen, blocks, strict=True)])
         model = kind.fit(rest, settings, seed)
         for one, block, out in zip(seen, blocks, scores, strict=True):
@@ -149,13 +146,14 @@ def fit_rows(name: str, scaled: Sequence[Floats], config: VoteConfig, seed: int)
     return kind.fit(np.concatenate(seen), settings, seed), scores
 
 
-def fit_profile(scaled: Sequence[Floats], config: VoteConfig, seed: int) -> tuple[NeighborProfile, list[Floats]]:
+def fit_profile(
+    scaled: Sequence[Floats], blocks: Sequence[npt.NDArray[np.intp]], config: VoteConfig, seed: int
+) -> tuple[NeighborProfile, list[Floats]]:
     """The neighbor profile; a block held out is cut from its series before bags are drawn."""
     settings = config.neighbor_profile
-    blocks = [_fold_of(one.shape[1], config.folds) for one in scaled]
     scores = [np.full(one.shape[1], np.nan) for one in scaled]
     every = judged_every(scaled, config)
-    for fold in range(config.folds):
+    for fold in np.unique(np.concatenate(blocks)).tolist():
         pieces = [
             one[:, part].T
             for one, block in zip(scaled, blocks, strict=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.models.levels import Levels
 from detectors.models.rows import Arrays, Floats, config_arrays, read
+from detectors.models.scale import Scale
+from detectors.models.trailing import trailing_median
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
@@ -21,6 +24,10 @@ class PreparationConfig(Config, frozen=True, kw_only=True):
     `switching_lag1` marks a metric as fast-switching (traffic of a NIC or an NVLink) where neighbouring samples
     correlate less; it is then replaced by its median over `median_rows`. `spread_share` of the training range is added
     to every spread. `memory_rows` bounds how slowly the scale follows the job.
+
+    `own_scale` says when every entity is judged on a scale of its own, after `warm_up_rows` samples of it: ``auto``
+    where entities are unlike (`levels.Levels.unlike` says so of `unlike_share` of the metrics or more). The spread it
+    starts with is that typical within an entity, as if seen in `prior_rows` samples.
     """
 
     duplicate_correlation: Annotated[float, msgspec.Meta(gt=0.5, le=1.0)] = 0.99
@@ -29,6 +36,13 @@ class PreparationConfig(Config, frozen=True, kw_only=True):
     median_rows: Annotated[int, msgspec.Meta(ge=1, le=15)] = 3
     spread_share: Annotated[float, msgspec.Meta(gt=0.0, le=0.1)] = 1e-3
     memory_rows: Annotated[float, msgspec.Meta(ge=10.0)] = 1e5
+    own_scale: Literal["auto", "always", "never"] = "auto"
+    unlike_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.25
+    warm_up_rows: Annotated[int, msgspec.Meta(ge=10, le=10_000)] = 240
+    prior_rows: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 240
+
+
+FOLLOWED_AT_ONCE: Final = 64  # entities of training whose scales are followed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,47 +52,6 @@ class Dropped:
     name: str
     why: str
     twin: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Running mean and spread of each metric, for one series ``[d]`` or many ``[r, d]``; never changed, only followed.
-
-    Learns from every sample it scales, itself included, so a spread can only be moved by what was already seen.
-    """
-
-    count: Floats
-    mean: Floats
-    squares: Floats
-    floor: Floats
-
-    def apply(self, values: Floats) -> Floats:
-        """z-scores of ``values [..., d, t]`` on this scale as it stands."""
-        spread = np.sqrt(self.squares / np.maximum(self.count, 1.0)) + self.floor
-        return np.asarray((values - self.mean[..., None]) / spread[..., None], dtype=np.float64)
-
-    def follow(self, values: Floats, memory_rows: float) -> tuple[Floats, Scale]:
-        """z-scores of ``values [..., d, t]``, each on the scale up to and with itself, and the scale after the last.
-
-        Sample by sample, so that where a stream is cut changes nothing. From `memory_rows` samples on old ones fade.
-        """
-        count, mean, squares = self.count.copy(), self.mean.copy(), self.squares.copy()
-        out = np.empty_like(values)
-        for t in range(values.shape[-1]):
-            now = values[..., t]
-            missing = np.isnan(now)
-            offset = np.where(missing, 0.0, now - mean)
-            grown = count + ~missing
-            mean = mean + offset / np.maximum(grown, 1.0)
-            squares = squares + offset * np.where(missing, 0.0, now - mean)
-            fade = np.minimum(1.0, memory_rows / np.maximum(grown, 1.0))
-            count, squares = grown * fade, squares * fade
-            out[..., t] = (now - mean) / (np.sqrt(squares / np.maximum(count, 1.0)) + self.floor)
-        return out, Scale(count, mean, squares, self.floor)
-
-    def repeated(self, series: int) -> Scale:
-        """The same scale for `series` series, each then on its own, ``[series, d]``."""
-        return Scale(*(np.tile(part, (series, 1)) for part in (self.count, self.mean, self.squares, self.floor)))
 
 
 class Preparation:
@@ -103,6 +76,7 @@ class Preparation:
         scale: Scale,
         all_names: Sequence[str],
         dropped: Sequence[Dropped],
+        why: str = "",
     ) -> None:
         self.config = config
         self.scale = scale
@@ -111,10 +85,24 @@ class Preparation:
         self.names = [self.all_names[column] for column in columns]
         self._columns = columns
         self.switching = switching
+        self.why = why
+
+    @property
+    def warm_up(self) -> int:
+        """Samples of its own that an entity needs before it is judged; 0 where all share the scale of training."""
+        return int(self.scale.least.max(initial=0.0))
 
     @classmethod
-    def fit(cls, series: Sequence[npt.ArrayLike], names: Sequence[str], config: PreparationConfig) -> Self:
+    def fit(
+        cls,
+        series: Sequence[npt.ArrayLike],
+        names: Sequence[str],
+        config: PreparationConfig,
+        owners: Sequence[Hashable] | None = None,
+    ) -> Self:
         """Choose metrics and learn their scale from normal `series`, each ``[t, d]`` in time order.
+
+        `owners` says which series are of one entity; by default each is of another.
 
         Raises
         ------
@@ -124,17 +112,55 @@ class Preparation:
         arrays = [np.asarray(one, dtype=np.float64) for one in series]
         if not arrays or any(one.ndim != 2 or one.shape[1] != len(names) for one in arrays):
             raise DetectorError(f"every series must be [samples, {len(names)}]")
-        rows = np.where(np.isinf(pooled := np.concatenate(arrays)), np.nan, pooled)
+        arrays = [np.where(np.isinf(one), np.nan, one) for one in arrays]
+        levels = Levels.of(arrays, owners)
+        why = _why_own(levels, config)
+        if why:
+            arrays = levels.centred(arrays)
+        rows = np.concatenate(arrays)
         columns, dropped = _selected(rows, names, config)
         if not columns.size:
             raise DetectorError("no metric is worth keeping: all are constant or hardly ever measured")
         kept = rows[:, columns]
-        count = (~np.isnan(kept)).sum(axis=0).astype(np.float64)
-        spread = np.nanmax(kept, axis=0) - np.nanmin(kept, axis=0)
-        squares = np.nanvar(kept, axis=0) * count
-        scale = Scale(count, np.nanmean(kept, axis=0), squares, config.spread_share * spread)
+        floor = config.spread_share * (np.nanmax(kept, axis=0) - np.nanmin(kept, axis=0))
+        if why:
+            mean, variance = levels.typical()
+            scale = Scale.own(mean[columns], variance[columns], floor, config.prior_rows, config.warm_up_rows)
+        else:
+            count = (~np.isnan(kept)).sum(axis=0).astype(np.float64)
+            scale = Scale.shared(count, np.nanmean(kept, axis=0), np.nanvar(kept, axis=0) * count, floor)
         lag1 = np.array([_lag1([one[:, column] for one in arrays]) for column in columns])
-        return cls(config, columns, lag1 < config.switching_lag1, scale, names, dropped)
+        return cls(config, columns, lag1 < config.switching_lag1, scale, names, dropped, why)
+
+    def scaled(self, series: Sequence[Floats], owners: Sequence[Hashable] | None = None) -> list[Floats]:
+        """Training `series` ``[t, d_all]`` as z-scores ``[d, t]`` with fast-switching metrics steadied.
+
+        Where every entity has its own scale they are followed as live ones are, warm-up and all, so that models learn
+        what they will be shown.
+        """
+        values = [self.values(one.T) for one in series]
+        if not self.scale.is_own:
+            return [self.steadied(self.scale.apply(one)) for one in values]
+        groups: dict[Hashable, list[int]] = {}
+        for place, owner in enumerate(owners if owners is not None else range(len(values))):
+            groups.setdefault(owner, []).append(place)
+        joined = [np.concatenate([values[place] for place in places], axis=1) for places in groups.values()]
+        out: list[Floats] = [np.zeros(0)] * len(values)
+        order = sorted(range(len(joined)), key=lambda one: joined[one].shape[1])
+        members = list(groups.values())
+        for first in range(0, len(order), FOLLOWED_AT_ONCE):
+            part = order[first : first + FOLLOWED_AT_ONCE]
+            block = np.full((len(part), len(self.names), joined[part[-1]].shape[1]), np.nan)
+            for row, one in enumerate(part):
+                block[row, :, : joined[one].shape[1]] = joined[one]
+            found = self.scale.repeated(len(part)).follow(block, self.config.memory_rows)[0]
+            for row, one in enumerate(part):
+                start = 0
+                for place in members[one]:
+                    samples = values[place].shape[1]
+                    out[place] = self.steadied(found[row, :, start : start + samples])
+                    start += samples
+        return out
 
     def values(self, windows: npt.ArrayLike) -> Floats:
         """The kept metrics of ``windows [..., d_all, t]``, what is not finite as NaN.
@@ -165,90 +191,50 @@ class Preparation:
 
     def to_arrays(self) -> Arrays:
         """State as arrays; names and reasons travel as UTF-8 bytes."""
-        text = msgspec.json.encode([self.all_names, [[one.name, one.why, one.twin] for one in self.dropped]])
-        parts = {"count": self.scale.count, "mean": self.scale.mean, "squares": self.scale.squares}
-        flags = {"columns": self._columns, "switching": self.switching, "floor": self.scale.floor}
+        dropped = [[one.name, one.why, one.twin] for one in self.dropped]
+        text = msgspec.json.encode([self.all_names, dropped, self.why])
+        parts = {name: getattr(self.scale, name) for name in Scale.__slots__}
+        flags = {"columns": self._columns, "switching": self.switching}
         return {**config_arrays(self.config), **parts, **flags, "text": np.frombuffer(text, dtype=np.uint8)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Preparation from `to_arrays`; raises DetectorError where the state is damaged."""
-        config, (count, mean, squares, floor) = read(PreparationConfig, arrays, "count", "mean", "squares", "floor")
+        """Preparation from `to_arrays`; raises DetectorError where the state is damaged.
+
+        What was kept before entities could have a scale of their own has none of its parts, and is read as shared.
+        """
+        config, parts = read(PreparationConfig, arrays, "count", "mean", "squares", "floor")
+        if "least" in arrays:
+            parts += read(PreparationConfig, arrays, "weight", "prior", "least")[1]
         try:
-            kind = tuple[list[str], list[tuple[str, str, str | None]]]
-            names, dropped = msgspec.json.decode(np.asarray(arrays["text"], dtype=np.uint8).tobytes(), type=kind)
+            kind = tuple[list[str], list[tuple[str, str, str | None]], str]
+            text = msgspec.json.decode(np.asarray(arrays["text"], dtype=np.uint8).tobytes(), type=list[Any])
+            names, dropped, why = msgspec.convert([*text, ""][:3], type=kind)
             columns = np.asarray(arrays["columns"], dtype=np.intp)
             switching = np.asarray(arrays["switching"], dtype=np.bool_)
         except (KeyError, ValueError, msgspec.MsgspecError) as error:
             raise DetectorError(f"state of a preparation is damaged: {error}") from error
-        shapes = {part.shape for part in (columns, switching, count, mean, squares, floor)}
+        shapes = {part.shape for part in (columns, switching, *parts)}
         if len(shapes) != 1 or columns.ndim != 1 or not all(0 <= column < len(names) for column in columns):
             raise DetectorError("state of a preparation is damaged: shapes differ")
-        scale = Scale(count, mean, squares, floor)
-        return cls(config, columns, switching, scale, names, [Dropped(*one) for one in dropped])
+        scale = Scale(*parts) if len(parts) == len(Scale.__slots__) else Scale.shared(*parts)
+        return cls(config, columns, switching, scale, names, [Dropped(*one) for one in dropped], why)
 
 
-def trailing_mean(values: Floats, rows: int, newest: int | None = None) -> Floats:
-    """Mean of the newest `rows` samples at each time, along the last axis, gaps left out; fewer at the start.
-
-    With `newest` only the last so many times are worked out.
-
-    Examples
-    --------
-    >>> trailing_mean(np.array([2.0, 4.0, np.nan, 6.0]), 2).tolist()
-    [2.0, 3.0, 4.0, 6.0]
-    >>> trailing_mean(np.array([2.0, 4.0, np.nan, 6.0]), 2, newest=1).tolist()
-    [6.0]
-    """
-    samples = values.shape[-1]
-    first = 0 if newest is None else max(samples - newest, 0)
-    part = values[..., max(first - rows + 1, 0) :]
-    first = min(first, rows - 1)
-    missing = np.isnan(part)
-    gaps = bool(missing.any())
-    plain = np.where(missing, 0.0, part) if gaps else part
-    sums = plain[..., first:].copy()
-    counts = (~missing[..., first:]).astype(np.float64) if gaps else np.ones(sums.shape[-1])
-    # Added sample by sample: a running sum would make the result depend on what lies before the window.
-    for back in range(1, min(rows, part.shape[-1])):
-        low, high = max(first - back, 0), part.shape[-1] - back
-        late = max(back - first, 0)
-        sums[..., late:] += plain[..., low:high]
-        counts[..., late:] += ~missing[..., low:high] if gaps else 1.0
-    if not gaps:
-        return np.asarray(sums / counts, dtype=np.float64)
-    return np.where(counts > 0, sums / np.maximum(counts, 1.0), np.nan)
-
-
-def trailing_median(values: Floats, rows: int) -> Floats:
-    """Median of the newest `rows` samples at each time, along the last axis; NaN stays where it was.
-
-    Examples
-    --------
-    >>> trailing_median(np.array([1.0, 9.0, 1.0, 1.0]), 3).tolist()
-    [1.0, 5.0, 1.0, 1.0]
-    """
-    if rows == 3 and values.shape[-1] >= 3:
-        return _median_of_three(values)
-    lags = [np.full_like(values, np.nan) for _ in range(rows)]
-    for back, lag in enumerate(lags[: values.shape[-1]]):
-        lag[..., back:] = values[..., : values.shape[-1] - back]
-    stacked = np.sort(np.stack(lags), axis=0)  # NaN last
-    counts = (~np.isnan(stacked)).sum(axis=0)
-    low = np.take_along_axis(stacked, np.maximum((counts - 1) // 2, 0)[None], axis=0)[0]
-    high = np.take_along_axis(stacked, (counts // 2).clip(max=rows - 1)[None], axis=0)[0]
-    return np.where(np.isnan(values), np.nan, (low + high) / 2.0)
-
-
-def _median_of_three(values: Floats) -> Floats:
-    """`trailing_median` over three samples, without sorting; of two samples the median is their mean."""
-    old, mid, new = values[..., :-2], values[..., 1:-1], values[..., 2:]
-    middle = np.maximum(np.minimum(old, mid), np.minimum(np.maximum(old, mid), new))
-    second = (values[..., 0:1] + values[..., 1:2]) / 2.0
-    found = np.concatenate([values[..., 0:1], second, middle], axis=-1)
-    # What a gap has spoilt above is the mean of the one or two samples that there are.
-    spoilt = np.isnan(found) & ~np.isnan(values)
-    return np.where(spoilt, trailing_mean(values, 3), found) if spoilt.any() else found
+def _why_own(levels: Levels, config: PreparationConfig) -> str:
+    """Why every entity needs a scale of its own; empty where all share that of training."""
+    moving = levels.moving
+    if config.own_scale == "never" or not moving.any():
+        return ""
+    if config.own_scale == "always":
+        return "own scale for every entity, as configured"
+    unlike = levels.unlike() & moving
+    if unlike.sum() < config.unlike_share * moving.sum():
+        return ""
+    return (
+        f"own scale for every entity: levels of {unlike.sum()} of {moving.sum()} metrics differ between the "
+        f"{len(levels.mean)} entities by more than they vary within one"
+    )
 
 
 def _selected(

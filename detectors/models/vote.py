@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -10,38 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.models.calibration import Calibration, squeeze
-from detectors.models.members import (
-    ALL_MODELS,
-    ROW_MODELS,
-    VoteConfig,
-    by_name,
-    fit_dtw,
-    fit_profile,
-    fit_rows,
-    judged_every,
-    profile_block,
-    thinned,
-    view_of,
-)
+from detectors.models.learning import learn
+from detectors.models.members import ALL_MODELS, ROW_MODELS, VoteConfig, by_name, profile_block, view_of
 from detectors.models.on_columns import model_of
-from detectors.models.preparation import Preparation, Scale
+from detectors.models.peers import Held, compared
+from detectors.models.preparation import Preparation
 from detectors.models.rows import Arrays, Floats, config_arrays, read
+from detectors.models.scale import Scale
+from detectors.models.trailing import filled
+from detectors.models.weighing import shares_of, weighted_mean
 from trainwarden.errors import DetectorError
 
 TILE_ROWS: Final = 4_096
 """Entity-times scored at once: bounds memory (about 40 MB a step at 20 metrics) and stays near the cache."""
-FILLED_SHARE: Final = 0.8
-"""A mean is judged once so much of it is measured: one of fewer samples varies more than those of training."""
-PEER_WINDOW_SHARE: Final = 0.5
-"""Ranks are compared once their window is half full: of fewer samples chance decides who is farthest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The last comparison across ranks: its raw scores ``[r]``, and how many samples before the newest it was made."""
-
-    raw: Floats
-    age: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +75,13 @@ class MetricVote:
         config: VoteConfig,
         seed: int,
         peers: bool | Sequence[int] = False,
+        owners: Sequence[Hashable] | None = None,
     ) -> Self:
         """Learn from normal `series`, each ``[t, d]`` of one entity in time order.
 
         With `peers` all series (or those at the places given) share their times and their role, and `dtw` is fitted
-        too. Calibrations come from blocks of time that the scoring model has not seen (`config.folds` of them); the
+        too. `owners` says which series are of one entity, by default none are. Calibrations come from blocks of time
+        (of entities where each has its own scale) that the scoring model has not seen, `config.folds` of them; the
         models kept have seen everything. A member for which there is too little is left out.
 
         Raises
@@ -106,39 +89,8 @@ class MetricVote:
         DetectorError
             If there is too little to learn from for every member that counts.
         """
-        arrays = [np.asarray(one, dtype=np.float64) for one in series]
-        if not any(weight > 0.0 for weight in by_name(config.members).values()):
-            raise DetectorError("no member of the vote has a weight")
-        preparation = Preparation.fit(arrays, names, config.preparation)
-        scaled = [preparation.steadied(preparation.scale.apply(preparation.values(one.T))) for one in arrays]
-        models: dict[str, Any] = {}
-        held_out: dict[str, list[Floats]] = {}
-        why: list[str] = []
-        for name in config.members:
-            try:
-                if name == "dtw":
-                    places = list(range(len(scaled)) if peers is True else peers or ())
-                    if len(places) >= config.dtw.least_ranks:
-                        models[name], held_out[name] = _fit_peers(scaled, places, config)
-                elif name == "neighbor_profile":
-                    models[name], held_out[name] = fit_profile(scaled, config, seed)
-                else:
-                    models[name], held_out[name] = fit_rows(name, scaled, config, seed)
-            except DetectorError as error:
-                why.append(str(error))
-        if not any(by_name(config.members)[name] > 0.0 for name in models):
-            raise DetectorError("; ".join(dict.fromkeys(why)) or "no member of the vote can be learnt")
-        every = judged_every(scaled, config)
-        calibrations = {name: Calibration.fit(_normal(parts, every, config)) for name, parts in held_out.items()}
-        vote = cls(config, preparation, models, calibrations)
-        nats = [
-            vote._mean(
-                {name: calibrations[name].nats(parts[one]) for name, parts in held_out.items()}, (scaled[one].shape[1],)
-            )
-            for one in range(len(scaled))
-        ]
-        vote.calibrations["ensemble"] = Calibration.fit(_normal(nats, every, config))
-        return vote
+        found = learn(series, names, config, seed, peers, owners)
+        return cls(config, found.preparation, found.models, found.calibrations)
 
     @property
     def reach_samples(self) -> int:
@@ -217,7 +169,9 @@ class MetricVote:
                 for name, found in self._tile(scaled[part[0]], newest, start, end).items():
                     raw[name][part] = found
         if "dtw" in self.models:
-            raw["dtw"], held = self._peers(scaled, newest, groups, held, others, behind)
+            raw["dtw"], held = compared(
+                self.models["dtw"], self.preparation, self.config, scaled, newest, groups, held, others, behind
+            )
         return self._scores(raw, (len(scaled), newest), held if "dtw" in self.models else None)
 
     def _tile(self, scaled: Floats, newest: int, start: int, end: int) -> dict[str, Floats]:
@@ -234,43 +188,10 @@ class MetricVote:
                 view = view_of(self.config, name)
                 rows = view.rows(steady, width).transpose(0, 2, 1)
                 scores = model.score(rows.reshape(-1, rows.shape[2])).reshape(rows.shape[:2])
-                found[name] = np.where(_filled(there, view.mean_rows, width), scores, np.nan)
+                found[name] = np.where(filled(there, view.mean_rows, width), scores, np.nan)
             elif name == "neighbor_profile":
                 found[name] = profile_block(model, steady, width)
         return found
-
-    def _peers(
-        self,
-        scaled: Floats,
-        newest: int,
-        groups: npt.ArrayLike | None,
-        held: Held | None,
-        others: Floats | None,
-        behind: int,
-    ) -> tuple[Floats, Held]:
-        """Raw dtw ``[r, newest]``, worked out every `dtw_stride` samples and held between."""
-        stride, window = self.config.dtw_stride, self.config.dtw_samples
-        count, _, samples = scaled.shape
-        held = held or Held(np.full(count, np.nan), stride)
-        standing, age = held.raw, held.age + newest
-        raw = np.repeat(standing[:, None], newest, axis=1)
-        due = max(0, stride - held.age - 1)
-        median_rows = self.config.preparation.median_rows - 1
-        beside = None
-        if others is not None and len(others) and due < newest:
-            beside = self.preparation.steadied(others[:, :, -window - median_rows :])[:, :, -window:]
-        labels = None if groups is None else np.asarray(groups)
-        for at in range(due, newest, stride):
-            end = samples - newest + at + 1 - (0 if beside is None else min(behind + at, samples - newest + at))
-            steady = self.preparation.steadied(scaled[:, :, max(0, end - window - median_rows) : end])[:, :, -window:]
-            together = steady if beside is None else np.concatenate([_padded(steady, window), _padded(beside, window)])
-            now = self.models["dtw"].score(together, None if labels is None else labels[: len(together)])[:count]
-            beside = None
-            measured = (~np.isnan(steady).all(axis=1)).sum(axis=1)
-            standing = np.where(measured >= PEER_WINDOW_SHARE * window, now, np.nan)
-            raw[:, at:] = standing[:, None]
-            age = newest - 1 - at
-        return raw, Held(standing, age)
 
     def blame(self, scaled: Floats, groups: npt.ArrayLike | None = None) -> Floats:
         """Share of each kept metric in the counting members' blame, ``[r, d]``; rows sum to 1, or 0 without blame."""
@@ -287,7 +208,7 @@ class MetricVote:
                 parts[name] = model.blame(steady[:, :, -self.config.dtw_samples :], groups)
             elif scaled.shape[2] >= self.config.neighbor_profile.length:
                 parts[name] = model.blame(steady)
-        return self._shares(parts, (len(scaled), len(self.preparation.names)))
+        return shares_of(parts, self._weights, (len(scaled), len(self.preparation.names)))
 
     def blamed(self, scaled: Floats, first: int = 3, groups: npt.ArrayLike | None = None) -> list[list[str]]:
         """For each rank the `first` most blamed metrics, each followed by the near-duplicates it stands for."""
@@ -324,17 +245,7 @@ class MetricVote:
             for name in self.models
             if self._weights[name] and name in ROW_MODELS
         }
-        return self._shares(parts, values.T.shape)
-
-    def _shares(self, parts: Mapping[str, Floats], shape: tuple[int, ...]) -> Floats:
-        """Weighted mean of each member's own shares of blame."""
-        total = np.zeros(shape)
-        for name, part in parts.items():
-            sums = part.sum(axis=1, keepdims=True)
-            total += self._weights[name] * np.divide(part, sums, out=np.zeros(shape), where=sums > 0.0)
-        sums = total.sum(axis=1, keepdims=True)
-        shares: Floats = np.divide(total, sums, out=np.zeros(shape), where=sums > 0.0)
-        return shares
+        return shares_of(parts, self._weights, values.T.shape)
 
     def _without_peers(self) -> Self:
         """The same vote without dtw, which needs more than one entity."""
@@ -343,18 +254,8 @@ class MetricVote:
 
     def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: Held | None) -> Scores:
         nats = {name: self.calibrations[name].nats(part) for name, part in raw.items()}
-        ensemble = self.calibrations["ensemble"].score(self._mean(nats, shape))
+        ensemble = self.calibrations["ensemble"].score(weighted_mean(nats, self._weights, shape))
         return Scores({name: squeeze(part) for name, part in nats.items()}, ensemble, held)
-
-    def _mean(self, nats: Mapping[str, Floats], shape: tuple[int, ...]) -> Floats:
-        """Weighted mean over the members that have an opinion, NaN where none has."""
-        weighted, total = np.zeros(shape), np.zeros(shape)
-        for name, part in nats.items():
-            if self._weights[name] > 0.0:
-                weights = self._weights[name] * ~np.isnan(part)
-                weighted += np.nan_to_num(part) * weights
-                total += weights
-        return np.where(total > 0.0, weighted / np.maximum(total, np.finfo(float).tiny), np.nan)
 
     def to_arrays(self) -> Arrays:
         """State as arrays, keys prefixed by part; fit for ``np.savez``."""
@@ -395,30 +296,3 @@ class MetricVote:
         if set(calibrations) != {*models, "ensemble"}:
             raise DetectorError("state of a vote is damaged: calibrations and models differ")
         return cls(config, preparation, models, calibrations)
-
-
-def _normal(parts: Sequence[Floats], every: int, config: VoteConfig) -> Floats:
-    """Normal scores for a calibration, of those samples that every member has judged."""
-    values = np.concatenate([one[::every] for one in parts])
-    return thinned(values[~np.isnan(values)], config.calibration_rows)
-
-
-def _filled(there: npt.NDArray[np.bool_], rows: int, newest: int) -> npt.NDArray[np.bool_]:
-    """Whether enough of the last `rows` samples are ``there [r, t]``, at the `newest` times."""
-    counts = np.cumsum(np.pad(there, ((0, 0), (rows, 0))), axis=1, dtype=np.int64)
-    return np.asarray((counts[:, rows:] - counts[:, :-rows])[:, -newest:] >= FILLED_SHARE * rows, dtype=np.bool_)
-
-
-def _padded(steady: Floats, samples: int) -> Floats:
-    """``[r, d, m]`` with missing samples in front where m is less than `samples`."""
-    short = samples - steady.shape[2]
-    return steady if short <= 0 else np.pad(steady, ((0, 0), (0, 0), (short, 0)), constant_values=np.nan)
-
-
-def _fit_peers(scaled: Sequence[Floats], places: Sequence[int], config: VoteConfig) -> tuple[Any, list[Floats]]:
-    """DTW across the series at `places`, and its scores for every series, NaN for the others."""
-    model, found = fit_dtw([scaled[place] for place in places], config)
-    scores = [np.full(one.shape[1], np.nan) for one in scaled]
-    for place, part in zip(places, found, strict=True):
-        scores[place] = part
-    return model, scores

@@ -14,20 +14,24 @@ from detectors.model_vote import ModelVoteConfig
 from detectors.pca import PcaVote
 from detectors.samples import Entity, ScoredSamples
 
-SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.6, 0.9, float("nan")])
+SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.51, 0.55, 0.6, 0.9, float("nan")])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)  # sample by sample through a whole vote; machines are shared
 @given(
     scores=arrays.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 60)), elements=SCORES),
     open_samples=st.integers(1, 4),
     calm=st.integers(0, 4),
     every_s=st.sampled_from([1.0, 60.0, 300.0]),
+    usual_step=st.sampled_from([0.2, 5.0]),
 )
 def test_a_series_at_once_equals_sample_by_sample(
-    scores: np.ndarray, open_samples: int, calm: int, every_s: float
+    scores: np.ndarray, open_samples: int, calm: int, every_s: float, usual_step: float
 ) -> None:
-    config = ModelVoteConfig(threshold=0.5, open_samples=open_samples, close_samples=2 * open_samples - 1 + calm)
+    config = ModelVoteConfig(
+        threshold=0.5, open_samples=open_samples, close_samples=2 * open_samples - 1 + calm, usual_step=usual_step,
+        usual_most=0.7,
+    )  # fmt: skip
     count, samples = scores.shape
     scored = ScoredSamples(
         family="gpu",

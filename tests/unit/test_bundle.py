@@ -142,7 +142,7 @@ def test_files_outside_the_folder_are_refused(saved, name):
         ModelBundle.load(saved)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2, "versions": {}, "files": []}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 3, "versions": {}, "files": []}'])
 def test_a_damaged_manifest_is_refused(saved, text):
     (saved / MANIFEST).write_text(text)
     with pytest.raises(DetectorError, match=MANIFEST):

@@ -106,7 +106,11 @@ def test_the_challenger_is_scored_in_the_shadow_and_does_not_vote(bundles):
     assert judged is not None
     assert judged > 30
     assert 0 <= value("shadow_agreed_total", job="j", detector="pca") <= judged
-    assert value("model_score", job="j", detector="ensemble", role="challenger") is not None
+    scores = {
+        role: value("model_score", job="j", detector="ensemble", role=role) for role in ("champion", "challenger")
+    }
+    assert None not in scores.values(), "both are exported"
+    assert scores["champion"] != scores["challenger"], "and each is its own"
 
 
 def test_a_source_that_fails_leaves_the_models_that_serve(bundles):

@@ -10,13 +10,14 @@ import pytest
 
 from detectors.ensemble import EnsembleConfig, candidates, judge
 from detectors.job_state import JobState
+from detectors.job_watch import JobWatch, seen
 from detectors.metric_scores import NO_MODELS
 from detectors.model_vote import ModelVoteConfig
 from detectors.models.bundle import ModelBundle
 from detectors.models.members import VoteConfig
 from detectors.pca import PcaVote
 from detectors.samples import Entity, ScoredSamples
-from detectors.service import DetectionHandler, JobWatch, _seen
+from detectors.service import DetectionHandler
 from detectors.window import Window
 from trainwarden.clock import ManualClock
 from trainwarden.errors import ConfigError, DetectorError
@@ -107,7 +108,7 @@ def test_how_samples_are_cut_into_windows_changes_nothing() -> None:
 def test_the_second_round_of_a_window_counts_nothing_twice() -> None:
     first = window(scored([[0.1, 0.9]]))
     detector, _ = after(first)
-    again = _seen(first)
+    again = seen(first)
     detector.update(again)
     assert detector.score(again).opinion == "normal"
 

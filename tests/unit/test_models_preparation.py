@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.models.preparation import Preparation, PreparationConfig, trailing_mean, trailing_median
+from detectors.models.preparation import Preparation, PreparationConfig
+from detectors.models.trailing import trailing_mean, trailing_median
 from trainwarden.errors import DetectorError
 
 NAMES = ["load", "load_too", "power", "constant", "absent", "traffic"]
