@@ -55,10 +55,13 @@ def export(folder: Path, job: str, to: Path, days: Sequence[str] | None = None) 
     Raises
     ------
     DataError
-        If the archive has nothing of the job, or `to` cannot be written.
+        If the archive has nothing of the job on these days, or `to` cannot be written.
     """
-    if not any((folder / topic / job_folder(job)).is_dir() for topic in TOPIC_FOLDERS):
+    places = [folder / topic / job_folder(job) for topic in TOPIC_FOLDERS]
+    if not any(place.is_dir() for place in places):
         raise DataError(f"archive '{folder}' has nothing of a job '{job}'")
+    if days is not None and not any((place / f"day={day}").is_dir() for place in places for day in days):
+        raise DataError(f"archive '{folder}' has nothing of job '{job}' on {', '.join(days)}")
     written: dict[str, int] = {}
     with disk(to):
         to.mkdir(parents=True, exist_ok=True)
@@ -69,6 +72,9 @@ def export(folder: Path, job: str, to: Path, days: Sequence[str] | None = None) 
             written[f"{topic}.jsonl"] = _facts(folder, topic, job, to / f"{topic}.jsonl", days)
         with _whole(to / "job.toml") as file:
             file.write(_job_toml(folder, job, days).encode())
+        for name in ("metrics.parquet", "iterations.parquet", "logs.jsonl.gz"):
+            if not written[name]:  # of a job that was exported here before
+                (to / name).unlink(missing_ok=True)
     return {name: rows for name, rows in written.items() if rows}
 
 
@@ -93,14 +99,24 @@ def _metrics(folder: Path, job: str, path: Path, days: Sequence[str] | None) -> 
     for batch in batches(folder, "metrics", job, days=days, columns=["name"]):
         for name in batch.column(0).dictionary_decode().unique().to_pylist():
             names.setdefault(name, len(names))
-    if not names:
-        return 0
+    return write_metrics(batches(folder, "metrics", job, days=days), list(names), path) if names else 0
+
+
+def write_metrics(found: Iterator[Any], metrics: Sequence[str], path: Path) -> int:
+    """Write rows of the archive's metrics, in the order of the bus, as a table with a column for each of `metrics`.
+
+    Returns
+    -------
+    int
+        Rows written.
+    """
+    names = {name: place for place, name in enumerate(metrics)}
     ids = [("time_s", pa.float64()), ("node", pa.string()), ("device", pa.string())]
     schema = pa.schema([*ids, *((name, pa.float64()) for name in names)])
     seen: OrderedDict[int, None] = OrderedDict()
     rows = 0
     with _whole(path) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in _whole_records(batches(folder, "metrics", job, days=days)):
+        for table in _whole_records(found):
             for wide in _wide(table, names, schema, seen):
                 writer.write_table(wide)
                 rows += wide.num_rows

@@ -9,6 +9,7 @@ trained on (`detectors.models.preparation`).
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
@@ -30,6 +31,7 @@ UNSETTLED_METRICS: Final = 0.2  # of the metrics measured at the start, so many 
 MARGIN: Final = 0.25  # of the later range: outside it by more is another level
 SETTLED_SAMPLES: Final = 5  # settled once nothing is off for so many samples
 START_SAMPLES: Final = 3  # an initialisation begins with the recording
+LEAST_ENTITIES: Final = 4  # of a job; fewer could not be compared with each other
 LEAST_SAMPLES: Final = 40  # of fewer nothing can be said about levels
 
 
@@ -53,6 +55,9 @@ class PrepareConfig(Config, frozen=True, kw_only=True):
     max_rows, max_entities : int
         Rows to train on in all, and entities of one family of one job; more are thinned to evenly spread stretches, so
         that memory is bounded whatever the archive holds.
+    max_cells : int
+        Values of one job that are read (rows times columns); of a larger job evenly spread stretches of as many nodes
+        as can be seen for long enough. A process that prepares a job needs up to 100 bytes for each.
     """
 
     leave_out: tuple[str, ...] = ("*_version", "*_limit_watts", "*_total_bytes", "*_limit_hertz")
@@ -64,6 +69,7 @@ class PrepareConfig(Config, frozen=True, kw_only=True):
     test_share: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.3
     max_rows: Annotated[int, msgspec.Meta(ge=1_000)] = 400_000
     max_entities: Annotated[int, msgspec.Meta(ge=4)] = 256
+    max_cells: Annotated[int, msgspec.Meta(ge=1_000)] = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,22 +218,46 @@ def thinned(grid: JobGrid, rows: int, config: PrepareConfig, seed: int) -> JobGr
     """The same grid with about `rows` normal entity-rows at most: fewer entities, then evenly spread stretches."""
     rng = np.random.default_rng(seed)
     count = len(grid.entities)
-    if count > config.max_entities:
-        places = np.sort(rng.choice(count, config.max_entities, replace=False))
+    # Of very many jobs each may give little: fewer entities then, since a stretch has to be long enough to teach.
+    most = int(np.clip(rows // config.least_samples, LEAST_ENTITIES, config.max_entities))
+    if count > most:
+        places = np.sort(rng.choice(count, most, replace=False))
         grid = replace(
             grid,
             entities=tuple(grid.entities[place] for place in places),
             roles=tuple(grid.roles[place] for place in places),
             values=grid.values[places],
         )
-        count = config.max_entities
+        count = most
     wanted, have = max(rows // count, config.least_samples), grid.times_s.size
     if have <= wanted:
         return grid
     blocks = int(np.clip(wanted // (4 * config.least_samples), 1, 20))
-    length, pitch = wanted // blocks, have // blocks
     keep = np.zeros(have, dtype=np.bool_)
-    for block in range(blocks):
-        first = block * pitch + int(rng.integers(0, max(pitch - length, 0) + 1))
-        keep[first : first + length] = True
+    for first, last in _blocks(grid, wanted, blocks, config, rng):
+        keep[first:last] = True
     return grid.part(keep)
+
+
+def _blocks(
+    grid: JobGrid, wanted: int, blocks: int, config: PrepareConfig, rng: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Evenly spread blocks with `wanted` samples in all, each inside of what was recorded without a gap if it can be.
+
+    A block that lay across a gap would be two short stretches, of which models can learn little or nothing.
+    """
+    have, length = grid.times_s.size, wanted // blocks
+    gaps = np.flatnonzero(np.diff(grid.times_s) > (config.gap_samples + 1) * grid.every_s) + 1
+    edges = np.concatenate([[0], gaps, [have]])
+    if gaps.size:
+        # Where nothing is long enough: more of what there is, whole.
+        length = min(length, max(config.least_samples, int(np.median(np.diff(edges)))))
+        blocks = wanted // length
+        wide = [(int(first), int(last)) for first, last in itertools.pairwise(edges) if last - first >= length]
+        if len(wide) >= blocks:
+            places = [wide[(2 * block + 1) * len(wide) // (2 * blocks)] for block in range(blocks)]
+            starts = [first + int(rng.integers(0, last - first - length + 1)) for first, last in places]
+            return [(first, first + length) for first in starts]
+    pitch = have // blocks
+    starts = [block * pitch + int(rng.integers(0, max(pitch - length, 0) + 1)) for block in range(blocks)]
+    return [(first, first + length) for first in starts]

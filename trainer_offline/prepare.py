@@ -1,19 +1,17 @@
 """From recorded jobs to training and test data, with a card that says what it is (TRANSOM IV-B1; methods 10).
 
-Jobs are worked through in parallel processes, each thinned where it is read, so that memory is bounded by the largest
-job and by `PrepareConfig.max_rows`, not by the archive. Training and test data are split by job, never by row: rows of
-one job are alike, and a model that has seen one has seen all. Of a single job the last part of its time is the test;
-the card says so. Jobs with annotated faults go to the test first, since only they can show what a model finds.
+Jobs are worked through in parallel (`trainer_offline.workers`), each thinned where it is read: memory is bounded by
+`PrepareConfig.max_cells` for each worker and by `PrepareConfig.max_rows`, not by the archive or its largest job.
+Training and test data are split by job, never by row: rows of one job are alike, and a model that has seen one has seen
+all. Of a single job the last part of its time is the test; the card says so. Jobs with annotated faults go to the test
+first, since only they can show what a model finds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +19,17 @@ import numpy as np
 
 from detectors.samples import Entity
 from trainer_offline.annotations import read as read_annotations
+from trainer_offline.archive_files import TOPIC_FOLDERS
+from trainer_offline.archive_reader import jobs as archived_jobs
 from trainer_offline.data_card import DataCard, card_of
 from trainer_offline.grids import Floats, PrepareConfig, Span, stretches
-from trainer_offline.prepare_job import PreparedJob, Task, prepare_job
+from trainer_offline.prepare_job import PreparedJob, Task
+from trainer_offline.progress import Tell, silent
+from trainer_offline.workers import Outcome, outcomes
 from trainwarden.errors import DataError
 from trainwarden.recorded_folder import is_batch, jobs_in
 
+METRICS = "metrics"  # the archive's folder
 GROUP_OFFSET_S = 1e10  # further apart than any two recordings
 
 
@@ -75,9 +78,10 @@ def prepare(
     keep_start: bool = False,
     seed: int = 0,
     workers: int | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    dask: str | None = None,
+    tell: Tell = silent,
 ) -> TrainingData:
-    """Read `data`, a recorded folder or a batch of them, and make training and test data of it.
+    """Read `data`, a recorded folder, a batch of them or an archive, and make training and test data of it.
 
     Parameters
     ----------
@@ -87,36 +91,40 @@ def prepare(
         Do not look for initialisation phases.
     workers : int, optional
         Processes; one for each core by default.
+    dask : str, optional
+        Address of a Dask scheduler whose workers prepare the jobs instead.
 
     Raises
     ------
+    ConfigError
+        If `dask` is no address, or Dask is not installed.
     DataError
-        If no job can be read, or none has anything normal to learn from.
+        If no job can be read, none has anything normal to learn from, or the workers are lost.
     """
-    folders = jobs_in(data)
-    batch = is_batch(data)
-    said = [_annotated(folder, data) for folder in folders]
+    found = sources(data)
+    said = [_annotated(one, data) for one in found]
     test = (
         set()
-        if len(folders) == 1
-        else _test_places([one.name for one in folders], [bool(one.get("fault")) for one in said], config, seed)
+        if len(found) == 1
+        else _test_places([one.called for one in found], [bool(one.get("fault")) for one in said], config, seed)
     )
-    budget = config.max_rows // max(1, len(folders) - len(test))
+    budget = config.max_rows // max(1, len(found) - len(test))
     tasks = [
         Task(
-            folder,
-            folder.name if batch else None,
+            one.folder,
+            one.name,
             normal_until_s,
             keep_start,
             spans,
             budget,
             config,
             seed,
-            judged=place in test or len(folders) == 1,
+            judged=place in test or len(found) == 1,
+            archived=one.archived,
         )
-        for place, (folder, spans) in enumerate(zip(folders, said, strict=True))
+        for place, (one, spans) in enumerate(zip(found, said, strict=True))
     ]
-    jobs, notes = _worked(tasks, workers, tell)
+    jobs, notes = _worked(tasks, outcomes(tasks, workers, dask), tell)
     if not jobs:
         raise DataError(f"'{data}' holds nothing to learn from: {'; '.join(notes)}")
     if len(jobs) == 1:
@@ -135,12 +143,43 @@ def prepare(
     return TrainingData(learnt, tested, card, config)
 
 
-def _annotated(folder: Path, data: Path) -> dict[str, list[Span]]:
-    """What ``annotations.csv`` in the job's folder, or in the batch's, says of the job, by label."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one job is: a recorded folder, or in an archive under its name."""
+
+    folder: Path
+    name: str | None
+    archived: bool = False
+
+    @property
+    def called(self) -> str:
+        """Its name in annotations."""
+        return self.name or self.folder.resolve().name
+
+
+def sources(data: Path) -> list[Source]:
+    """The jobs of `data`, a recorded folder, a batch of them or an archive, by name.
+
+    Raises
+    ------
+    DataError
+        If it holds none.
+    """
+    if not any((data / topic).is_dir() for topic in TOPIC_FOLDERS):
+        batch = is_batch(data)
+        return [Source(folder, folder.name if batch else None) for folder in jobs_in(data)]
+    found = [Source(data, one.job, True) for one in archived_jobs(data) if METRICS in one.topics]
+    if not found:
+        raise DataError(f"archive '{data}' holds no job with metrics")
+    return found
+
+
+def _annotated(source: Source, data: Path) -> dict[str, list[Span]]:
+    """What ``annotations.csv`` in the job's folder, in the batch's or the archive's, says of the job, by label."""
     found: dict[str, list[Span]] = {}
-    for place in dict.fromkeys((folder, data)):
+    for place in dict.fromkeys((source.folder, data)):
         for one in read_annotations(place):
-            if one.job == folder.resolve().name:
+            if one.job == source.called:
                 span = (-math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s)
                 found.setdefault(one.label, []).append(span)
     return found
@@ -159,31 +198,19 @@ def _test_places(names: Sequence[str], with_faults: Sequence[bool], config: Prep
     return set(order[:count])
 
 
-def _worked(
-    tasks: Sequence[Task], workers: int | None, tell: Callable[[str], None]
-) -> tuple[dict[int, PreparedJob], list[str]]:
+def _worked(tasks: Sequence[Task], found: Iterable[Outcome], tell: Tell) -> tuple[dict[int, PreparedJob], list[str]]:
     """Jobs by place, and a sentence on each that could not be used."""
     jobs: dict[int, PreparedJob] = {}
     notes: list[str] = []
-
-    def take(place: int, ask: Callable[[], PreparedJob]) -> None:
-        try:
-            jobs[place] = ask()
-            tell(f"[{place + 1}/{len(tasks)}] {jobs[place].name}: {jobs[place].rows:,} normal rows")
-        except DataError as error:
-            notes.append(f"{tasks[place].folder.name} is left out: {error}")
-            tell(f"[{place + 1}/{len(tasks)}] {notes[-1]}")
-
-    count = min(len(tasks), workers or os.cpu_count() or 1)
-    if count <= 1:
-        for place, task in enumerate(tasks):
-            take(place, lambda task=task: prepare_job(task))  # type: ignore[misc]
-        return jobs, notes
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one job a core is faster than every job on all cores
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(prepare_job, task) for task in tasks]
-        for place, future in enumerate(futures):
-            take(place, future.result)
+    tell(f"preparing {len(tasks)} jobs", 0, len(tasks))
+    for place, (task, one) in enumerate(zip(tasks, found, strict=True)):
+        if isinstance(one, PreparedJob):
+            jobs[place] = one
+            said = f"{one.name}: {one.rows:,} normal rows"
+        else:
+            said = f"{task.label} is left out: {one}"
+            notes.append(said)
+        tell(said, place + 1, len(tasks))
     return jobs, notes
 
 

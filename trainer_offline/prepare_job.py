@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 
 from detectors.recorded_metrics import MetricGrid, metric_grids
 from detectors.roles import roles
+from trainer_offline.archive_files import job_folder
+from trainer_offline.archive_part import export_part
 from trainer_offline.grids import (
     Flags,
     Floats,
@@ -26,7 +29,11 @@ from trainer_offline.grids import (
 )
 from trainwarden.catalogue import lookup
 from trainwarden.errors import DataError
-from trainwarden.recorded_folder import read_folder
+from trainwarden.recorded import RecordedJob
+from trainwarden.recorded_folder import read_metrics_of
+from trainwarden.recorded_part import ReadLimit
+
+_READ = ("metrics.", "job.toml")
 
 
 @dataclass(slots=True)
@@ -57,6 +64,42 @@ class Task:
     config: PrepareConfig
     seed: int
     judged: bool = True  # also what is not normal is needed, for the gate
+    archived: bool = False  # `folder` is an archive that holds the job `name`
+
+    @property
+    def label(self) -> str:
+        """What the job is called in messages."""
+        return self.name or self.folder.name
+
+
+def files_of(task: Task) -> list[Path]:
+    """What a worker has to see to prepare the job."""
+    if task.archived:
+        return [task.folder / "metrics" / job_folder(task.label)]
+    try:
+        return [task.folder, *(path for path in sorted(task.folder.iterdir()) if path.name.startswith(_READ))]
+    except OSError:
+        return [task.folder]  # the job itself will say what is wrong with it
+
+
+def _read(task: Task, out: PreparedJob) -> RecordedJob:
+    """The job's metrics, of a large job the part that fits into memory; a note says which."""
+    spans = tuple(task.spans.get("fault", ())) if task.judged else ()
+    limit = ReadLimit(task.config.max_cells, task.config.max_entities, task.seed, spans)
+    if not task.archived:
+        job = read_metrics_of(task.folder, task.name, limit)
+        share = 1.0 if job.metrics is None else job.metrics.share
+    else:
+        with tempfile.TemporaryDirectory(prefix="trainwarden-prepare-") as temporary:
+            folder = Path(temporary)
+            part, survey = export_part(task.folder, task.label, folder / "metrics.parquet", limit)
+            job = read_metrics_of(folder, task.label)
+            share = 1.0 if part is None else part.share
+            if part is not None:
+                out.digest = hashlib.sha256(str(survey.cells).encode()).hexdigest()
+    if share < 1.0:
+        out.notes.append(f"{job.name}: {share:.2%} of its values were read (trainer.prepare.max_cells)")
+    return job
 
 
 def prepare_job(task: Task) -> PreparedJob:
@@ -67,13 +110,15 @@ def prepare_job(task: Task) -> PreparedJob:
     DataError
         If it cannot be read or has no normal rows.
     """
-    job = read_folder(task.folder, task.name)
+    out = PreparedJob("", [])
+    job = _read(task, out)
+    out.name = job.name
     if job.metrics is None or not job.metrics.times_s.size:
         raise DataError("there are no metrics")
-    ranks = sorted({one for one in job.metrics.ranks if one is not None})
+    # Pipeline stages follow from the highest rank, which may not be among those that were read.
+    ranks = sorted({one for one in (*job.metrics.ranks, job.metrics.last_rank) if one is not None})
     role_of = dict(zip(ranks, roles(ranks, job.parallel), strict=True))
     until_s = job.normal_until_s if job.normal_until_s is not None else task.until_s
-    out = PreparedJob(job.name, [])
     grids = [_selected(grid, task.config, out) for grid in metric_grids(job.metrics)]
     start_s = _start_s(grids, until_s, task, out)
     laid = [_laid_out(grid, role_of, until_s, start_s, task) for grid in grids if grid.names]

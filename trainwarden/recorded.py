@@ -32,6 +32,10 @@ class MetricTable:
         NaN = not measured.
     replaced : int
         Rows that a later row of the same time and entity replaced.
+    share : float
+        Of the table's cells, about; less than 1 where a limit allowed no more.
+    last_rank : int or None
+        The highest rank of the table, also of rows that were not read.
     """
 
     times_s: Floats
@@ -43,6 +47,8 @@ class MetricTable:
     names: tuple[str, ...]
     values: Floats
     replaced: int = 0
+    share: float = 1.0
+    last_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class Columns:
     numbers : dict of float arrays [rows]
         NaN where a cell is empty; infinities as written.
     texts : dict of Texts
+    origin : int array [rows] or None
+        Row of the file that each row was, where not all were read.
     """
 
     file: str
@@ -61,9 +63,11 @@ class Columns:
     rows: int
     numbers: dict[str, Floats] = field(default_factory=dict)
     texts: dict[str, Texts] = field(default_factory=dict)
+    origin: Ints | None = None
 
     def at(self, row: int, column: str) -> str:
         """Where a cell stands: file, line (of Parquet: row, from 1) and column."""
+        row = row if self.origin is None else int(self.origin[row])
         place = f"line {_line_of(self, row)}" if is_csv(self.path) else f"row {row + 1}"
         return f"{self.file} {place}, column {column}"
 

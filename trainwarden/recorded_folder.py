@@ -19,6 +19,7 @@ from trainwarden.errors import DataError
 from trainwarden.recorded import IterationTable, LogTable, MetricTable, PlannedChange, RecordedJob
 from trainwarden.recorded_files import mistake, reading, shown, whole
 from trainwarden.recorded_logs import ReadLog, is_epoch, read_log
+from trainwarden.recorded_part import ReadLimit
 from trainwarden.recorded_tables import MAX_RANK, read_iterations, read_metrics
 
 _TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
@@ -114,9 +115,34 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
         logs=logs,
         flight=_read_flight(folder),
         normal_until_s=job.normal_until_s,
-        parallel={key: size for key, size in msgspec.structs.asdict(job.parallel).items() if size is not None},
+        parallel=_parallel(job),
         planned=tuple(PlannedChange(change.step, change.what) for change in job.planned_change),
     )
+
+
+def read_metrics_of(folder: Path, name: str | None = None, limit: ReadLimit | None = None) -> RecordedJob:
+    """Read what models are trained on and nothing else: one job's metrics, as far as `limit` allows, and its job.toml.
+
+    Raises
+    ------
+    DataError
+        As `read_folder`.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder '{folder}'")
+    names = [path.name for path in _entries(folder) if path.is_file()]
+    job = _read_job(folder) if "job.toml" in names else _Job()
+    return RecordedJob(
+        name=name or job.name or folder.resolve().name,
+        folder=folder,
+        metrics=_read_table(folder, names, "metrics", lambda path, file: read_metrics(path, file, limit)),
+        normal_until_s=job.normal_until_s,
+        parallel=_parallel(job),
+    )
+
+
+def _parallel(job: _Job) -> dict[str, int]:
+    return {key: size for key, size in msgspec.structs.asdict(job.parallel).items() if size is not None}
 
 
 def _entries(folder: Path) -> list[Path]:

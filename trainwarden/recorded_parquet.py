@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from trainwarden.recorded import Floats
 from trainwarden.recorded_columns import MAX_CELLS, Columns, Texts, arrow_texts, checked_names, parse_number
 from trainwarden.recorded_files import reading, shown
 
+MAX_BLOCK_ROWS = 262_144
+MAX_BLOCK_CELLS = 4_000_000  # 32 MB as floats
+
 
 def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
     """As `trainwarden.recorded_columns.read_columns`.
@@ -22,6 +26,46 @@ def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
     DataError
         One sentence with file, row (from 1) and column.
     """
+    with _opened(path, file) as source:
+        names, wanted, kinds = _wanted(source, file, roles)
+        if source.metadata.num_rows * max(1, len(names)) > MAX_CELLS:
+            raise DataError(f"{file}: the table has more than {MAX_CELLS:,} cells")
+        return _columns(source.read(columns=wanted), path, file, names, kinds, None)
+
+
+def read_blocks(path: Path, file: str, roles: Callable[[str], str]) -> Iterator[Columns]:
+    """The same, some rows at a time, whatever the size of the file; `Columns.origin` says which.
+
+    Raises
+    ------
+    DataError
+        As `read_parquet`.
+    """
+    with _opened(path, file) as source:
+        from pyarrow import Table
+
+        names, wanted, kinds = _wanted(source, file, roles)
+        rows = max(1, min(MAX_BLOCK_ROWS, MAX_BLOCK_CELLS // max(1, len(wanted))))
+        first = 0
+        for batch in source.iter_batches(batch_size=rows, columns=wanted):
+            yield _columns(Table.from_batches([batch]), path, file, names, kinds, first)
+            first += batch.num_rows
+
+
+def cells(path: Path, file: str) -> int:
+    """Rows times columns, by the footer.
+
+    Raises
+    ------
+    DataError
+        If it is no Parquet file.
+    """
+    with _opened(path, file) as source:
+        return int(source.metadata.num_rows) * int(source.metadata.num_columns)
+
+
+@contextmanager
+def _opened(path: Path, file: str) -> Iterator[Any]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -34,7 +78,7 @@ def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
             raise DataError(f"{file} is empty")
         try:
             with parquet.ParquetFile(str(path), memory_map=False) as source:
-                return _columns(source, path, file, roles)
+                yield source
         except (pa.ArrowException, OverflowError, UnicodeDecodeError) as error:
             raise DataError(f"{file} is no sound Parquet file ({_one_line(error)})") from error
         except OSError as error:  # pyarrow reports damaged pages as OSError without a code
@@ -43,26 +87,32 @@ def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
             raise DataError(f"{file} is no sound Parquet file ({_one_line(error)})") from error
 
 
-def _columns(source: Any, path: Path, file: str, roles: Callable[[str], str]) -> Columns:
+def _wanted(source: Any, file: str, roles: Callable[[str], str]) -> tuple[tuple[str, ...], list[str], dict[str, str]]:
+    """All names of the file, those that are read as they are written, and the kind of each."""
     schema = source.schema_arrow
     names = checked_names(file, "", schema.names)
-    if source.metadata.num_rows * max(1, len(names)) > MAX_CELLS:
-        raise DataError(f"{file}: the table has more than {MAX_CELLS:,} cells")
     kinds = {name: roles(name) for name in names if name and not name.startswith("__index_level_")}
     wanted = [written for written, name in zip(schema.names, names, strict=True) if kinds.get(name, "skip") != "skip"]
-    table = source.read(columns=wanted)
-    found = Columns(file, path, names, table.num_rows)
-    for written in wanted:
+    return names, wanted, kinds
+
+
+def _columns(
+    table: Any, path: Path, file: str, names: tuple[str, ...], kinds: Mapping[str, str], first: int | None
+) -> Columns:
+    """Columns of `table`, whose rows are those of the file from `first` on; None: it is the whole file."""
+    origin = None if first is None else np.arange(first, first + table.num_rows)
+    found = Columns(file, path, names, table.num_rows, origin=origin)
+    for written in table.schema.names:
         name = written.strip()
         column = table.column(written)
         if kinds[name] == "number":
-            found.numbers[name] = _numbers(column, file, name)
+            found.numbers[name] = _numbers(column, file, name, first or 0)
         else:
             found.texts[name] = _texts(column, file, name)
     return found
 
 
-def _numbers(column: Any, file: str, name: str) -> Floats:
+def _numbers(column: Any, file: str, name: str, first: int) -> Floats:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -73,7 +123,7 @@ def _numbers(column: Any, file: str, name: str) -> Floats:
         values = [float("nan") if cell is None else parse_number(cell) for cell in cells]
         if None in values:
             row = values.index(None)
-            raise DataError(f"{file} row {row + 1}, column {name}: {shown(cells[row])} is not a number")
+            raise DataError(f"{file} row {first + row + 1}, column {name}: {shown(cells[row])} is not a number")
         return np.array(values, np.float64)
     if pa.types.is_null(kind):
         return np.full(len(column), np.nan)

@@ -16,6 +16,8 @@ from trainwarden.log_stamps import iso_time_s
 from trainwarden.recorded import Floats, Ints, IterationTable, MetricTable
 from trainwarden.recorded_columns import Columns, is_csv, parse_number, read_columns
 from trainwarden.recorded_files import shown
+from trainwarden.recorded_part import ReadLimit
+from trainwarden.recorded_sample import columns_within
 
 ID_COLUMNS = ("node", "rank", "device")
 MAX_RANK = 1_000_000  # exclusive, as in `trainwarden.records.Rank`
@@ -38,8 +40,8 @@ class _Owners:
     devices: tuple[str | None, ...]
 
 
-def read_metrics(path: Path, file: str) -> MetricTable | None:
-    """Read `metrics`; None if it has a header and no rows.
+def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> MetricTable | None:
+    """Read `metrics`, as far as `limit` allows; None if it has a header and no rows.
 
     A catalogue alias is renamed and scaled. Where a table has one metric under several of its names, the catalogue's
     own name is believed first, then the aliases in the order of the columns, cell by cell.
@@ -53,7 +55,8 @@ def read_metrics(path: Path, file: str) -> MetricTable | None:
     def role(name: str) -> str:
         return "text" if name in ID_COLUMNS or name == "timestamp" else "number"
 
-    columns = read_columns(path, file, role)
+    part = None if limit is None else columns_within(path, file, role, limit, _checked_times_s)
+    columns, share, ranks = part or (read_columns(path, file, role), 1.0, set[str]())
     _require(columns, _TIME_COLUMNS)
     if columns.rows == 0:
         return None
@@ -75,6 +78,8 @@ def read_metrics(path: Path, file: str) -> MetricTable | None:
         names=names,
         values=values,
         replaced=columns.rows - len(kept),
+        share=share,
+        last_rank=max((rank for rank in (*map(_rank_of, ranks), *owners.ranks) if rank is not None), default=None),
     )
 
 
@@ -131,6 +136,11 @@ def _require(columns: Columns, one_of: Sequence[str]) -> None:
     if not any(name in columns.names for name in one_of):
         place = f"{columns.file} line 1" if is_csv(columns.path) else columns.file
         raise DataError(f"{place}: there is no column {' or '.join(one_of)}")
+
+
+def _checked_times_s(columns: Columns) -> Floats:
+    _require(columns, _TIME_COLUMNS)
+    return _times_s(columns)
 
 
 def _fail(columns: Columns, row: int, column: str, what: str) -> NoReturn:

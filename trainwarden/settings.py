@@ -26,8 +26,13 @@ class AgentSettings(Config, frozen=True, kw_only=True):
     """The node agent. `collectors` names each collector to run and its own settings."""
 
     collectors: dict[str, dict[str, Any]] = msgspec.field(
-        default_factory=lambda: {name: {} for name in ("host", "processes", "logs", "iterations", "gpu", "nic")}
-    )
+        default_factory=lambda: {
+            name: {}
+            for name in (
+                "host", "processes", "logs", "iterations", "gpu", "nic", "collective_dumps", "nccl_ras",
+            )
+        }
+    )  # fmt: skip
     spool_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024 * 1024
     flush_timeout_s: PositiveSeconds = 5.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
@@ -41,7 +46,7 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
             name: {}
             for name in (
                 "log_window", "template_burst", "hard_event", "iteration_threshold", "change_point", "peer_deviation",
-                "lof", "neighbor_profile", "dtw", "pca", "kmeans", "nearest", "zlength", "metric_change",
+                "lof", "neighbor_profile", "dtw", "pca", "kmeans", "nearest", "zlength", "metric_change", "metric_mean",
             )
         }
     )  # fmt: skip
@@ -87,12 +92,14 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
     Besides every `every_s`, it trains when the normal scores of a detector drift: when the median of its last
     `drift_verdicts` normal votes leaves the middle 98 % of its first ones under the same version. Two trainings are
     `pause_s` apart at least, except where a person asks. `prepare`, `models` and `gate` say how data is prepared, what
-    is fitted and which floors hold, for the command ``train`` too (docs/training.md).
+    is fitted and which floors hold, for the command ``train`` too (docs/training.md); so does `dask`, the address of a
+    Dask scheduler whose workers read and prepare the data.
     """
 
     data: str | None = None
     registry: str | None = None
     normal_until: str | None = None
+    dask: str | None = None
     every_s: Annotated[float, msgspec.Meta(gt=0.0, le=366 * 86_400.0)] = 7 * 86_400.0
     check_every_s: PositiveSeconds = 10.0
     drift_verdicts: Annotated[int, msgspec.Meta(ge=20, le=1_000_000)] = 1_000

@@ -12,7 +12,6 @@ from tests.training_data import EVERY_S, SMALL, annotate, batch, job
 from trainer_offline.grids import PrepareConfig, on_grid, settled_index
 from trainer_offline.prepare import prepare
 from trainer_offline.train import fit
-from trainer_offline.training import recorded
 from trainwarden.errors import DataError
 from trainwarden.records import MetricsRecord
 
@@ -175,7 +174,7 @@ def test_fitting_is_deterministic_by_seed(tmp_path):
     assert fit(data, SMALL.models, 3).versions != fit(data, SMALL.models, 4).versions
 
 
-def test_an_archive_is_exported_with_its_annotations_and_trained_on(tmp_path):
+def test_an_archive_is_read_with_its_annotations_and_trained_on(tmp_path):
     rng = np.random.default_rng(0)
     log = Log()
     for name in ("llama", "job with/odd name"):
@@ -189,8 +188,8 @@ def test_an_archive_is_exported_with_its_annotations_and_trained_on(tmp_path):
     service.handler.finish()
     service.handler.close()
     annotate(tmp_path / "archive", f"llama,{NOON_S + 50},{NOON_S + 60},fault,slow_link,,")
-    with recorded(tmp_path / "archive") as folder:
-        data = ready(folder)
+    data = ready(tmp_path / "archive")
+    assert [one.name for one in (*data.train, *data.test)] == ["job with/odd name", "llama"]
     assert data.card.jobs == 2
     assert data.card.test_jobs == ["llama"]
     assert data.card.rows == 2 * 120 - 10

@@ -105,6 +105,9 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Same data, settings and seed: same models.")] = 0,
     keep_start: Annotated[bool, typer.Option("--keep-start", help="Do not look for initialisation phases.")] = False,
     promote: Annotated[bool, typer.Option("--promote", help="What passes the gate becomes champion at once.")] = False,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler, tcp://host:8786: its workers read the data.")
+    ] = None,
     json: Json = None,
     config: ConfigFile = None,
 ) -> None:
@@ -116,7 +119,7 @@ def train(
 
     code = run_train(
         data, normal_until=normal_until, keep_start=keep_start, registry=registry, seed=seed, promote=promote,
-        config=config, json=json,
+        config=config, json=json, dask=dask,
     )  # fmt: skip
     raise typer.Exit(code)
 
