@@ -19,7 +19,7 @@ import msgspec
 
 from trainer_offline.archive_files import ARCHIVED
 from trainer_offline.archive_writer import ArchiveWriter
-from trainer_offline.compaction import Maintenance
+from trainer_offline.maintenance import Maintenance
 from trainwarden import bus as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import WardenError

@@ -14,14 +14,13 @@ knowing (stopped, wedged) keeps the lock until it notices, and its successor wai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyarrow import parquet
 
 from trainer_offline.archive_files import (
     FOLDER_OF,
@@ -39,10 +38,11 @@ from trainer_offline.archive_files import (
     sync_folder,
 )
 from trainer_offline.archive_schema import Rejected, day_of_message, to_batch
+from trainer_offline.parquet_files import free_part, write_file
 from trainwarden.errors import DataError
 from trainwarden.protocols import Message
 
-ROW_GROUP_ROWS = 262_144  # some ten MB decoded: a reader of one row group at a time stays small
+_LOOKS = 10  # a day is not joined so often between a listing and the next
 _MAX_KNOWN = 20_000  # day folders whose contents are remembered; beyond it they are looked up again
 
 Place = tuple[str, int]
@@ -200,17 +200,24 @@ class ArchiveWriter:
         return True
 
     def _covered(self, group: _Group, message: Message) -> bool:
-        parts = self._known.get(group)
-        if parts is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            parts = self._known[group] = self._look(group)
+        for _ in range(_LOOKS):
+            parts = self._known.get(group)
+            if parts is None:
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.clear()
+                parts = self._known[group] = self._look(group)
+            try:
+                return self._holds(group, parts, message)
+            except FileNotFoundError:  # another worker has joined the day's files since they were listed
+                del self._known[group]
+        raise DataError(f"archive '{group.folder(self._root)}': files vanish while they are looked at")
+
+    def _holds(self, group: _Group, parts: list[tuple[Part, Footer | None]], message: Message) -> bool:
         for index, (part, known) in enumerate(parts):
             if part.first <= message.offset <= part.last:
                 footer = known
                 if footer is None:
-                    with disk(self._root):
-                        footer = read_footer(group.folder(self._root) / part.name)
+                    footer = read_footer(group.folder(self._root) / part.name)
                     parts[index] = (part, footer)
                 if footer.written_from_s <= message.time_s <= footer.written_to_s:
                     return True
@@ -289,22 +296,3 @@ class ArchiveWriter:
             if len(self._synced) >= _MAX_KNOWN:
                 self._synced.clear()
             self._synced.add(folder)
-
-
-def free_part(folder: Path, part: Part) -> Part:
-    """`part`, or with another turn if `folder` has a file of its name (from before the bus was made anew)."""
-    while (folder / part.name).exists():
-        part = part._replace(turn=part.turn + 1)
-    return part
-
-
-def write_file(path: Path, tables: Iterable[Any], schema: Any, footer: Footer) -> None:
-    """Write `tables` as one synced Parquet file; each becomes row groups of at most `ROW_GROUP_ROWS` rows."""
-    meta: Mapping[bytes, bytes] = {b"trainwarden": msgspec.json.encode(footer)}
-    schema = schema.with_metadata(meta)
-    with path.open("wb") as file:
-        with parquet.ParquetWriter(file, schema, compression="zstd", write_statistics=True) as writer:
-            for table in tables:
-                writer.write_table(table.replace_schema_metadata(meta), row_group_size=ROW_GROUP_ROWS)
-        file.flush()
-        os.fsync(file.fileno())

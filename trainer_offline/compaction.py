@@ -1,4 +1,4 @@
-"""Joining a day's small files into one, and removing days that need not be kept.
+"""Joining a day's small files into one.
 
 A day folder is never changed file by file where that could be seen half done. Its files are joined into a new folder
 under ``.staging/compaction``; then, with the topic's lock held so that no writer adds a file at that moment, the two
@@ -14,14 +14,12 @@ half done change.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -31,11 +29,8 @@ from trainer_offline.archive_files import (
     COMPACTION,
     LOCKS,
     STAGING,
-    TOPIC_FOLDERS,
     Footer,
     Part,
-    day_folders,
-    day_of,
     disk,
     exchange,
     flock,
@@ -47,19 +42,9 @@ from trainer_offline.archive_files import (
     sync_folder,
 )
 from trainer_offline.archive_schema import SCHEMAS
-from trainer_offline.archive_writer import ROW_GROUP_ROWS, free_part, write_file
-from trainwarden.clock import Clock
+from trainer_offline.parquet_files import ROW_GROUP_ROWS, free_part, write_file
 from trainwarden.errors import DataError
-from trainwarden.settings import ArchiveSettings
 
-log = logging.getLogger("trainwarden.archive")
-
-KEEP_DAYS: Final[Mapping[str, int]] = {
-    # What training needs is kept for a year; metrics and logs, most of the bytes, for a quarter.
-    "metrics": 90, "iterations": 365, "logs": 90, "events": 365, "verdicts": 365, "incidents": 3650, "actions": 3650,
-}  # fmt: skip
-_DAY_CLOSED_AFTER_S = 3_600.0  # agents that were cut off have sent most of what they spooled by then
-_LOOK_S = 0.05  # longest that one `Maintenance.step` looks for work
 _BATCH_ROWS = 65_536
 
 
@@ -94,7 +79,7 @@ def recover(root: Path) -> None:
         note = work / "target"
         if note.exists() and (work / "old").is_dir() and (work / "new").is_dir():
             _put_back(root, root / note.read_text(encoding="utf-8"), work)
-        _discard(work)
+        discard(work)
 
 
 def _put_back(root: Path, target: Path, work: Path) -> None:
@@ -113,16 +98,16 @@ def _same(one: Path, other: Path) -> bool:
     return other.exists() and one.samefile(other)
 
 
-def _discard(work: Path) -> None:
+def discard(work: Path) -> None:
     """Remove a work folder; if a reader still holds a day in it, the next recovery does."""
     if all([remove_unless_read(folder) for folder in (work / "new", work / "old")]):
         shutil.rmtree(work)
 
 
 def held_in(folder: Path) -> list[Held]:
-    """Data files of a day folder in the order in which the bus got their records."""
+    """Data files of a day folder in the order in which the bus got their records; none if the folder is gone."""
     found = []
-    for name in os.listdir(folder):
+    for name in os.listdir(folder) if folder.is_dir() else ():
         part = part_of(name)
         if part is not None:
             path = folder / name
@@ -185,7 +170,7 @@ def compact_day(root: Path, topic: str, folder: Path, *, limit_bytes: int | None
             else:
                 _join(topic, folder, run, new)
         done = _swap(root, topic, folder, work, {one.part.name for one in files})
-        _discard(work)
+        discard(work)
     return done
 
 
@@ -261,120 +246,3 @@ def _swap(root: Path, topic: str, folder: Path, work: Path, joined: set[str]) ->
         sync_folder(folder.parent)
         sync_folder(work)
     return True
-
-
-def expire_day(root: Path, topic: str, folder: Path, keep_days: int, now_s: float) -> bool:
-    """Remove one day if all its records reached the bus more than `keep_days` ago; whether it was.
-
-    A day of long ago whose records came lately (a recording that was played back) is kept as long as any other.
-    """
-    if day_of(folder) >= _date(now_s - keep_days * 86_400.0):
-        return False
-    with disk(root):
-        if any(one.footer.written_to_s > now_s - keep_days * 86_400.0 for one in held_in(folder)):
-            return False
-        work = root / STAGING / COMPACTION / secrets.token_hex(8)
-        make_folder(work)
-        with locked(root, topic):
-            folder.rename(work / "old")
-            with contextlib.suppress(OSError):  # the job has other days
-                folder.parent.rmdir()
-            sync_folder(root / topic)
-        _discard(work)
-    return True
-
-
-def _date(time_s: float) -> datetime.date:
-    return datetime.datetime.fromtimestamp(max(0.0, time_s), datetime.UTC).date()
-
-
-def compact(root: Path, keep_days: Mapping[str, int], now_s: float) -> tuple[int, int]:
-    """Join every day's files into one and apply retention; the numbers of days joined and removed.
-
-    Raises
-    ------
-    DataError
-        If another process is compacting, or a folder cannot be worked on.
-    """
-    joined = removed = 0
-    with disk(root), compaction_lock(root) as ours:
-        if not ours:
-            raise DataError(f"archive '{root}': another process is compacting it now")
-        for topic in TOPIC_FOLDERS:
-            for folder in day_folders(root, topic):
-                if expire_day(root, topic, folder, keep_days.get(topic, KEEP_DAYS[topic]), now_s):
-                    removed += 1
-                elif compact_day(root, topic, folder):
-                    joined += 1
-    return joined, removed
-
-
-class Maintenance:
-    """Compaction and retention in bounded pieces, from the service's tick.
-
-    A day in progress is joined when it has `ArchiveSettings.compact_files` files, a day that is over whenever it has
-    several. Files that have reached `compact_bytes` are left alone, so a row is rewritten a few times at most and
-    one piece of work stays short; ``trainwarden archive compact`` joins them too.
-    """
-
-    def __init__(self, root: Path, settings: ArchiveSettings, clock: Clock) -> None:
-        self._root = root
-        self._settings = settings
-        self._clock = clock
-        self._walk: Iterator[tuple[str, Path]] = iter(())
-        self._resting = False
-        self._due_s = clock.monotonic_s()
-
-    def step(self, now_s: float) -> int:
-        """Look for work for a moment; folders changed (0 or 1). A folder that fails is logged and passed over."""
-        if self._resting and self._clock.monotonic_s() < self._due_s:
-            return 0
-        self._resting = False
-        until_s = self._clock.monotonic_s() + _LOOK_S
-        while self._clock.monotonic_s() <= until_s:
-            found = next(self._walk, None)
-            if found is None:
-                self._rest()
-                return 0
-            topic, folder = found
-            if self._is_due(folder, now_s) or self._is_old(topic, folder, now_s):
-                return self._work(topic, folder, now_s)
-        return 0
-
-    def _rest(self) -> None:
-        self._walk = ((topic, folder) for topic in TOPIC_FOLDERS for folder in day_folders(self._root, topic))
-        self._due_s = self._clock.monotonic_s() + self._settings.maintain_every_s
-        self._resting = True
-
-    def _is_due(self, folder: Path, now_s: float) -> bool:
-        number = sum(part_of(name) is not None for name in _names(folder))
-        closed = day_of(folder) < _date(now_s - _DAY_CLOSED_AFTER_S)
-        return number >= self._settings.compact_files or (closed and number > 1)
-
-    def _is_old(self, topic: str, folder: Path, now_s: float) -> bool:
-        return day_of(folder) < _date(now_s - self._keep_days(topic) * 86_400.0)
-
-    def _keep_days(self, topic: str) -> int:
-        given: Mapping[Any, int] = self._settings.keep_days
-        return given.get(topic, KEEP_DAYS[topic])
-
-    def _work(self, topic: str, folder: Path, now_s: float) -> int:
-        """One folder. The one place where a failing folder is passed over."""
-        try:
-            with disk(self._root), compaction_lock(self._root) as ours:
-                if not ours:
-                    return 0
-                if expire_day(self._root, topic, folder, self._keep_days(topic), now_s):
-                    return 1
-                return int(compact_day(self._root, topic, folder, limit_bytes=self._settings.compact_bytes))
-        except DataError as error:
-            fields = {"folder": str(folder), "error": str(error)}
-            log.warning("folder cannot be maintained", extra={"fields": fields})
-            return 0
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []

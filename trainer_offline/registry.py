@@ -32,6 +32,7 @@ CHALLENGER: Final = "challenger"
 SINCE: Final = "champion_since_s"
 ROLLED_BACK: Final = "rolled_back_s"
 RETRAIN: Final = "retrain"
+RUNNING: Final = "running"
 _ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
@@ -86,7 +87,7 @@ class Registry:
 
     @classmethod
     def at(cls, registry: str | None, *, create: bool = False) -> Registry:
-        """The registry of a URI or folder (see `registry_uri.tracking_uri`)."""
+        """The registry of a URI or folder (see `tracking_uri`)."""
         return cls(tracking_uri(registry), create)
 
     @property
@@ -118,9 +119,18 @@ class Registry:
         return {name: str(one.aliases[alias]) for name, one in self.models().items() if alias in one.aliases}
 
     def versions(self, detector: str | None = None) -> list[Version]:
-        """All versions, newest first within a detector."""
+        """All versions, newest first within a detector.
+
+        Raises
+        ------
+        ConfigError
+            If the registry has no such detector.
+        """
         found: list[Version] = []
-        for name, model in sorted(self.models().items()):
+        models = self.models()
+        if detector is not None and detector not in models:
+            raise ConfigError(self._unknown(detector, models))
+        for name, model in sorted(models.items()):
             if detector in (None, name):
                 found.extend(sorted(self._of(name, model), key=lambda one: -int(one.version)))
         return found
@@ -131,7 +141,7 @@ class Registry:
         Raises
         ------
         ConfigError
-            If there is none.
+            If there is none, or no such detector.
         """
         from mlflow.exceptions import MlflowException
 
@@ -142,6 +152,8 @@ class Registry:
         except RegistryAway as error:
             cause = error.__cause__
             if isinstance(cause, MlflowException) and cause.error_code in _ABSENT:
+                if detector not in (models := self.models()):
+                    raise ConfigError(self._unknown(detector, models)) from error
                 raise ConfigError(f"there is no version {version} of {detector} in registry '{self.uri}'") from error
             raise
         return _version(detector, model, one)
@@ -167,7 +179,8 @@ class Registry:
             try:
                 return ModelBundle.load(manifests[0].parent)
             except DetectorError as error:
-                raise DetectorError(f"{called} is refused: {_without(str(error), folder)}") from error
+                said = str(error).replace(f"{folder}/", "")  # a temporary folder
+                raise DetectorError(f"{called} is refused: {said}") from error
 
     # -- telling ---------------------------------------------------------------------------------------------
 
@@ -224,9 +237,9 @@ class Registry:
                     registered_name(one.detector), one.version, SINCE, f"{time.time():.3f}"
                 )
 
-    def asked_to_retrain(self) -> list[str]:
-        """Detectors whose registered model carries the tag ``retrain`` = ``requested``."""
-        return [name for name, one in self.models().items() if one.tags.get(RETRAIN) == "requested"]
+    def asked_to_retrain(self, word: str = "requested") -> list[str]:
+        """Detectors whose registered model carries the tag ``retrain`` = `word`."""
+        return [name for name, one in self.models().items() if one.tags.get(RETRAIN) == word]
 
     def answer_retrain(self, detector: str, text: str) -> None:
         """Replace the request by what became of it."""
@@ -245,6 +258,10 @@ class Registry:
             client.set_registered_model_alias(name, CHAMPION, one.version)
             if CHALLENGER in one.aliases:
                 client.delete_registered_model_alias(name, CHALLENGER)
+
+    def _unknown(self, detector: str, models: Mapping[str, Any]) -> str:
+        have = f"it has {', '.join(sorted(models))}" if models else "it has none yet: run trainwarden train"
+        return f"there is no detector '{detector}' in registry '{self.uri}'; {have}"
 
     def _of(self, detector: str, model: Any) -> Iterator[Version]:
         with asking(self.uri):
@@ -278,11 +295,6 @@ def _json(text: str | None, default: Any) -> Any:
         return default if text is None else msgspec.json.decode(text)
     except msgspec.DecodeError:
         return default
-
-
-def _without(text: str, folder: Path) -> str:
-    """A sentence without the temporary folder that a file was looked at in."""
-    return text.replace(f"{folder}/", "")
 
 
 __all__ = ["CHALLENGER", "CHAMPION", "ENSEMBLE", "Registry", "Version", "detector_of", "registered_name"]

@@ -64,11 +64,11 @@ def local_folder(uri: str) -> Path | None:
 
 
 def cache_folder(uri: str) -> Path:
-    """Where the last good models of a registry are kept on this machine."""
+    """Where the last good models of a registry are kept on this machine: beside a local one that we may write to."""
     import hashlib
 
     folder = local_folder(uri)
-    if folder is not None:
+    if folder is not None and os.access(folder / "served" if (folder / "served").exists() else folder, os.W_OK):
         return folder / "served"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "trainwarden" / "models" / hashlib.sha256(uri.encode()).hexdigest()[:16]
@@ -80,22 +80,36 @@ def client_of(uri: str, *, create: bool = False) -> Any:
     Raises
     ------
     RegistryAway
-        If there is none.
+        If there is none, or none can be made or written to.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     folder = local_folder(uri)
     if folder is not None:
+        database = folder / Path(uri.partition("?")[0]).name
         if create:
-            folder.mkdir(parents=True, exist_ok=True)
-        elif not (folder / Path(uri.partition("?")[0]).name).is_file():
-            raise RegistryAway(f"there is no registry '{uri}': run trainwarden train")
+            _make(folder, database)
+        elif not database.is_file():
+            raise RegistryAway(f"there is no registry in '{folder}': run trainwarden train")
     with asking(uri):
         from mlflow import MlflowClient
 
-        for noisy in ("alembic", "mlflow", "mlflow.store.db.utils"):  # set by MLflow's own import
+        for noisy in ("alembic", "mlflow"):  # set by MLflow's own import
             logging.getLogger(noisy).setLevel(logging.ERROR)
+        # It prints a stack of every refusal that it also raises, and we say that in one sentence.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _make(folder: Path, database: Path) -> None:
+    """The folder of a local registry; said before a training is worked out, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RegistryAway(f"registry folder '{folder}' cannot be made: {error.strerror}") from error
+    for path in (folder, database):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise RegistryAway(f"registry '{path}' cannot be written to: permission denied")
 
 
 def experiment_of(client: Any, uri: str) -> str:
@@ -124,5 +138,21 @@ def asking(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
-        first = str(error).strip().splitlines()
-        raise RegistryAway(f"registry '{uri}': {first[0][:300] if first else type(error).__name__}") from error
+        raise RegistryAway(f"registry '{uri}': {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong at the bottom, where that is a database or the network; else the first line."""
+    from requests.exceptions import ConnectionError as NoConnection
+    from requests.exceptions import Timeout
+    from sqlalchemy.exc import DBAPIError
+
+    one: BaseException | None = error
+    while one is not None:
+        if isinstance(one, DBAPIError) and one.orig is not None:
+            return str(one.orig)
+        if isinstance(one, Timeout | NoConnection):
+            return "the server does not answer" + (" in time" if isinstance(one, Timeout) else "")
+        one = one.__cause__ or one.__context__
+    first = str(error).strip().splitlines()
+    return first[0][:300] if first else type(error).__name__

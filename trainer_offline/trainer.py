@@ -14,16 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from trainer_offline.drift import DriftWatch
-from trainer_offline.registry import CHALLENGER, CHAMPION, Registry
+from trainer_offline.registry import CHALLENGER, CHAMPION, RUNNING, Registry
 from trainwarden import bus as buses
 from trainwarden.clock import Clock, SystemClock
-from trainwarden.errors import DataError
+from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EVENTS, VERDICTS, EventRecord, Topic, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -112,10 +113,12 @@ class TrainerHandler:
         self._training: TrainingProcess | None = None
         self._asked_by: list[str] = []
         self._known: dict[Place, str | None] = {}
+        self._to_note: list[tuple[str, str]] = []
         self._last_id = ""
         self._due_s = clock.now_s() + self._settings.every_s
         self._ended_s = float("-inf")
         self._checked_s = float("-inf")
+        self._resumed = False
         self._away: str | None = None
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
@@ -149,7 +152,8 @@ class TrainerHandler:
         self._checked_s = now_s
         try:
             outputs += self._audit(now_s)
-            asked = self._registry.asked_to_retrain()
+            self._note_champions()
+            asked = self._registry.asked_to_retrain() + self._resume()
             if self._training is None and (why := self._why(asked, now_s)):
                 self._train(why, asked)
         except DataError as error:
@@ -176,15 +180,26 @@ class TrainerHandler:
         drifted = self._drift.drifted()
         return "drift: " + "; ".join(f"{name}: {why}" for name, why in drifted.items()) if drifted else None
 
+    def _resume(self) -> list[str]:
+        """Once: when the last training was, and whose request a trainer that was killed had begun to answer."""
+        if self._resumed:
+            return []
+        begun = self._registry.asked_to_retrain(RUNNING)
+        made = [one.created_s for one in self._registry.versions()]
+        if made:
+            self._due_s = min(self._due_s, max(made) + self._settings.every_s)
+        self._resumed = True
+        return begun
+
     def _train(self, why: str, asked: Sequence[str]) -> None:
         arguments = ["--data", self._data, "--registry", self._registry.uri, *self._arguments]
         if self._settings.normal_until is not None:
             arguments += ["--normal-until", self._settings.normal_until]
-        for detector in asked:
-            self._registry.answer_retrain(detector, "running")
         log.info("training starts", extra={"fields": {"why": why, "data": self._data}})
         self._metrics.count("trainings_total", "Trainings begun.", why=why.partition(":")[0].partition(" ")[0])
         self._training, self._asked_by = self._begin(arguments), list(asked)
+        for detector in asked:
+            self._registry.answer_retrain(detector, RUNNING)
 
     def _ended(self, now_s: float) -> list[Output]:
         """What a training that has ended has made."""
@@ -198,8 +213,10 @@ class TrainerHandler:
         passed = [one["detector"] for one in answer.get("models", []) if one["gate"]["passed"]]
         log.info("training ended", extra={"fields": {"result": said, "passed": ",".join(passed)}})
         try:
+            again = self._registry.asked_to_retrain()  # while it ran: a new request, not to be overwritten
             for detector in self._asked_by:
-                self._registry.answer_retrain(detector, said[:200])
+                if detector not in again:
+                    self._registry.answer_retrain(detector, said[:200])
         except DataError as error:
             self._note(str(error))
         self._asked_by = []
@@ -221,8 +238,15 @@ class TrainerHandler:
             outputs.append((JOB, self._event(place, before, after, now_s)))
             self._known[place] = after
             if place[1] == CHAMPION and after is not None:
-                self._registry.note_champion(self._registry.version(place[0], after))
+                self._to_note.append((place[0], after))
         return outputs
+
+    def _note_champions(self) -> None:
+        """Tell the registry since when its champions are: apart from the events, which go out if this fails."""
+        while self._to_note:
+            with suppress(ConfigError):  # a version that somebody has deleted meanwhile
+                self._registry.note_champion(self._registry.version(*self._to_note[0]))
+            self._to_note.pop(0)
 
     def _event(self, place: Place, before: str | None, after: str | None, now_s: float) -> EventRecord:
         detector, alias = place

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.archive_doubles import DAY_S, MAKERS, NOON_S, Killed, Log, Service, death_at, expected, present
-from trainer_offline import compaction
+from trainer_offline import maintenance
 from trainer_offline.archive_export import Steps
 
 STEPS = st.one_of(
@@ -47,10 +47,10 @@ def apply(step: tuple[object, ...], log: Log, service: Service, root: Path, numb
             service.die()
             return Service(log, root, flush_bytes=4_096 * 2)
         case ("compact",):
-            compaction.compact(root, {}, NOON_S)
+            maintenance.compact(root, {}, NOON_S)
         case ("kill compaction", int(at), bool(after)):
             with death_at(at, after=after), contextlib.suppress(Killed):
-                compaction.compact(root, {}, NOON_S)
+                maintenance.compact(root, {}, NOON_S)
     return service
 
 
@@ -68,7 +68,7 @@ def test_every_record_is_there_exactly_once(steps: list[tuple[object, ...]]) -> 
         service.handler.finish()
         service.die()
         assert present(root) == expected(log)
-        compaction.compact(root, {}, NOON_S)
+        maintenance.compact(root, {}, NOON_S)
         assert present(root) == expected(log)
 
 

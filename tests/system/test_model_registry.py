@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -133,8 +135,6 @@ def test_a_tampered_or_truncated_artifact_is_refused_and_the_last_good_serves(re
     version = registry.version("kmeans", registry.aliases(CHAMPION)["kmeans"])
     uri = registry.client.get_model_version_download_uri(registered_name("kmeans"), version.version)
     assert str(tmp_path) in uri
-    from pathlib import Path
-
     folder = Path(uri.removeprefix("file://"))
     for damage in (lambda content: content[: len(content) // 2], lambda content: content[:-9] + b"x" * 9):
         path = next(folder.rglob("family-0.npz"))
@@ -177,3 +177,114 @@ def test_a_registry_that_is_not_there_is_one_sentence(tmp_path):
 def test_detect_resolves_a_registry_to_a_folder_of_models(registry):
     folder = local_bundle(registry.uri)
     assert ModelBundle.load(folder).versions == registry.aliases(CHAMPION)
+
+
+# -- sentences of methods 10 about versions ------------------------------------------------------------------------
+
+
+def test_a_run_records_hash_metrics_and_which_metrics_were_dropped_and_why(trained, registry):
+    answer = trained[1]
+    run = registry.client.get_run(answer["run_id"])
+    assert run.data.params["data_hash"] == answer["data"]["hash"]
+    for name in ("recall", "accuracy", "false_alarms_per_machine_day"):
+        assert {f"{one['detector']}.{name}" for one in answer["models"]} <= run.data.metrics.keys(), name
+    with tempfile.TemporaryDirectory() as to:
+        kept = registry.client.download_artifacts(run.info.run_id, "data-card.json", to)
+        card = msgspec.json.decode(Path(kept).read_bytes())
+    assert {one["name"]: one["why"] for one in card["metrics_dropped"]}["seven"] == "constant"
+    for one in registry.versions():
+        assert "power_twice" in one.tags["data_metrics_dropped"].split(", ")
+        assert one.tags["data_train_jobs"]
+        assert not {*one.tags["data_train_jobs"].split(", ")} & {*one.tags["data_test_jobs"].split(", ")}
+
+
+def test_an_artifact_holds_nothing_that_runs_and_loads_without_pickle(registry, monkeypatch):
+    import pickle
+
+    def refuse(*arguments, **named):
+        raise AssertionError("something was unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    for name, version in registry.aliases(CHAMPION).items():
+        assert registry.fetch(registry.version(name, version)).versions
+        uri = registry.client.get_model_version_download_uri(registered_name(name), version)
+        files = [path for path in Path(uri.removeprefix("file://")).rglob("*") if path.is_file()]
+        assert {path.suffix for path in files} <= {".npz", ".json", ".yaml", ".txt", ""}
+        assert [path.name for path in files if not path.suffix] == ["MLmodel"]
+        for path in (path for path in files if path.suffix == ".npz"):
+            with np.load(path, allow_pickle=False) as arrays:
+                assert all(arrays[key].dtype != object for key in arrays.files)
+
+
+def test_a_rejected_version_is_never_served_even_if_somebody_sets_its_alias(registry, tmp_path):
+    source = RegistrySource(registry, tmp_path / "kept", shadow=CHALLENGER)
+    good = source.poll()
+    assert good is not None
+    name = registered_name("lof")
+    serving = registry.aliases(CHAMPION)["lof"]
+    other = "2" if serving == "1" else "1"
+    registry.client.set_model_version_tag(name, other, "gate", "rejected")
+    registry.client.set_registered_model_alias(name, CHAMPION, other)
+    for _ in range(2):  # not worn down by asking again
+        with pytest.raises(DetectorError, match="has not passed the gate"):
+            source.poll()
+    kept = source.last_good()
+    assert kept is not None
+    assert kept.champion.versions == good.champion.versions
+    registry.client.delete_model_version_tag(name, other, "gate")
+    with pytest.raises(DetectorError, match="has not passed the gate"):
+        source.poll()
+    registry.client.set_registered_model_alias(name, CHAMPION, serving)
+    registry.client.set_registered_model_alias(name, CHALLENGER, other)
+    found = RegistrySource(registry, tmp_path / "fresh", shadow=CHALLENGER).poll()
+    assert found is not None
+    assert found.champion.versions == good.champion.versions
+    assert found.challenger is None, "a rejected challenger has no shadow either"
+    assert "has not passed the gate" in found.why
+
+
+def test_promotion_and_roll_back_are_told_on_the_bus_whoever_moved_the_alias(registry):
+    from tests.doubles import MemoryBus
+    from trainer_offline.trainer import TrainerHandler
+    from trainwarden.clock import ManualClock
+    from trainwarden.records import EVENTS
+    from trainwarden.self_metrics import SelfMetrics
+    from trainwarden.settings import Settings
+
+    bus, clock = MemoryBus(), ManualClock(1_000_000.0)
+    handler = TrainerHandler(Settings(), registry, clock, SelfMetrics("trainer"), (), None)
+    before = registry.aliases(CHAMPION)["pca"]
+    other = "2" if before == "1" else "1"
+    registry.client.set_model_version_tag(registered_name("pca"), other, "gate", "passed")
+
+    def told():
+        clock.sleep(60.0)
+        events = [record for _, record in handler.tick(clock.now_s())]
+        for event in events:
+            bus.publish(EVENTS, "models", event)
+        return [
+            (event.fields["alias"], event.fields["from"], event.fields["to"])
+            for event in events
+            if event.fields["detector"] == "pca" and event.fields["alias"] == CHAMPION
+        ]
+
+    assert told() == [(CHAMPION, None, before)]
+    registry.promote("pca", other)
+    assert told() == [(CHAMPION, before, other)]
+    registry.rollback("pca")
+    assert told() == [(CHAMPION, other, before)]
+    assert told() == []
+    registry.client.set_registered_model_alias(registered_name("pca"), CHAMPION, other)
+    assert told() == [(CHAMPION, before, other)]
+    assert registry.rollback("pca").version == before, "a champion made in the UI can be rolled back as well"
+    assert told() == [(CHAMPION, other, before)]
+    bus.flush()
+    ids = [message.record.id for message in bus.read(EVENTS)]
+    assert len(set(ids)) == len(ids) >= 5
+
+
+def test_an_unknown_detector_is_told_from_an_unknown_version(registry):
+    for ask in (lambda: registry.versions("loff"), lambda: registry.promote("loff", "1")):
+        with pytest.raises(ConfigError, match=r"there is no detector 'loff' in registry .*; it has dtw, ensemble"):
+            ask()

@@ -24,7 +24,7 @@ from tests.archive_doubles import (
     present,
     steps_record,
 )
-from trainer_offline import archive_files, archive_reader, compaction
+from trainer_offline import archive_files, archive_reader, compaction, maintenance
 from trainer_offline.archive_files import Part, held_open
 from trainwarden.clock import ManualClock
 from trainwarden.errors import DataError
@@ -140,7 +140,7 @@ def test_killed_at_any_step_of_compaction(
             service.handler.finish()
         with death_at(step, after=after) as done:
             try:
-                compaction.compact(root, {}, NOON_S)
+                maintenance.compact(root, {}, NOON_S)
             except Killed:
                 killed = True
             else:
@@ -152,7 +152,7 @@ def test_killed_at_any_step_of_compaction(
             log.put(metrics_record(99))
             service.rounds(1)
             service.handler.finish()
-        compaction.compact(root, {}, NOON_S)
+        maintenance.compact(root, {}, NOON_S)
         assert present(root) == expected(log), f"killed at step {step}, compacted again"
         assert len(list(root.glob("metrics/*/*/*"))) == 1
         assert not list((root / ".staging").rglob("*.parquet"))
@@ -182,7 +182,7 @@ def test_a_bus_that_was_made_anew_counts_from_zero_and_loses_nothing(tmp_path: P
     archived(new, tmp_path)
     both = expected(old) + expected(new)
     assert present(tmp_path) == both
-    compaction.compact(tmp_path, {}, NOON_S)
+    maintenance.compact(tmp_path, {}, NOON_S)
     assert present(tmp_path) == both
     new.committed.clear()
     archived(new, tmp_path)
@@ -291,10 +291,10 @@ def test_compaction_leaves_one_file_a_day_and_every_row(tmp_path: Path) -> None:
         service.handler.finish()
     before = pd.read_parquet(tmp_path / "logs").sort_values("bus_offset", ignore_index=True)
     assert len(list(tmp_path.glob("logs/*/*/*"))) == 20
-    assert compaction.compact(tmp_path, {}, NOON_S) == (1, 0)
+    assert maintenance.compact(tmp_path, {}, NOON_S) == (1, 0)
     assert [path.name for path in tmp_path.glob("logs/*/*/*")] == ["part-0-0-19.parquet"]
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "logs"), before)
-    assert compaction.compact(tmp_path, {}, NOON_S) == (0, 0)
+    assert maintenance.compact(tmp_path, {}, NOON_S) == (0, 0)
 
 
 def test_a_reader_sees_one_state_while_the_day_is_compacted(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_reader_sees_one_state_while_the_day_is_compacted(tmp_path: Path) -> N
         service.handler.finish()
     found = archive_reader.batches(tmp_path, "logs", "j")
     offsets = next(found).column("bus_offset").to_pylist()
-    assert compaction.compact(tmp_path, {}, NOON_S) == (1, 0)
+    assert maintenance.compact(tmp_path, {}, NOON_S) == (1, 0)
     log.put(lines_record(6))
     service.rounds(1)
     service.handler.finish()
@@ -314,7 +314,7 @@ def test_a_reader_sees_one_state_while_the_day_is_compacted(tmp_path: Path) -> N
         offsets += batch.column("bus_offset").to_pylist()
     assert offsets == list(range(6))
     assert len(list((tmp_path / ".staging" / "compaction").rglob("*.parquet"))) == 6
-    compaction.compact(tmp_path, {}, NOON_S)
+    maintenance.compact(tmp_path, {}, NOON_S)
     assert not list((tmp_path / ".staging" / "compaction").iterdir())
     assert present(tmp_path) == expected(log)
 
@@ -345,8 +345,8 @@ def test_a_recording_played_back_lately_is_not_old(tmp_path: Path) -> None:
     log = Log()
     log.put(lines_record(0, time_s=NOON_S - 1000 * DAY_S))
     archived(log, tmp_path)
-    assert compaction.compact(tmp_path, {"logs": 10}, NOON_S + 5 * DAY_S) == (0, 0)
-    assert compaction.compact(tmp_path, {"logs": 10}, NOON_S + 11 * DAY_S) == (0, 1)
+    assert maintenance.compact(tmp_path, {"logs": 10}, NOON_S + 5 * DAY_S) == (0, 0)
+    assert maintenance.compact(tmp_path, {"logs": 10}, NOON_S + 11 * DAY_S) == (0, 1)
 
 
 def test_batches_choose_time_and_columns(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_files_that_claim_the_same_record_are_refused(tmp_path: Path) -> None:
     assert part is not None
     (path.parent / Part(0, part.first, part.last + 1).name).write_bytes(path.read_bytes())
     with pytest.raises(DataError, match="hold the same records"):
-        compaction.compact(tmp_path, {}, NOON_S)
+        maintenance.compact(tmp_path, {}, NOON_S)
 
 
 def test_a_folder_that_is_gone_has_no_rows(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.doubles import MemoryBus
 from trainer_offline.trainer import TrainerHandler
 from trainwarden.clock import ManualClock
-from trainwarden.errors import DataError
+from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Message
 from trainwarden.records import EVENTS, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
@@ -25,25 +25,36 @@ class FakeRegistry:
         self.by_alias = {"champion": {"lof": "1"}, "challenger": {}}
         self.asked: list[str] = []
         self.answers: list[tuple[str, str]] = []
+        self.running: list[str] = []
         self.noted: list[str] = []
+        self.made_s: list[float] = []
         self.away = False
+        self.refuses = False
+        self.deleted = False
 
     def aliases(self, alias):
         if self.away:
             raise DataError("registry is away")
         return dict(self.by_alias[alias])
 
-    def asked_to_retrain(self):
-        return list(self.asked)
+    def asked_to_retrain(self, word="requested"):
+        return list(self.running if word == "running" else self.asked)
 
     def answer_retrain(self, detector, text):
         self.answers.append((detector, text))
         self.asked = []
 
+    def versions(self):
+        return [SimpleNamespace(created_s=one) for one in self.made_s]
+
     def version(self, detector, version):
+        if self.deleted:
+            raise ConfigError("no such version")
         return SimpleNamespace(detector=detector, version=version, tags={})
 
     def note_champion(self, one):
+        if self.refuses:
+            raise DataError("no tags today")
         self.noted.append(one.version)
 
 
@@ -165,3 +176,58 @@ def test_a_registry_that_is_away_costs_nothing_but_a_look_later():
     assert bench.tick() == []
     bench.registry.away = False
     assert len(bench.tick()) == 1
+
+
+def test_a_moved_alias_is_told_even_if_the_registry_then_refuses_a_tag():
+    bench = Bench()
+    bench.registry.refuses = True
+    assert len(bench.tick()) == 1
+    assert bench.tick() == []
+    bench.registry.refuses = False
+    assert bench.tick() == []
+    assert bench.registry.noted == ["1"]
+
+
+def test_an_alias_that_points_to_nothing_stops_nobody():
+    bench = Bench(every_s=60.0)
+    bench.registry.deleted = True
+    assert len(bench.tick()) == 1
+    bench.tick(61.0)
+    assert len(bench.begun) == 1
+
+
+def test_restarts_do_not_put_off_the_schedule():
+    bench = Bench(every_s=7 * DAY_S)
+    bench.registry.made_s = [bench.clock.now_s() - 20 * DAY_S, bench.clock.now_s() - 6 * DAY_S]
+    bench.tick()
+    assert bench.begun == []
+    bench.tick(DAY_S)
+    assert len(bench.begun) == 1
+    bench.begun[0].answer = {"error": "no data"}
+    bench.tick()
+    bench.tick(6 * DAY_S)
+    assert len(bench.begun) == 1, "a week after the last one, whether it made versions or not"
+
+
+def test_a_request_that_a_killed_trainer_had_begun_is_taken_up_again():
+    bench = Bench()
+    bench.registry.running = ["pca"]
+    bench.tick()
+    assert len(bench.begun) == 1
+    assert bench.registry.answers == [("pca", "running")]
+    bench.begun[0].answer = {"run_id": "r1", "models": []}
+    bench.tick()
+    bench.tick()
+    assert len(bench.begun) == 1
+    assert bench.registry.answers[-1] == ("pca", "done: run r1")
+
+
+def test_a_request_made_while_it_trains_is_not_answered_by_that_training():
+    bench = Bench()
+    bench.registry.asked = ["lof"]
+    bench.tick()
+    bench.registry.asked = ["lof"]
+    bench.begun[0].answer = {"run_id": "r1", "models": []}
+    bench.tick()
+    assert len(bench.begun) == 2
+    assert ("lof", "done: run r1") not in bench.registry.answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from trainwarden.cli.output import Voice, check_json_target, write_json
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, DataError
 from trainwarden.settings import Settings, load
 
 ArchiveWord = Literal["serve", "compact", "export", "list"]
@@ -48,9 +49,11 @@ def archive(
         return _serve(settings, root, with_parent)
     voice = Voice(json)
     if word == "compact":
-        from trainer_offline.compaction import compact
+        from trainer_offline.maintenance import compact
         from trainwarden.clock import SystemClock
 
+        if not root.is_dir():
+            raise DataError(f"archive '{root}' does not exist")
         keep_days = {str(topic): number for topic, number in settings.archive.keep_days.items()}
         joined, removed = compact(root, keep_days, SystemClock().now_s())
         voice.say(f"{joined} days joined, {removed} days removed")
@@ -60,6 +63,8 @@ def archive(
 
         if job is None or to is None:
             raise ConfigError("archive export: give the job and --to DIR")
+        for day in days:
+            _check_day(day)
         written = export(root, job, to, list(days) or None)
         for name, rows in written.items():
             voice.say(f"{rows:>12,} rows  {to / name}")
@@ -67,6 +72,15 @@ def archive(
     else:
         _list(root, voice, json)
     return 0
+
+
+def _check_day(text: str) -> None:
+    try:
+        good = datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"archive export: --day '{text}' is no day YYYY-MM-DD")
 
 
 def _serve(settings: Settings, root: Path, with_parent: bool) -> int:
@@ -123,6 +137,7 @@ def annotate(
     _, root = _settings(config, folder)
     voice = Voice(json)
     from trainer_offline import annotations
+    from trainer_offline.archive_files import TOPIC_FOLDERS, job_folder
 
     if word == "add":
         if job is None or label is None:
@@ -141,6 +156,8 @@ def annotate(
             raise ConfigError(f"annotate add: {error}") from error
         place = annotations.add(root, annotation)
         voice.say(f"annotation {place} added")
+        if not any((root / topic / job_folder(job)).is_dir() for topic in TOPIC_FOLDERS):
+            voice.say(f"the archive '{root}' holds nothing of job '{job}' so far")
         write_json({"number": place, "annotation": msgspec.to_builtins(annotation)}, json)
     elif word == "remove":
         if number is None:

@@ -1,0 +1,32 @@
+"""Registries that cannot be reached, made or written to, with MLflow's real client: one sentence, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_offline.registry import Registry
+from trainer_offline.registry_uri import cache_folder
+from trainwarden.errors import DataError
+
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+
+
+def test_a_registry_that_cannot_be_made_or_written_is_said_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be made: File exists"):
+        Registry.at(str(tmp_path / "file"), create=True).models()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(DataError, match="cannot be written to"):
+        Registry.at(str(tmp_path), create=True).models()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    uri = Registry.at(str(tmp_path)).uri
+    assert cache_folder(uri).is_relative_to(tmp_path / "cache"), "who may only read keeps the models elsewhere"
+
+
+def test_a_server_that_is_away_is_one_sentence() -> None:
+    with pytest.raises(DataError, match=r"^registry 'http://127\.0\.0\.1:9': the server does not answer$"):
+        Registry.at("http://127.0.0.1:9").models()
