@@ -11,6 +11,7 @@ from trainer_offline.grids import Floats
 from trainer_offline.judged import Tally
 
 MAX_JOBS = 8
+UNITS = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 def draw(name: str, tally: Tally, folder: Path) -> list[Path]:
@@ -52,10 +53,12 @@ def draw(name: str, tally: Tally, folder: Path) -> list[Path]:
         for axes, (job, times_s, scores, labels) in zip(
             figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True
         ):
-            hours = (times_s - times_s[0]) / 3600.0
-            axes.plot(hours, scores, linewidth=0.6)
-            axes.fill_between(hours, 0.0, 1.0, where=labels, alpha=0.3, color="tab:red")
-            axes.set(ylim=(0, 1), ylabel=job[:24], xlabel="hours" if axes is figure.axes[-1] else "")
+            unit, unit_s = next(one for one in UNITS if times_s[-1] - times_s[0] >= 2 * one[1] or one[1] == 1.0)
+            since = (times_s - times_s[0]) / unit_s
+            axes.plot(since, scores, linewidth=0.6)
+            axes.fill_between(since, 0.0, 1.0, where=labels, alpha=0.3, color="tab:red")
+            axes.set(ylim=(0, 1), ylabel="score", xlabel=unit)
+            axes.set_title(job[:80], fontsize=9, loc="left")
         keep(figure, "time lines")
     return drawn
 

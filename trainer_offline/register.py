@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import io
 import os
+import signal
 import tempfile
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from trainer_offline.data_card import DataCard
 from trainer_offline.gate import GateResult
 from trainer_offline.judged import Tally
 from trainer_offline.plots import draw
+from trainer_offline.progress import Tell, silent
 from trainer_offline.registry import CHALLENGER, CHAMPION, Registry, Version, registered_name
 from trainer_offline.registry_uri import asking, experiment_of
 
@@ -37,7 +40,7 @@ def register(
     settings: Mapping[str, Any],
     *,
     promote: bool = False,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = silent,
 ) -> tuple[str, list[Version]]:
     """Keep every detector of `bundle`; the run's id and the versions made.
 
@@ -50,6 +53,7 @@ def register(
         If the registry cannot be reached or refuses.
     """
     parts = parts_of(bundle)
+    tell("keeping the run with its card and plots", 0, len(parts))
     had = registry.aliases(CHAMPION)
     with tempfile.TemporaryDirectory(prefix="trainwarden-train-") as temporary, asking(registry.uri):
         import mlflow
@@ -66,18 +70,34 @@ def register(
                 for path in draw(name, tally, Path(temporary)):
                     mlflow.log_artifact(str(path), "plots")
             numbers = {}
-            for name, part in parts.items():
-                tell(f"registering {registered_name(name)}")
+            for done, (name, part) in enumerate(parts.items()):
+                tell(f"registering {registered_name(name)}", done, len(parts))
                 numbers[name] = _kept(client, bundle, name, part, Path(temporary), run_id, results[name], card)
-    made = []
-    for name, number in numbers.items():
-        if results[name].passed:
-            if promote or name not in had:
-                registry.promote(name, number)
-            else:
-                registry.challenge(registry.version(name, number))
-        made.append(registry.version(name, number))
-    return run_id, made
+    with _uninterrupted():
+        for name, number in numbers.items():
+            if results[name].passed:
+                if promote or name not in had:
+                    registry.promote(name, number)
+                else:
+                    registry.challenge(registry.version(name, number))
+        tell("registered", len(parts), len(parts))
+    return run_id, [registry.version(name, number) for name, number in numbers.items()]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Aliases move together: Ctrl-C waits until all have. Elsewhere than in the main thread it never comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        signal.raise_signal(signal.SIGINT)  # to whoever handled it before
 
 
 def _kept(
@@ -130,6 +150,8 @@ def _card_tags(card: DataCard) -> dict[str, str]:
         "data_hours": f"{card.hours:g}",
         "data_split": card.split,
         "data_train_jobs": ", ".join(card.train_jobs)[:MAX_TAG],
+        "data_train_digests": ", ".join(card.train_digests)[:MAX_TAG],
+        "data_scales": "; ".join(f"{family}: {why}" for family, why in card.scales.items())[:MAX_TAG],
         "data_test_jobs": ", ".join(card.test_jobs)[:MAX_TAG],
         "data_metrics_kept": ", ".join(card.metrics_kept)[:MAX_TAG],
         "data_metrics_dropped": ", ".join(one["name"] for one in card.metrics_dropped)[:MAX_TAG],
@@ -157,5 +179,7 @@ def _numbers(results: Mapping[str, GateResult]) -> dict[str, float]:
 
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # plots are files; a training run has no screen
+# At the end of a run MLflow tells a server's pages on standard output, which may be a program's JSON.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 __all__ = ["CHALLENGER", "CHAMPION", "register"]

@@ -1,0 +1,155 @@
+"""Another version is promoted while a demo's ranks train: every window is judged once, and the fault is found."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.system.test_demo import demo
+from tests.training_data import MODELS
+from trainer_offline.gate import GateConfig
+from trainer_offline.registry import CHAMPION, Registry, registered_name
+from trainer_offline.training import TrainConfig, train
+from trainwarden.cli.demo import Demo, DemoPlan
+from trainwarden.cli.live import LiveView
+from trainwarden.cli.output import Voice
+from trainwarden.cli.run import JobRun
+from trainwarden.records import VERDICTS, VerdictRecord
+from trainwarden.settings import Settings, parse
+
+# MLflow and what it stands on warn of their own making.
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+SWAPPED = "pca"
+SWAP_S = 30.0
+BEFORE = 4  # verdicts by the old models, at least, before the promotion
+RANK = 2
+# A minute of a demo is no test of quality: here only who serves matters.
+ANY = GateConfig(accuracy=0.0, precision=0.0, recall=0.0, injected_recall=0.0, false_alarms_per_machine_day=1e6)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """Two versions of every detector, learnt from a captured demo; the first serves."""
+    place = tmp_path_factory.mktemp("swap")
+    demo(place, "--fault", "none", "--steps", "60", "--keep", str(place / "data"))
+    config = parse(TrainConfig, {"models": {"members": {"pca": 1.0, "kmeans": 1.0}, **_small()}}, "trainer")
+    config = msgspec.structs.replace(config, gate=ANY)
+    found = Registry.at(str(place / "models"), create=True)
+    train(place / "data", found, config)
+    first = found.aliases(CHAMPION)
+    for name in first:  # nobody to be compared with: both pass
+        found.client.delete_registered_model_alias(registered_name(name), CHAMPION)
+    train(place / "data", found, config, seed=1)
+    for name, version in first.items():
+        found.promote(name, version)
+    assert found.version(SWAPPED, "2").passed
+    return found
+
+
+def _small() -> dict[str, Any]:
+    return {name: value for name, value in MODELS.items() if name != "members"}
+
+
+class SwappingDemo(Demo):
+    """A demo whose fault comes only after another version has been promoted and serves."""
+
+    promoted_at_s: float | None = None
+    swapped_at_s: float | None = None
+    registry: Registry
+
+    def _maybe_inject(self) -> None:
+        verdicts = self.run.follower.view.verdicts
+        served = [one for one in verdicts if SWAPPED in one.model_versions]
+        if self.promoted_at_s is None:
+            if len(served) >= BEFORE:
+                self.promoted_at_s = time.time()
+                self.registry.promote(SWAPPED, "2")
+        elif self.swapped_at_s is None:
+            if served[-1].model_versions[SWAPPED] == "2":
+                self.swapped_at_s = time.time()
+        else:
+            super()._maybe_inject()
+
+
+@pytest.fixture(scope="module")
+def swapped(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> tuple[SwappingDemo, list[VerdictRecord]]:
+    """The demo after its end, and every verdict that is on the bus."""
+    plan = DemoPlan.checked("slow-rank", RANK, 2.5, 45, 4, 0, 160, "observe")
+    folder = tmp_path_factory.mktemp("run")
+    settings = Settings(job="swap", run_dir=str(folder))
+    overrides = {
+        "TRAINWARDEN_ENGINE_MODE": "observe",
+        "TRAINWARDEN_DETECTION_MODELS": registry.uri,
+        "TRAINWARDEN_DETECTION_MODELS_EVERY_S": "1.0",
+    }
+    voice = Voice()
+    with JobRun(settings, own_services=("agent", "detector", "engine"), overrides=overrides) as run:
+        one = SwappingDemo(plan, run, voice, LiveView(plan.ranks, voice))
+        one.registry = registry
+        code = one.carry_out()
+        assert code == 0, (folder / "services" / "supervise.log").read_text()[-3000:]
+        found = [one.record for one in run.bus.read(VERDICTS)]
+    for incident in one.run.follower.view.incidents.values():
+        print(incident.kind, incident.suspects, incident.opened_at_s, incident.reason, incident.opened_step)
+    print(one.promoted_at_s, one.swapped_at_s, one.fault.injected_at_s)
+    log = _tail(folder)
+    assert one.promoted_at_s is not None, f"no verdict by models\n{log}"
+    assert one.swapped_at_s is not None, f"no swap before the job's end\n{log}"
+    return one, [record for record in found if isinstance(record, VerdictRecord)]
+
+
+def _tail(folder: Path) -> str:
+    return (folder / "services" / "detector.log").read_text(errors="replace")[-3000:]
+
+
+def test_the_swap_comes_within_30_s_and_versions_change_once(
+    swapped: tuple[SwappingDemo, list[VerdictRecord]],
+) -> None:
+    one, verdicts = swapped
+    assert one.promoted_at_s is not None
+    assert one.swapped_at_s is not None
+    assert one.swapped_at_s - one.promoted_at_s < SWAP_S
+    versions = [verdict.model_versions[SWAPPED] for verdict in verdicts if SWAPPED in verdict.model_versions]
+    assert versions == sorted(versions)
+    assert {*versions} == {"1", "2"}
+    others = {verdict.model_versions["kmeans"] for verdict in verdicts if "kmeans" in verdict.model_versions}
+    assert others == {"1"}, "who was not promoted serves on"
+
+
+def test_no_verdict_is_lost_or_told_twice(swapped: tuple[SwappingDemo, list[VerdictRecord]]) -> None:
+    verdicts = swapped[1]
+    assert len({verdict.id for verdict in verdicts}) == len(verdicts)
+    times = np.array([verdict.time_s for verdict in verdicts])
+    gaps = np.diff(times)
+    assert np.all(gaps > 0.0), "each window once, in its order"
+    served = [SWAPPED in verdict.model_versions for verdict in verdicts]
+    versions = [verdict.model_versions.get(SWAPPED) for verdict in verdicts]
+    first, swap = served.index(True), versions.index("2")
+    # A window not judged would show as a gap where models were changed, beside what this machine's load makes anyway.
+    elsewhere = np.delete(gaps[first:], swap - 1 - first)
+    assert gaps[swap - 1] <= 2.0 * elsewhere.max(), f"gap at the swap among {np.round(gaps[first:], 2).tolist()}"
+    # Memories are carried over: who had an opinion before the swap has one after it, and nobody has failed.
+    before, after = verdicts[swap - 1].votes[SWAPPED], verdicts[swap].votes[SWAPPED]
+    assert before.opinion == "abstain" or after.opinion != "abstain", after.reason
+    assert not [vote for verdict in verdicts for vote in verdict.votes.values() if "failed" in (vote.reason or "")]
+
+
+def test_the_fault_after_the_swap_is_found(swapped: tuple[SwappingDemo, list[VerdictRecord]]) -> None:
+    one, verdicts = swapped
+    since_s = one.fault.injected_at_s
+    assert since_s is not None
+    opened = [
+        (incident.kind, incident.suspects[0].rank if incident.suspects else None, incident.opened_at_s - since_s)
+        for incident in one.run.follower.view.incidents.values()
+    ]
+    found = [after_s for kind, rank, after_s in opened if (kind, rank) == ("slow_compute", RANK)]
+    assert len(found) == 1, opened
+    assert found[0] > 0.0
+    told = [verdict for verdict in verdicts if verdict.kind == "slow_compute" and verdict.time_s > since_s]
+    assert {verdict.model_versions.get(SWAPPED) for verdict in told} == {"2"}
