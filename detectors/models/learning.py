@@ -55,6 +55,7 @@ def learn(
     preparation = Preparation.fit(arrays, names, config.preparation, owners)
     scaled = preparation.scaled(arrays, owners)
     blocks = _blocks(scaled, preparation, owners, config)
+    every = judged_every(scaled, config)
     models: dict[str, Any] = {}
     held_out: dict[str, list[Floats]] = {}
     why: list[str] = []
@@ -63,25 +64,27 @@ def learn(
             if name == "dtw":
                 places = list(range(len(scaled)) if peers is True else peers or ())
                 if len(places) >= config.dtw.least_ranks:
-                    models[name], held_out[name] = _fit_peers(scaled, places, config)
+                    models[name], held_out[name] = _fit_peers(scaled, places, every, config)
             elif name == "neighbor_profile":
-                models[name], held_out[name] = fit_profile(scaled, blocks, config, seed)
+                models[name], held_out[name] = fit_profile(scaled, blocks, every, config, seed)
             else:
-                models[name], held_out[name] = fit_rows(name, scaled, blocks, config, seed)
+                models[name], held_out[name] = fit_rows(name, scaled, blocks, every, config, seed)
         except DetectorError as error:
             why.append(str(error))
+        if name in models and np.isnan(np.concatenate(held_out[name])).all():
+            del models[name], held_out[name]
+            why.append(f"no stretch is long enough to judge {name}")
     if not any(by_name(config.members)[name] > 0.0 for name in models):
         raise DetectorError("; ".join(dict.fromkeys(why)) or "no member of the vote can be learnt")
-    return Learnt(preparation, models, _calibrated(held_out, scaled, config))
+    return Learnt(preparation, models, _calibrated(held_out, scaled, every, config))
 
 
 def _calibrated(
-    held_out: Mapping[str, list[Floats]], scaled: Sequence[Floats], config: VoteConfig
+    held_out: Mapping[str, list[Floats]], scaled: Sequence[Floats], every: int, config: VoteConfig
 ) -> dict[str, Calibration]:
-    """Calibrations of the members and of their mean."""
-    every = judged_every(scaled, config)
+    """Calibrations of the members, and of their mean where all of them were judged."""
     weights = {name: float(weight) for name, weight in by_name(config.members).items()}
-    calibrations = {name: Calibration.fit(_normal(parts, every, config)) for name, parts in held_out.items()}
+    calibrations = {name: Calibration.fit(_normal(parts, 1, config)) for name, parts in held_out.items()}
     nats = [
         weighted_mean(
             {name: calibrations[name].nats(parts[one]) for name, parts in held_out.items()},
@@ -112,14 +115,16 @@ def _blocks(
 
 
 def _normal(parts: Sequence[Floats], every: int, config: VoteConfig) -> Floats:
-    """Normal scores for a calibration, of those samples that every member has judged."""
+    """Normal scores for a calibration, of every so many samples."""
     values = np.concatenate([one[::every] for one in parts])
     return thinned(values[~np.isnan(values)], config.calibration_rows)
 
 
-def _fit_peers(scaled: Sequence[Floats], places: Sequence[int], config: VoteConfig) -> tuple[Any, list[Floats]]:
+def _fit_peers(
+    scaled: Sequence[Floats], places: Sequence[int], every: int, config: VoteConfig
+) -> tuple[Any, list[Floats]]:
     """DTW across the series at `places`, and its scores for every series, NaN for the others."""
-    model, found = fit_dtw([scaled[place] for place in places], config)
+    model, found = fit_dtw([scaled[place] for place in places], every, config)
     scores = [np.full(one.shape[1], np.nan) for one in scaled]
     for place, part in zip(places, found, strict=True):
         scores[place] = part

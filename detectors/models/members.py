@@ -122,19 +122,25 @@ def thinned(values: Floats, limit: int) -> Floats:
 
 
 def judged_every(scaled: Sequence[Floats], config: VoteConfig) -> int:
-    """Every so many samples one is scored for the calibration; what is learnt from is not thinned by this."""
+    """Every so many samples one is scored for the calibration, the same for all members, so that their mean can be
+    calibrated too; what is learnt from is not thinned by this.
+    """
     total = sum(int(one.shape[1]) for one in scaled)
     return max(1, total // (JUDGED_PER_ROW * int(config.calibration_rows)))
 
 
 def fit_rows(
-    name: str, scaled: Sequence[Floats], blocks: Sequence[npt.NDArray[np.intp]], config: VoteConfig, seed: int
+    name: str,
+    scaled: Sequence[Floats],
+    blocks: Sequence[npt.NDArray[np.intp]],
+    every: int,
+    config: VoteConfig,
+    seed: int,
 ) -> tuple[Any, list[Floats]]:
     """A row model and, per series, its scores by models that had not seen the block of ``blocks [t]``."""
     kind, settings = ROW_MODELS[name], getattr(config, name)
     seen = [view_of(config, name).rows(one).T for one in scaled]
     scores = [np.full(len(one), np.nan) for one in seen]
-    every = judged_every(scaled, config)
     for fold in np.unique(np.concatenate(blocks)).tolist():
         rest = np.concatenate([one[block != fold] for one, block in zip(seen, blocks, strict=True)])
         model = kind.fit(rest, settings, seed)
@@ -147,12 +153,11 @@ def fit_rows(
 
 
 def fit_profile(
-    scaled: Sequence[Floats], blocks: Sequence[npt.NDArray[np.intp]], config: VoteConfig, seed: int
+    scaled: Sequence[Floats], blocks: Sequence[npt.NDArray[np.intp]], every: int, config: VoteConfig, seed: int
 ) -> tuple[NeighborProfile, list[Floats]]:
     """The neighbor profile; a block held out is cut from its series before bags are drawn."""
     settings = config.neighbor_profile
     scores = [np.full(one.shape[1], np.nan) for one in scaled]
-    every = judged_every(scaled, config)
     for fold in np.unique(np.concatenate(blocks)).tolist():
         pieces = [
             one[:, part].T
@@ -195,12 +200,11 @@ def profile_block(model: NeighborProfile, scaled: Floats, newest: int) -> Floats
     return scores
 
 
-def fit_dtw(scaled: Sequence[Floats], config: VoteConfig) -> tuple[Dtw, list[Floats]]:
+def fit_dtw(scaled: Sequence[Floats], every: int, config: VoteConfig) -> tuple[Dtw, list[Floats]]:
     """DTW across all series, and its scores where a window ends, NaN elsewhere."""
     samples = min(one.shape[1] for one in scaled)
     aligned = np.stack([one[:, :samples] for one in scaled])
     length = min(config.dtw_samples, samples)
-    every = judged_every(scaled, config)
     step = max(1, length // 4, samples // DTW_WINDOWS)
     # Where the other members are judged too, so that the vote is calibrated on all of them together.
     ends = np.arange(length + (1 - length) % every, samples + 1, -(-step // every) * every)

@@ -25,7 +25,7 @@ FREE_BYTES: Final = 14_000_000_000
 TIMEOUT_S: Final = 3_600.0
 # One job is larger than the limit by itself.
 JOBS: Final = (JobSize("large", 124, 7), *(JobSize(f"job{number}", 16, 7) for number in range(7)))
-BAR: Final = "< 4 GB of memory, and versions registered"
+BAR: Final = "< 4 GB of memory, every family learnt, and versions registered"
 
 
 def benchmarks() -> list[dict[str, Any]]:
@@ -55,9 +55,10 @@ def measure(scratch: Path, nbytes: int, rows: int) -> dict[str, Any]:
     if not answer.exists():
         raise RuntimeError(f"training failed ({found.how}, exit code {found.code}): {found.output[-2_000:]}")
     said = json.loads(answer.read_text())
+    missing = [note for note in said["data"]["notes"] if "nothing to learn" in note]
     return {
         "value": found.peak_bytes,
-        "holds": found.peak_bytes < LIMIT_BYTES and nbytes >= ARCHIVE_BYTES and bool(said["models"]),
+        "holds": found.peak_bytes < LIMIT_BYTES and nbytes >= ARCHIVE_BYTES and bool(said["models"]) and not missing,
         "limit": found.how,
         "archive_bytes": nbytes,
         "archive_values": rows,

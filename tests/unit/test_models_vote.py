@@ -169,6 +169,24 @@ def test_of_long_training_only_a_part_is_judged_and_the_calibration_is_nearly_th
         np.testing.assert_allclose(thin.calibrations[name].nats(raw), full.calibrations[name].nats(raw), atol=0.5)
 
 
+def test_many_short_stretches_are_judged_at_the_same_places_by_all_members():
+    # A sampled job comes as stretches of 128 samples; only some of them are peers of each other.
+    series = [entity(seed, 128) for seed in range(11)]
+    table = {"neighbor_profile": {"bags": 10, "bag_size": 8}, "calibration_rows": 100}  # one sample in three is judged
+    vote = MetricVote.fit(series, NAMES, parse(VoteConfig, table, "models"), 0, peers=[0, 1, 2, 3])
+    assert set(vote.models) == set(VoteConfig().members)
+    assert all(calibration.nats([1e9])[0] > 10.0 for calibration in vote.calibrations.values())
+
+
+def test_a_member_that_no_stretch_lets_judge_is_left_out():
+    # One sample in sixty is judged, and in a fold of ten samples none of them ends a subsequence of ten.
+    series = [entity(seed, 32) for seed in range(750)]
+    table = {"neighbor_profile": {"bags": 4, "length": 10}, "calibration_rows": 100}
+    vote = MetricVote.fit(series, NAMES, parse(VoteConfig, table, "models"), 0)
+    assert "neighbor_profile" not in vote.models
+    assert "pca" in vote.models
+
+
 def test_a_member_for_which_there_is_too_little_is_left_out() -> None:
     rows = np.random.default_rng(0).normal(size=(42, 3))
     config = VoteConfig(members={"kmeans": 1.0, "pca": 1.0, "neighbor_profile": 1.0})
