@@ -30,6 +30,7 @@ from trainwarden.errors import DataError
 from trainwarden.recorded_folder import is_batch, jobs_in
 
 METRICS = "metrics"  # the archive's folder
+SHOWN_NAMES = 5
 GROUP_OFFSET_S = 1e10  # further apart than any two recordings
 
 
@@ -125,6 +126,7 @@ def prepare(
         for place, (one, spans) in enumerate(zip(found, said, strict=True))
     ]
     jobs, notes = _worked(tasks, outcomes(tasks, workers, dask), tell)
+    notes += _astray(found, data)
     if not jobs:
         raise DataError(f"'{data}' holds nothing to learn from: {'; '.join(notes)}")
     if len(jobs) == 1:
@@ -183,6 +185,14 @@ def _annotated(source: Source, data: Path) -> dict[str, list[Span]]:
                 span = (-math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s)
                 found.setdefault(one.label, []).append(span)
     return found
+
+
+def _astray(found: Sequence[Source], data: Path) -> list[str]:
+    """A note on annotations of jobs that are not here: most often a name was mistyped."""
+    places = dict.fromkeys((data, *(one.folder for one in found)))
+    names = {one.job for place in places for one in read_annotations(place)} - {one.called for one in found}
+    shown = ", ".join(f"'{name}'" for name in sorted(names)[:SHOWN_NAMES])
+    return [f"annotations name {shown}, but there is no such job here"] if names else []
 
 
 def _test_places(names: Sequence[str], with_faults: Sequence[bool], config: PrepareConfig, seed: int) -> set[int]:

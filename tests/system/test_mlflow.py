@@ -21,7 +21,7 @@ from tests.training_data import MODELS, batch
 from trainwarden import bus as buses
 from trainwarden.records import EVENTS, METRICS, VERDICTS, MetricsRecord, VerdictRecord
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 SWAP_S = 30.0
 NAMES = ("power", "clock", "power_twice", "seven", "traffic")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit import recordings
 from trainwarden.cli import main as command_line
+from trainwarden.errors import DetectorError
 
 INCIDENT = {
     "id", "job", "kind", "severity", "opened_at_s", "closed_at_s", "onset_s", "onset_step", "opened_step", "reason",
@@ -133,6 +134,18 @@ def test_scores_have_one_row_for_each_time_and_entity(
     assert 700 <= (worst.time_s - recordings.START_S) / 10.0 < 745
 
 
+def test_scores_are_written_though_no_model_votes(
+    strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "scores.csv"
+    until_s = recordings.START_S + 6_000.0
+    assert run(monkeypatch, "--data", strange, "--normal-until", until_s, "--scores", target, "--detectors",
+               "change_point") == 0  # fmt: skip
+    frame = pd.read_csv(target)
+    assert frame.node[frame.ensemble.idxmax()] == "node2"
+    assert "kmeans" not in frame.columns
+
+
 def test_a_normal_folder_trains_and_is_not_scored(
     strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +160,18 @@ def test_a_normal_folder_trains_and_is_not_scored(
         frame = pd.read_csv(file)
     assert len(frame) == 3_600
     assert not frame.training.any()
+
+
+def test_models_that_are_refused_are_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(registry: str) -> Path:
+        raise DetectorError(f"{registry}: lof.npz is damaged")
+
+    monkeypatch.setattr("trainer_offline.serving.local_bundle", refused)
+    folder = recordings.write(recordings.job(metrics=recordings.metrics(rows=20)), tmp_path / "job")
+    assert run(monkeypatch, "--data", folder, "--models", "http://mlflow") == 2
+    assert "http://mlflow: lof.npz is damaged" in capsys.readouterr().err
 
 
 def test_without_anything_normal_the_models_abstain(

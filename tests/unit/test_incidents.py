@@ -148,6 +148,14 @@ def test_faults_of_different_nodes_far_apart_in_time_are_two() -> None:
     assert len({one.id for one in story.told}) == 2
 
 
+def test_what_names_no_place_joins_the_fault_that_does() -> None:
+    story = Story()
+    story.at(0.0, candidate("nic_error", 0))
+    nowhere = candidate("nic_error", onset_s=START_S + 200.0)
+    story.at(200.0, replace(nowhere, suspects=(Suspect(score=0.9, reason="the fabric"),)))
+    assert len(story.joiner.open) == 1
+
+
 def test_identities_are_deterministic() -> None:
     one, two = candidate("crash", 1), candidate("exception", 1)
     assert incident_id("job", one, 5.0) == incident_id("job", two, 5.01)  # one family, one moment, one suspect

@@ -77,6 +77,13 @@ def test_only_rows_before_t_are_learnt_from_and_job_toml_goes_first(tmp_path):
     assert ends == {"job0": 990.0, "job1": 2990.0, "job2": 2990.0}
 
 
+def test_annotations_of_jobs_that_are_not_there_are_told(tmp_path):
+    batch(tmp_path, 3)
+    annotate(tmp_path, "job0,1000,2000,fault,slow_link,,", "jbo1,,500,ignore,,,")
+    notes = ready(tmp_path).card.notes
+    assert notes == ["annotations name 'jbo1', but there is no such job here"]
+
+
 def test_annotated_faults_and_ignored_spans_are_left_out(tmp_path):
     batch(tmp_path)
     annotate(tmp_path, "job0,1000,2000,fault,slow_link,,", "job1,,500,ignore,,,")

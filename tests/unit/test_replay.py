@@ -10,7 +10,7 @@ import pytest
 from detectors.change_point import for_recording
 from detectors.findings import job_object
 from detectors.models.members import VoteConfig
-from detectors.recorded_metrics import MetricScores, metric_grids, score_recorded
+from detectors.recorded_metrics import MetricScores, _held, metric_grids, score_recorded
 from detectors.replay import ReplayResult, replay
 from detectors.replay_stream import ReplayStream
 from tests.unit import recordings
@@ -187,3 +187,9 @@ def test_entities_with_clocks_of_their_own_are_compared_on_one_grid() -> None:
     spread_s = np.nanmax(grid.times_s[:, 20:-20], axis=0) - np.nanmin(grid.times_s[:, 20:-20], axis=0)
     assert float(np.nanmax(spread_s)) < 6.0
     assert (np.diff(grid.column_s) >= 0).all()
+
+
+def test_one_missing_sample_is_held_and_a_longer_gap_stays_a_gap() -> None:
+    there = np.array([[True, False, True, False, False, True]])
+    values = np.where(there, np.arange(6.0), np.nan)[..., None]
+    np.testing.assert_array_equal(_held(values, there)[0, :, 0], [0.0, 0.0, 2.0, 2.0, np.nan, 5.0])

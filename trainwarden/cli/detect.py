@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.cli.output import Voice, check_json_target, write_json
-from trainwarden.errors import ConfigError, DataError, WardenError
+from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
 from trainwarden.settings import DetectionSettings, load
 
 SHOWN = 12  # rows of a kind that people are shown; the JSON has all
@@ -124,7 +124,10 @@ def _local_models(models: str | None) -> str | None:
         return models
     from trainer_offline.serving import local_bundle
 
-    return str(local_bundle(models))
+    try:
+        return str(local_bundle(models))
+    except DetectorError as error:
+        raise DataError(str(error)) from error  # exit code 2: 1 would say that something was found
 
 
 def time_of(text: str | None) -> float | None:
