@@ -11,7 +11,7 @@ from tests.training_data import batch
 from trainer_offline.data_card import DIGEST
 from trainer_offline.gate import GateConfig, GateResult, Seen, decide, gate
 from trainer_offline.grids import PrepareConfig
-from trainer_offline.judged import Quality
+from trainer_offline.judged import Quality, Tally
 from trainer_offline.prepare import TrainingData, prepare
 from trainer_offline.train import fit
 
@@ -85,3 +85,9 @@ def test_the_card_says_which_scale_and_which_jobs(data: TrainingData, bundle: Mo
     assert set(bundle.votes) == {""}
     assert data.card.scales == {"rows without device": "one scale, that of training, for all"}
     assert len(data.card.train_digests) == len(data.card.train_jobs)
+
+
+def test_where_there_is_nothing_to_find_precision_is_unknown_and_not_none_right() -> None:
+    quality = Tally(Quality(judged=1_000, false_episodes=1, machine_days=1.0), right=990).done()
+    assert (quality.precision, quality.recall, quality.accuracy) == (None, None, 0.99)
+    assert decide(quality, None, GateConfig()).passed

@@ -151,8 +151,8 @@ def test_faults_of_different_nodes_far_apart_in_time_are_two() -> None:
 def test_what_names_no_place_joins_the_fault_that_does() -> None:
     story = Story()
     story.at(0.0, candidate("nic_error", 0))
-    nowhere = candidate("nic_error", onset_s=START_S + 200.0)
-    story.at(200.0, replace(nowhere, suspects=(Suspect(score=0.9, reason="the fabric"),)))
+    nowhere = candidate("nic_error", onset_s=START_S - 200.0)
+    story.at(1.0, replace(nowhere, suspects=(Suspect(score=0.9, reason="the fabric"),)))
     assert len(story.joiner.open) == 1
 
 
