@@ -14,10 +14,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, EnsembleConfig, family_of, versions_used
+from detectors.ensemble import Candidate, EnsembleConfig, family_of, versions_used
 from detectors.evidence import slowness
+from detectors.revisions import any_place, any_rank, better, moved, overlap
 from detectors.window import Window
-from trainwarden.records import IncidentRecord, Suspect, Vote
+from trainwarden.records import IncidentRecord, Vote
 
 SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
 SLOW_BEFORE_HANG_S: Final = 60.0  # slow steps this shortly before a standstill of the same rank belong to it
@@ -101,8 +102,9 @@ class Joiner:
         known = self._related(candidate, window)
         if known is not None:
             known.supported_s = window.now_s
+            proven = candidate.hard and not known.hard
             known.hard |= candidate.hard
-            return self._revise(known, candidate, votes, window, live)
+            return self._revise(known, candidate, votes, window, live, proven)
         if self._explained(candidate, window):
             return []
         record = self._opened(candidate, votes, window)
@@ -126,11 +128,11 @@ class Joiner:
             return True
         if not candidate.suspects or not record.suspects:
             return True
-        if candidate.family == "slow" and _any_rank(candidate.suspects) and _any_rank(record.suspects):
-            return _overlap(candidate.suspects, record.suspects, ("rank",))
-        if not _any_place(candidate.suspects) or not _any_place(record.suspects):
+        if candidate.family == "slow" and any_rank(candidate.suspects) and any_rank(record.suspects):
+            return overlap(candidate.suspects, record.suspects, ("rank",))
+        if not any_place(candidate.suspects) or not any_place(record.suspects):
             return True  # about the job as a whole
-        if _overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
+        if overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
             return True
         # Many nodes sick in the same way at the same time have one cause, e.g. their leaf switch.
         return abs((candidate.onset_s or 0.0) - (record.onset_s or 0.0)) <= SAME_CAUSE_S
@@ -142,14 +144,14 @@ class Joiner:
         family = family_of(record.kind)
         if candidate.family == "failure":
             if family == "slow":
-                named = not record.suspects or _overlap(candidate.suspects, record.suspects, ("rank",))
+                named = not record.suspects or overlap(candidate.suspects, record.suspects, ("rank",))
                 return named and onset_s - record.opened_at_s <= SLOW_BEFORE_HANG_S
             if family == "log_storm":
                 return before_s <= STORM_BEFORE_FAILURE_S
-            near = record.kind == "node_lost" or _overlap(candidate.suspects, record.suspects, ("node",))
+            near = record.kind == "node_lost" or overlap(candidate.suspects, record.suspects, ("node",))
             return abs(before_s) <= SAME_CAUSE_S and near
         if family == "failure" and candidate.hard:
-            return abs(before_s) <= SAME_CAUSE_S and _overlap(candidate.suspects, record.suspects, ("node",))
+            return abs(before_s) <= SAME_CAUSE_S and overlap(candidate.suspects, record.suspects, ("node",))
         return False
 
     def _explained(self, candidate: Candidate, window: Window) -> bool:
@@ -196,14 +198,14 @@ class Joiner:
         )
 
     def _revise(
-        self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
+        self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool, proven: bool
     ) -> list[IncidentRecord]:
         record = entry.record
-        changed = _better(record, candidate)
+        changed = better(record, candidate, proven)
         worth_telling = changed is not None
         if changed is None and candidate.family == "slow" and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S:
             evidence = slowness(window, record.onset_step)
-            if _moved(record.evidence, evidence):
+            if moved(record.evidence, evidence):
                 changed, worth_telling = msgspec.structs.replace(record, evidence=evidence), True
         if changed is not None:
             if family_of(changed.kind) == "slow":
@@ -256,82 +258,6 @@ def _evidence(candidate: Candidate, window: Window) -> dict[str, Any]:
     return slowness(window, candidate.onset_step) if candidate.family == "slow" else {}
 
 
-def _better(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | None:
-    """`record` with what `candidate` knows better; None if that is nothing."""
-    more_specific = KIND_ORDER.index(candidate.kind) < KIND_ORDER.index(record.kind)
-    same_family = family_of(record.kind) == candidate.family
-    if candidate.hard and same_family and record.kind != candidate.kind:
-        # Facts correct guesses, but what ends a hung job (a person, a watchdog) is not what hung it.
-        take = not (record.kind == "hang" and record.suspects)
-    elif candidate.hard and same_family:
-        take = _surest(candidate.suspects) > _surest(record.suspects) or (
-            _surest(candidate.suspects) == _surest(record.suspects)
-            and _keys(candidate.suspects) != _keys(record.suspects)
-        )
-        return _with(record, candidate) if take else None
-    else:
-        take = more_specific and not (record.kind in FAILURE_KINDS and same_family and not candidate.suspects)
-    if take:
-        return _with(record, candidate)
-    if record.kind == candidate.kind and set(_keys(candidate.suspects)) - set(_keys(record.suspects)):
-        return _with(record, candidate)
-    return None
-
-
-def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
-    onset_s, onset_step = record.onset_s, record.onset_step
-    if onset_s is None:
-        onset_s, onset_step = candidate.onset_s, candidate.onset_step
-    suspects = candidate.suspects or record.suspects
-    return msgspec.structs.replace(
-        record,
-        kind=candidate.kind,
-        severity=min(record.severity, candidate.severity),
-        suspects=suspects,
-        reason=candidate.reason,
-        onset_s=onset_s,
-        onset_step=candidate.onset_step if onset_step is None else onset_step,
-        metrics=candidate.metrics or record.metrics,
-    )
-
-
-def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """True if the evidence has changed so much that whoever plans by it should know."""
-    if new.get("slow_iterations", 0) >= 2 * max(old.get("slow_iterations", 0), 5):
-        return True
-    if new.get("micro_batches") != old.get("micro_batches"):
-        return True
-    before, after = old.get("ratio"), new.get("ratio")
-    return before is not None and after is not None and abs(after / before - 1.0) > 0.1
-
-
 def _progress(window: Window, record: IncidentRecord) -> bool:
     since_s = record.onset_s if record.onset_s is not None else record.opened_at_s
     return int(np.count_nonzero(window.ends_s > max(since_s, record.opened_at_s))) >= PROGRESS_STEPS
-
-
-def _surest(suspects: tuple[Suspect, ...]) -> float:
-    return max((suspect.score for suspect in suspects), default=0.0)
-
-
-def _keys(suspects: tuple[Suspect, ...]) -> list[tuple[int | None, str | None, str | None]]:
-    return [(suspect.rank, suspect.node, suspect.device) for suspect in suspects]
-
-
-def _any_rank(suspects: tuple[Suspect, ...]) -> bool:
-    return any(suspect.rank is not None for suspect in suspects)
-
-
-def _any_place(suspects: tuple[Suspect, ...]) -> bool:
-    return any(key != (None, None, None) for key in _keys(suspects))
-
-
-def _overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple[str, ...]) -> bool:
-    """True if some suspect of each side agrees in all of `fields` that both know, and in at least one."""
-    for one in left:
-        for other in right:
-            pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
-            known = [(a, b) for a, b in pairs if a is not None and b is not None]
-            if known and all(a == b for a, b in known):
-                return True
-    return False

@@ -111,6 +111,17 @@ def test_the_end_of_a_hung_job_does_not_rename_its_hang() -> None:
     assert story.at(9.0, candidate("crash", 0, onset_s=START_S + 9, hard=True)) == []
 
 
+def test_what_the_recorders_say_of_an_open_hang_becomes_its_reason() -> None:
+    story = Story()
+    story.at(0.0, candidate("hang", 1))
+    told = replace(candidate("hang", 1, hard=True, score=0.9), reason="rank 1 did not reach all_reduce 812")
+    (revised,) = story.at(1.0, told)
+    assert (revised.revision, revised.reason) == (2, told.reason)
+    assert story.at(2.0, told) == []  # once
+    (mismatch,) = story.at(3.0, replace(candidate("collective_mismatch", 1, hard=True), reason="sizes differ"))
+    assert (mismatch.id, mismatch.kind) == (revised.id, "collective_mismatch")
+
+
 def test_a_guess_is_corrected_by_the_root() -> None:
     story = Story()
     (guess,) = story.at(0.0, candidate("crash", 0, hard=True, score=0.3))
