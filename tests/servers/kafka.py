@@ -118,9 +118,10 @@ class KafkaBroker:
             text = text.replace("{" + key + "}", str(value))
         properties.write_text(text)
         if not data.exists():
+            # One in 64 begins with a dash: as a word of its own it would be taken for an option.
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             done = subprocess.run(
-                self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)),
+                self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)),
                 capture_output=True,
                 timeout=60,
                 check=False,

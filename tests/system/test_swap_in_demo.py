@@ -37,7 +37,7 @@ ANY = GateConfig(accuracy=0.0, precision=0.0, recall=0.0, injected_recall=0.0, f
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     """Two versions of every detector, learnt from a captured demo; the first serves."""
     place = tmp_path_factory.mktemp("swap")
-    demo(place, "--fault", "none", "--steps", "60", "--keep", str(place / "data"))
+    demo(place, "--fault", "none", "--steps", "120", "--keep", str(place / "data"))
     config = parse(TrainConfig, {"models": {"members": {"pca": 1.0, "kmeans": 1.0}, **_small()}}, "trainer")
     config = msgspec.structs.replace(config, gate=ANY)
     found = Registry.at(str(place / "models"), create=True)
