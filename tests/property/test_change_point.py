@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from detectors.peer_deviation import PeerDeviation
 from detectors.periodic import SteadyPace
 from detectors.shifts import ShiftConfig
 from detectors.verification import LevelMarks
+from tests.benchmarks import bench_bocd
 from tests.unit.detection_streams import START_S, Job
 from trainwarden.records import IterationRecord
 
@@ -73,6 +75,11 @@ def test_batched_bocd_equals_the_plain_one(seed: int, length: int, shift: float,
         for run, mass in expected.items():
             found = float(np.exp(bocd.log_mass[line][bocd.run[line] == run]).sum())
             assert abs(found - mass) < 1e-9
+
+
+def test_unpruned_posteriors_equal_the_reference_packages() -> None:
+    reference = pytest.importorskip("bayesian_changepoint_detection.online_changepoint_detection")
+    assert bench_bocd.apart(reference) < bench_bocd.TOLERANCE
 
 
 @given(seed=seeds, gaps=st.lists(st.booleans(), min_size=30, max_size=30))
