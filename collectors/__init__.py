@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 CATALOG: Final[dict[str, str]] = {
-    "host": "collectors.host:HostCollector",
-    "processes": "collectors.processes:ProcessesCollector",
-    "logs": "collectors.logs:LogsCollector",
-    "iterations": "collectors.iterations:IterationsCollector",
-    "gpu": "collectors.gpu:GpuCollector",
-    "nic": "collectors.nic:NicCollector",
-    "collective_dumps": "collectors.collective_dumps:CollectiveDumpsCollector",
-    "nccl_ras": "collectors.nccl_ras:NcclRasCollector",
+    "host": "collectors.host.collector:HostCollector",
+    "processes": "collectors.processes.collector:ProcessesCollector",
+    "logs": "collectors.logs.collector:LogsCollector",
+    "iterations": "collectors.iterations.collector:IterationsCollector",
+    "gpu": "collectors.gpu.collector:GpuCollector",
+    "nic": "collectors.nic.collector:NicCollector",
+    "collective_dumps": "collectors.collectives.dumps:CollectiveDumpsCollector",
+    "nccl_ras": "collectors.collectives.ras:NcclRasCollector",
 }
 ENTRY_POINTS: Final = "trainwarden.collectors"

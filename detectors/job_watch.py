@@ -6,15 +6,15 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from detectors.ensemble import EnsembleConfig, candidates, judge
-from detectors.incidents import Joiner
-from detectors.job_state import JobState
-from detectors.live_collectives import LiveCollectives
-from detectors.metric_scores import MetricScorer
-from detectors.models.bundle import ModelBundle
+from detectors.collectives.live import LiveCollectives
+from detectors.job.state import JobState
+from detectors.job.window import Window
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.scores import MetricScorer
+from detectors.metrics.shadow import Shadow
 from detectors.protocol import Detector, abstain
-from detectors.shadow import Shadow
-from detectors.window import Window
+from detectors.verdict.ensemble import EnsembleConfig, candidates, judge
+from detectors.verdict.incidents import Joiner
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics

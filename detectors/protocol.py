@@ -1,4 +1,4 @@
-"""What the detection service asks of a detector, and how a detector's state is kept.
+"""What the detection service asks of a detector.
 
 A detector is built as ``Class(config)``. Once for every window the service calls `update`, which
 advances the detector's memory, and then `score`, which has no side effects. Detectors that learn
@@ -7,19 +7,10 @@ offline (the model-based ones) add ``fit``; nothing here depends on it.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
-
-from detectors.window import Window
-from trainwarden.errors import DetectorError
+from detectors.job.window import Window
 from trainwarden.records import Vote
-
-MAX_STATE_BYTES = 1 << 30  # 16,384 ranks need about 200 MB; anything above is no state of ours
 
 
 class Detector(Protocol):
@@ -68,40 +59,3 @@ def abstain(reason: str) -> Vote:
     'abstain'
     """
     return Vote(opinion="abstain", reason=reason)
-
-
-def pack(kind: str, plain: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> bytes:
-    """One detector's state: `plain` as MessagePack, `arrays` as npz, marked with the detector's `kind`."""
-    file = io.BytesIO()
-    if arrays:
-        np.savez(file, allow_pickle=False, **dict(arrays))
-    return msgspec.msgpack.encode({"kind": kind, "plain": plain, "arrays": file.getvalue()}, enc_hook=list)
-
-
-def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """What `pack` was given.
-
-    Raises
-    ------
-    DetectorError
-        If `state` is damaged, too large or another detector's.
-
-    Examples
-    --------
-    >>> plain, arrays = unpack("k", pack("k", {"n": 3}, {"x": np.arange(2)}))
-    >>> plain["n"], arrays["x"].tolist()
-    (3, [0, 1])
-    """
-    if len(state) > MAX_STATE_BYTES:
-        raise DetectorError(f"state of {len(state)} bytes is larger than {MAX_STATE_BYTES}")
-    try:
-        raw = msgspec.msgpack.decode(state)
-        if not isinstance(raw, dict) or raw.get("kind") != kind:
-            raise DetectorError(f"this is not the state of a {kind} detector")
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        if raw["arrays"]:
-            with np.load(io.BytesIO(raw["arrays"]), allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-        return dict(raw["plain"]), arrays
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError) as error:
-        raise DetectorError(f"state of {kind} is damaged: {error}") from error

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from detectors import CATALOG, ENTRY_POINTS
-from detectors.ensemble import EnsembleConfig
 from detectors.job_watch import JobWatch
-from detectors.model_source import ModelFollower, ModelSource
-from detectors.models.bundle import ModelBundle
-from detectors.shadow import show_versions, told
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.shadow import show_versions, told
+from detectors.metrics.source import ModelFollower, ModelSource
+from detectors.verdict.ensemble import EnsembleConfig
 from trainwarden import bus as buses
 from trainwarden import plugins
 from trainwarden.clock import Clock, SystemClock

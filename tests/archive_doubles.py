@@ -12,8 +12,8 @@ from unittest import mock
 
 from pyarrow import parquet
 
-from trainer_offline import compaction
-from trainer_offline.archive import ArchiveHandler, GatedBus
+from trainer_offline.archive import compaction
+from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.clock import ManualClock
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from actions.engine import EngineHandler
-from actions.policy import PolicyConfig
+from actions.engine.handler import EngineHandler
+from actions.engine.policy import PolicyConfig
 from trainwarden.clock import ManualClock
 from trainwarden.errors import BusUnavailable, LauncherError, LauncherUnavailable
 from trainwarden.protocols import LauncherState, Message

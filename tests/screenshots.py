@@ -18,11 +18,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tests.places import ROOT
 from tests.servers.chromium import Chromium
 from tests.servers.mlflow import MlflowServer
 
 WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "images"
+DOCS = ROOT / "docs" / "images"
 DETECTOR = "pca"
 SEEDS = (0, 1)  # the second run splits the jobs otherwise, and makes challengers
 COLORS = 96

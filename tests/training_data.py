@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from detectors.models.members import VoteConfig
-from trainer_offline.training import TrainConfig
+from detectors.metrics.bundle.members import VoteConfig
+from trainer_offline.service.run import TrainConfig
 from trainwarden.settings import parse
 
 EVERY_S = 10.0

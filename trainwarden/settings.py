@@ -59,7 +59,7 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
 
 
 class EngineSettings(Config, frozen=True, kw_only=True):
-    """The action engine: what it may do and how often; `policy` holds costs and limits (`actions.policy`)."""
+    """The action engine: what it may do and how often; `policy` holds costs and limits (`actions.engine.policy`)."""
 
     mode: Literal["observe", "confirm", "auto"] = "observe"
     launcher: str = "local"

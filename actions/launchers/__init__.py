@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-CATALOG: Final[dict[str, str]] = {"local": "actions.launchers.local:LocalLauncher"}
+CATALOG: Final[dict[str, str]] = {"local": "actions.launchers.local.client:LocalLauncher"}
 ENTRY_POINTS: Final = "trainwarden.launchers"

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from trainwarden.bus.embedded import EmbeddedBus
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.records import EVENTS, METRICS, EventRecord, MetricsRecord
 
 NAMES = ("bus_embedded_records_per_s", "bus_kafka_vs_bare_ratio", "codec_encode_us", "codec_decode_us")
@@ -125,8 +125,8 @@ def _each_us(call: Callable[[], object]) -> float:
 def _kafka_rounds(server: str) -> list[tuple[float, float]]:
     from kafka import KafkaProducer
 
-    from trainwarden.bus.kafka import KafkaBus, KafkaConfig
-    from trainwarden.bus.kafka_client import Clients
+    from trainwarden.bus.kafka.client import Clients
+    from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 
     # The queue is large enough that our own limit never holds our side up.
     config = KafkaConfig(topic_prefix=f"b{uuid.uuid4().hex[:6]}.", max_queue_bytes=1 << 30)

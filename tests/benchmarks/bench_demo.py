@@ -15,13 +15,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.places import ROOT
+
 NAMES = ("hook_throughput_loss_ratio",)
 BAR = 0.002  # of the demo job's throughput; Falcon's tracer costs 0.39 % on average (Falcon, section 6)
 PAIRS = 5
 STEPS = 60
 WARM_UP_STEPS = 5
 RANKS = 4
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def iteration_s(hook_dir: str | None) -> float:

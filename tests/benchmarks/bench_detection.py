@@ -13,9 +13,13 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from typing import Any, Final
 
-from tests.benchmarks import detection_changes, detection_logs, detection_metrics, detection_mixed, detection_peers
-from tests.benchmarks.detection_baselines import BASELINES
-from tests.benchmarks.detection_tables import markdown, text
+from tests.benchmarks.detection import changes as detection_changes
+from tests.benchmarks.detection import logs as detection_logs
+from tests.benchmarks.detection import metrics as detection_metrics
+from tests.benchmarks.detection import mixed as detection_mixed
+from tests.benchmarks.detection import peers as detection_peers
+from tests.benchmarks.detection.baselines import BASELINES
+from tests.benchmarks.detection.tables import markdown, text
 
 Row = dict[str, Any]
 Say = Callable[[str], None]

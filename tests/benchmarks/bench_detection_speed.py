@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from detectors.level_shifts import LevelShifts
-from detectors.log_rules import LogRules
-from detectors.shifts import ShiftConfig
+from detectors.logs.rules import LogRules
+from detectors.pace.level_shifts import LevelShifts
+from detectors.pace.shifts import ShiftConfig
 
 NAMES = ("change_point_series_updates_per_s", "log_match_lines_per_s")
 ROUNDS = 5

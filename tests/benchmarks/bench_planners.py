@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from actions.microbatches import solve
+from actions.planners.microbatches import solve
 
 NAMES = ("microbatch_solve_512_ms", "microbatch_solve_100k_s")
 MICRO_BATCHES_PER_GROUP = 8

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks.large_archive import JobSize, run_limited, write_archive
+from tests.places import ROOT
 
 NAMES: Final = ("training_archive_10gb",)
 LARGE: Final = "TRAINWARDEN_BENCH_LARGE"
@@ -50,7 +51,7 @@ def measure(scratch: Path, nbytes: int, rows: int) -> dict[str, Any]:
     answer = scratch / "answer.json"
     command = [sys.executable, "-m", "trainwarden.cli.main", "train", "--data", str(scratch / "archive")]
     command += ["--registry", str(scratch / "models"), "--json", str(answer)]
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     found = run_limited(command, LIMIT_BYTES, scratch / "log", TIMEOUT_S, root)
     if not answer.exists():
         raise RuntimeError(f"training failed ({found.how}, exit code {found.code}): {found.output[-2_000:]}")

@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from trainer_offline.archive_files import Footer, Part, job_folder
-from trainer_offline.archive_schema import SCHEMAS
-from trainer_offline.parquet_files import write_file
+from trainer_offline.archive.files import Footer, Part, job_folder
+from trainer_offline.archive.parquet_files import write_file
+from trainer_offline.archive.schema import SCHEMAS
 
 DAY_S = 86_400
 FIRST_DAY = 20_000  # 2024-10-04

@@ -8,18 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainwarden.bus.embedded import EmbeddedBus
-from trainwarden.bus.kafka import KafkaBus, KafkaConfig
+from tests.places import ROOT
+from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, Topic
 
 DEADLINE_S = 40.0  # for anything that should happen at once; only a broken engine needs so long
 PARTITIONS = 4
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def event(key: str, number: int, message: str = "") -> EventRecord:

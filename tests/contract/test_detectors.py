@@ -13,14 +13,14 @@ import pytest
 
 import detectors
 from detectors import CATALOG, ENTRY_POINTS
-from detectors.job_state import JobState
-from detectors.metric_scores import MetricScorer
-from detectors.model_vote import ModelVote
-from detectors.models.bundle import ModelBundle
-from detectors.models.members import VoteConfig
-from detectors.samples import Entity
-from detectors.window import Window
-from tests.unit.detection_streams import START_S, Job, event, log_lines
+from detectors.job.samples import Entity
+from detectors.job.state import JobState
+from detectors.job.window import Window
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.bundle.members import VoteConfig
+from detectors.metrics.scores import MetricScorer
+from detectors.metrics.vote import ModelVote
+from tests.unit.detectors.detection_streams import START_S, Job, event, log_lines
 from trainwarden import plugins
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import MetricsRecord, Vote
@@ -119,13 +119,13 @@ def eventful() -> Job:
 def test_table_and_folder_agree() -> None:
     """A file whose class has `update`, `score`, `state` and `restore` is in the table, and the other way round."""
     found = set()
-    for path in FOLDER.glob("*.py"):
+    for path in FOLDER.rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name not in {"Detector", "ModelVote"} and node.name[0] != "_":
                 methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
                 trained = any(getattr(base, "id", "") == "ModelVote" for base in node.bases)
                 if trained or {"update", "score", "state", "restore"} <= methods:
-                    found.add(f"detectors.{path.stem}:{node.name}")
+                    found.add(f"{'.'.join(path.relative_to(FOLDER.parent).with_suffix('').parts)}:{node.name}")
     assert found == set(CATALOG.values())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actions.launchers import CATALOG, ENTRY_POINTS
-from actions.supervisor import Supervisor, SupervisorConfig
+from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.archive_doubles import DAY_S, MAKERS, NOON_S, Killed, Log, Service, death_at, expected, present
-from trainer_offline import maintenance
-from trainer_offline.archive_export import Steps
+from trainer_offline.archive import maintenance
+from trainer_offline.archive.export import Steps
 
 STEPS = st.one_of(
     st.tuples(

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from trainwarden.bus.embedded import EmbeddedBus
-from trainwarden.bus.embedded_consumer import EmbeddedConsumer
+from trainwarden.bus.embedded.consumer import EmbeddedConsumer
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.clock import ManualClock
 from trainwarden.records import EVENTS, LOGS, EventRecord, LogRecord, Record
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.bocd import ALPHA, BETA, KAPPA, Bocd
-from detectors.change_point import ChangePoint
-from detectors.common_mode import median_of_others, quiet_median
-from detectors.level_shifts import LevelShifts
-from detectors.peer_deviation import PeerDeviation
-from detectors.periodic import SteadyPace
-from detectors.shifts import ShiftConfig
-from detectors.verification import LevelMarks
+from detectors.job.common_mode import median_of_others, quiet_median
+from detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
+from detectors.pace.change_point import ChangePoint
+from detectors.pace.level_shifts import LevelShifts
+from detectors.pace.periodic import SteadyPace
+from detectors.pace.shifts import ShiftConfig
+from detectors.pace.verification import LevelMarks
+from detectors.peers.peer_deviation import PeerDeviation
 from tests.benchmarks import bench_bocd
-from tests.unit.detection_streams import START_S, Job
+from tests.unit.detectors.detection_streams import START_S, Job
 from trainwarden.records import IterationRecord
 
 Floats = npt.NDArray[np.float64]
@@ -207,7 +207,7 @@ def test_a_pattern_is_taken_out_in_whatever_phase(seed: int, period: int, skippe
 @given(cut=st.integers(1, 89), which=st.sampled_from([ChangePoint, PeerDeviation]))
 @settings(max_examples=20, deadline=None)
 def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type[PeerDeviation]) -> None:
-    from detectors.job_state import JobState
+    from detectors.job.state import JobState
 
     job = Job(slow=lambda rank, step: 1.8 if rank == 1 and step >= 50 else 1.0).run(90)
     records = sorted(job.records, key=lambda entry: entry[0])
@@ -240,7 +240,7 @@ def test_marks_remember_the_level_of_half_time(length: int) -> None:
 
 def changes_of(durations: Floats, chunks: list[int], **config: Any) -> list[tuple[Any, ...]]:
     """What a recorded job [rows, ranks] shows if its rows come in windows of these sizes, over and over."""
-    from detectors.job_state import JobState
+    from detectors.job.state import JobState
 
     state, detector = JobState("job"), ChangePoint(ChangePoint.Config(**config))
     ends, begin = np.cumsum(durations.max(axis=1)), 0

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.flight_recorder import analyse
+from detectors.collectives.flight_recorder import analyse
 from trainwarden.errors import DataError
 
 OPS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.ladder import Ladder, Strategy
+from actions.planners.ladder import Ladder, Strategy
 from trainwarden.records import ActionKind
 
 KINDS: tuple[ActionKind, ...] = ("ignore", "rebalance", "move_topology", "restart_job")

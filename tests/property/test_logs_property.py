@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.logs import LogsCollector
+from collectors.logs.collector import LogsCollector
 from trainwarden.clock import ManualClock
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from detectors.metric_scores import MetricScorer
-from detectors.models import vote as module
-from detectors.models.bundle import ModelBundle
-from detectors.models.members import VoteConfig
-from detectors.models.vote import MetricVote
-from detectors.samples import Entity, FamilySamples
+from detectors.job.samples import Entity, FamilySamples
+from detectors.metrics.bundle import metric_vote as module
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.bundle.members import VoteConfig
+from detectors.metrics.bundle.metric_vote import MetricVote
+from detectors.metrics.scores import MetricScorer
 from trainwarden.settings import parse
 
 MODEST = settings(max_examples=20, deadline=None)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actions import microbatch_ties, microbatches
-from actions.microbatches import even, finish_s, solve
+from actions.planners import microbatch_ties, microbatches
+from actions.planners.microbatches import even, finish_s, solve
 from trainwarden.errors import DataError
 
 # Round values meet often, so that ties are common; the others nearly never do.

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from detectors.job_state import JobState
-from detectors.model_vote import ModelVoteConfig
-from detectors.pca import PcaVote
-from detectors.samples import Entity, ScoredSamples
+from detectors.job.samples import Entity, ScoredSamples
+from detectors.job.state import JobState
+from detectors.metrics.pca import PcaVote
+from detectors.metrics.vote import ModelVoteConfig
 
 SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.51, 0.55, 0.6, 0.9, float("nan")])
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from detectors.models.calibration import Calibration
-from detectors.models.dtw import Dtw, DtwConfig, banded_dtw
-from detectors.models.evaluation import event_quality, vus_pr
-from detectors.models.knn import NeighborSearch
-from detectors.models.members import ROW_MODELS, VoteConfig
-from detectors.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
-from detectors.models.preparation import Preparation, PreparationConfig
-from detectors.models.trailing import trailing_mean
-from detectors.models.vote import MetricVote
+from detectors.metrics.bundle.calibration import Calibration
+from detectors.metrics.bundle.members import ROW_MODELS, VoteConfig
+from detectors.metrics.bundle.metric_vote import MetricVote
+from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
+from detectors.metrics.bundle.trailing import trailing_mean
+from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
+from detectors.metrics.models.knn import NeighborSearch
+from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
+from trainer_offline.fit.evaluation import event_quality, vus_pr
 
 MODEST = settings(max_examples=25, deadline=None)
 finite = st.floats(-100.0, 100.0, width=32)

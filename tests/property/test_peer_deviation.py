@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from detectors.common_mode import median_of_others
-from detectors.peer_deviation import PeerDeviation
-from detectors.roles import median_of_peers
-from tests.unit.rank_series import healthy, watched, windows
+from detectors.job.common_mode import median_of_others
+from detectors.peers.peer_deviation import PeerDeviation
+from detectors.peers.roles import median_of_peers
+from tests.unit.detectors.peers.rank_series import healthy, watched, windows
 
 seeds = st.integers(0, 2**31)
 ratios = st.sampled_from([1.4, 1.7, 2.5])

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwarden.errors import DataError
-from trainwarden.log_stamps import Stamps, iso_time_s
-from trainwarden.recorded import RecordedJob
-from trainwarden.recorded_columns import parse_number
-from trainwarden.recorded_files import bounded_lines
-from trainwarden.recorded_folder import read_folder
+from trainwarden.recorded.columns import parse_number
+from trainwarden.recorded.files import bounded_lines
+from trainwarden.recorded.folder import read_folder
+from trainwarden.recorded.job import RecordedJob
+from trainwarden.recorded.log_stamps import Stamps, iso_time_s
 from trainwarden.records import MAX_LINE_CHARS
 
 _TIMES = st.floats(-1e10, 1e10, allow_nan=False).map(lambda time_s: time_s + 0.0)

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainwarden import rundir
-from trainwarden.bus.embedded import EmbeddedBus
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.protocols import Message
 from trainwarden.records import Record, Topic
 
 _PROGRAM = """
 import sys
 from pathlib import Path
-from collectors.agent import serve
+from collectors.agent.agent import serve
 from trainwarden.cli.stack import StopFlag
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import load

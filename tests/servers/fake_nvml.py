@@ -6,7 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "data" / "nvml" / "fake_nvml.c"
+from tests.places import DATA
+
+SOURCE = DATA / "nvml" / "fake_nvml.c"
 XID = 8  # nvmlEventTypeXidCriticalError
 
 # A healthy data-centre GPU under load; keys are those of fake_nvml.c, in NVML's own units.

@@ -25,7 +25,8 @@ from pathlib import Path
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 POM = ROOT / "docker" / "kafka" / "pom.xml"
 PROPERTIES = ROOT / "docker" / "kafka" / "server.properties"
 CACHE = ROOT / ".cache" / "kafka"

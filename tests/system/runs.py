@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.places import ROOT
 from trainwarden.cli.faults import Fault
 from trainwarden.hook import read_header
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
 WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

@@ -18,7 +18,7 @@ import pytest
 
 from tests.archive_doubles import MAKERS, present, rows_of
 from tests.servers.kafka import KafkaBroker
-from trainwarden.bus.kafka import KafkaBus, KafkaConfig
+from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.records import EVENTS, ITERATIONS, LOGS, METRICS, topic_of
 
 pytestmark = [
@@ -32,8 +32,8 @@ pytestmark = [
 # The service as it is, told to say what it owns; small files so that both workers find days to join all the time.
 WORKER = """
 import json, signal, sys
-from trainer_offline.archive import serve
-from trainer_offline.archive_writer import ArchiveWriter
+from trainer_offline.archive.service import serve
+from trainer_offline.archive.writer import ArchiveWriter
 from trainwarden.settings import ArchiveSettings, Settings
 from trainwarden.self_metrics import log_to_stderr
 asked = []

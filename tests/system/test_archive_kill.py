@@ -15,16 +15,16 @@ import pandas as pd
 import pytest
 
 from tests.archive_doubles import MAKERS
-from trainer_offline import archive_reader
-from trainwarden.bus.embedded import EmbeddedBus
-from trainwarden.recording import write_recording
+from trainer_offline.archive import reader as archive_reader
+from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.recorded.recording import write_recording
 from trainwarden.records import METRICS, MetricsRecord, topic_of
 
 pytestmark = pytest.mark.system
 
 SERVICE = """
 import signal, sys
-from trainer_offline.archive import serve
+from trainer_offline.archive.service import serve
 from trainwarden.settings import ArchiveSettings, Settings
 from trainwarden.self_metrics import log_to_stderr
 asked = []

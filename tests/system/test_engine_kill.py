@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.control import Answer, ControlServer, Rebalance, Reply, Request, Restart, State
+from actions.launchers.local.control import Answer, ControlServer, Rebalance, Reply, Request, Restart, State
 from trainwarden import rundir
 from trainwarden.bus import connect
 from trainwarden.protocols import Bus, LauncherState
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 ENGINE = """
 import sys
 from pathlib import Path
-from actions.engine import serve
+from actions.engine.handler import serve
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import EngineSettings, Settings
 log_to_stderr()
@@ -88,7 +88,7 @@ class CountingLauncher:
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Import once, so that no seed pays for byte code."""
-    subprocess.run([sys.executable, "-c", "import actions.engine, trainwarden.bus.embedded"], check=True)
+    subprocess.run([sys.executable, "-c", "import actions.engine.handler, trainwarden.bus.embedded.engine"], check=True)
 
 
 @pytest.fixture

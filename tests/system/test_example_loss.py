@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from actions.plan import PlanFile
-from actions.supervisor import Supervisor
+from actions.launchers.local.plan import PlanFile
+from actions.launchers.local.supervisor import Supervisor
+from tests.places import ROOT
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
 from trainwarden.hook import read_header
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
+EXAMPLE = ROOT / "examples" / "train_gpt.py"
 RANKS, STEPS, TOTAL = 3, 8, 9
 # Sums of float32 gradients in another order differ in the last places; a wrong scale or slice differs in the first.
 TOLERANCE = 2e-4

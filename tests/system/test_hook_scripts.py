@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.iterations import IterationsCollector
+from collectors.iterations.collector import IterationsCollector
 from trainwarden import hook
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.bus_harness import DEADLINE_S, event, ids, joined, poll_until, wait_until
 from tests.servers.kafka import KafkaBroker
-from trainwarden.bus.kafka import KafkaBus, KafkaConfig
+from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.errors import BusUnavailable
 from trainwarden.records import EVENTS
 

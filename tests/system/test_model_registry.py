@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.models.bundle import ModelBundle
+from detectors.metrics.bundle.bundle import ModelBundle
 from tests.training_data import SMALL, batch
-from trainer_offline.assembly import ENSEMBLE
-from trainer_offline.gate import GateConfig
-from trainer_offline.registry import CHALLENGER, CHAMPION, Registry, registered_name
-from trainer_offline.serving import RegistrySource, assemble, load_bundle, local_bundle
-from trainer_offline.training import train
+from trainer_offline.fit.gate import GateConfig
+from trainer_offline.registry.assembly import ENSEMBLE
+from trainer_offline.registry.champions import RegistrySource, assemble, load_bundle, local_bundle
+from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry, registered_name
+from trainer_offline.service.run import train
 from trainwarden.errors import ConfigError, DataError, DetectorError
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -246,7 +246,7 @@ def test_a_rejected_version_is_never_served_even_if_somebody_sets_its_alias(regi
 
 def test_promotion_and_roll_back_are_told_on_the_bus_whoever_moved_the_alias(registry):
     from tests.doubles import MemoryBus
-    from trainer_offline.trainer import TrainerHandler
+    from trainer_offline.service.trainer import TrainerHandler
     from trainwarden.clock import ManualClock
     from trainwarden.records import EVENTS
     from trainwarden.self_metrics import SelfMetrics

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from collectors.nccl_ras import NcclRasCollector
-from collectors.ras_client import parse_address
-from detectors.nccl_ras import analyse
+from collectors.collectives.ras import NcclRasCollector
+from collectors.collectives.ras_client import parse_address
+from detectors.collectives.ras import analyse
 from trainwarden.clock import SystemClock
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import Scope

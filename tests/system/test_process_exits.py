@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.processes import ProcessesCollector
+from collectors.processes.collector import ProcessesCollector
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EVENTS, EventRecord

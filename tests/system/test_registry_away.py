@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_offline.registry import Registry
-from trainer_offline.registry_uri import cache_folder
+from trainer_offline.registry.address import cache_folder
+from trainer_offline.registry.versions import Registry
 from trainwarden.errors import DataError
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.local import LocalConfig, LocalLauncher
-from actions.supervisor import Supervisor, SupervisorConfig
+from actions.launchers.local.client import LocalConfig, LocalLauncher
+from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
@@ -210,7 +210,7 @@ def test_a_launcher_after_a_killed_one_knows_what_was_done(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
-from actions.supervisor import Supervisor
+from actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 command = [sys.executable, "-S", "-c", {RANK!r}]
 Supervisor(command, 2, Path({str(tmp_path)!r}), "job", "node", SystemClock()).run()

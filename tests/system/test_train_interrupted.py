@@ -13,7 +13,7 @@ import pytest
 
 from tests.system.runs import WARDEN
 from tests.training_data import batch
-from trainer_offline.registry import CHALLENGER, CHAMPION, Registry
+from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
+from tests.places import ROOT
+
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"trainwarden", "collectors", "detectors", "trainer_offline", "actions", "dashboards"}
 
 
@@ -35,7 +35,7 @@ def test_top_level_names(names: list[str]) -> None:
 def test_data_files_are_in(names: list[str]) -> None:
     wanted = {
         "trainwarden/py.typed", "trainwarden/catalogue.toml", "trainwarden/inject/sitecustomize.py",
-        "detectors/log_rules.toml", "detectors/xid.toml",
+        "detectors/logs/rules.toml", "detectors/logs/xid.toml",
     }  # fmt: skip
     assert wanted <= set(names)
     assert any(name.endswith("share/trainwarden/examples/train_gpt.py") for name in names)

@@ -20,7 +20,7 @@ def connect(address: str, kafka: Mapping[str, Any] | None = None) -> Bus:
     address : str
         ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
     kafka : mapping, optional
-        Settings of the Kafka engine (`trainwarden.bus.kafka.KafkaConfig`).
+        Settings of the Kafka engine (`trainwarden.bus.kafka.engine.KafkaConfig`).
 
     Raises
     ------
@@ -31,11 +31,11 @@ def connect(address: str, kafka: Mapping[str, Any] | None = None) -> Bus:
     """
     scheme, _, rest = address.partition(":")
     if scheme == "embedded" and rest:
-        from trainwarden.bus.embedded import EmbeddedBus
+        from trainwarden.bus.embedded.engine import EmbeddedBus
 
         return EmbeddedBus(rest)
     if scheme == "kafka" and rest.startswith("//") and len(rest) > 2:
-        from trainwarden.bus.kafka import KafkaBus, KafkaConfig
+        from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
         from trainwarden.settings import parse
 
         return KafkaBus(rest[2:].split(","), parse(KafkaConfig, dict(kafka or {}), "kafka"))

@@ -49,7 +49,7 @@ def archive(
         return _serve(settings, root, with_parent)
     voice = Voice(json)
     if word == "compact":
-        from trainer_offline.maintenance import compact
+        from trainer_offline.archive.maintenance import compact
         from trainwarden.clock import SystemClock
 
         if not root.is_dir():
@@ -59,7 +59,7 @@ def archive(
         voice.say(f"{joined} days joined, {removed} days removed")
         write_json({"joined": joined, "removed": removed}, json)
     elif word == "export":
-        from trainer_offline.archive_reader import export
+        from trainer_offline.archive.reader import export
 
         if job is None or to is None:
             raise ConfigError("archive export: give the job and --to DIR")
@@ -84,7 +84,7 @@ def _check_day(text: str) -> None:
 
 
 def _serve(settings: Settings, root: Path, with_parent: bool) -> int:
-    from trainer_offline.archive import serve
+    from trainer_offline.archive.service import serve
     from trainwarden.cli.stack import StopFlag
     from trainwarden.self_metrics import log_to_stderr
 
@@ -96,7 +96,7 @@ def _serve(settings: Settings, root: Path, with_parent: bool) -> int:
 
 
 def _list(root: Path, voice: Voice, json: str | None) -> None:
-    from trainer_offline.archive_reader import jobs
+    from trainer_offline.archive.reader import jobs
 
     found = jobs(root)
     for one in found:
@@ -136,8 +136,8 @@ def annotate(
     check_json_target(json)
     _, root = _settings(config, folder)
     voice = Voice(json)
-    from trainer_offline import annotations
-    from trainer_offline.archive_files import TOPIC_FOLDERS, job_folder
+    from trainer_offline.archive.files import TOPIC_FOLDERS, job_folder
+    from trainer_offline.data import annotations
 
     if word == "add":
         if job is None or label is None:

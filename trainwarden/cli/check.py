@@ -34,8 +34,8 @@ def _check_plugins(settings: Settings) -> None:
     import collectors
     import detectors
     from actions import launchers
-    from actions.policy import PolicyConfig
-    from detectors.ensemble import EnsembleConfig
+    from actions.engine.policy import PolicyConfig
+    from detectors.verdict.ensemble import EnsembleConfig
     from trainwarden.settings import parse
 
     tables = (
@@ -122,7 +122,7 @@ def plan_microbatches(source: str, json: str | None) -> int:
     ConfigError
         If the input is not that object or has no solution.
     """
-    from actions.microbatches import solve
+    from actions.planners.microbatches import solve
 
     check_json_target(json)
     try:

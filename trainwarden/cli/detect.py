@@ -95,7 +95,7 @@ def _works(
     want_scores: bool, config: Path | None,
 ) -> tuple[list[Work], bool]:  # fmt: skip
     from detectors import CATALOG
-    from trainwarden.recorded_folder import is_batch, jobs_in
+    from trainwarden.recorded.folder import is_batch, jobs_in
 
     if normal_until is not None and normal is not None:
         raise ConfigError("--normal-until and --normal exclude each other: both say what is normal")
@@ -118,11 +118,11 @@ def _works(
 
 def _local_models(models: str | None) -> str | None:
     """Folder of the models: a registry's champions are fetched once, here, not by every worker."""
-    from trainer_offline.registry_uri import is_registry
+    from trainer_offline.registry.address import is_registry
 
     if models is None or not is_registry(models):
         return models
-    from trainer_offline.serving import local_bundle
+    from trainer_offline.registry.champions import local_bundle
 
     try:
         return str(local_bundle(models))
@@ -149,7 +149,7 @@ def time_of(text: str | None) -> float | None:
 
 def _normal_of(normal: Path | None, folder: Path, batch: bool) -> Path | None:
     """The normal recording of one job: the subfolder of the same name, or the one for all."""
-    from trainwarden.recorded_folder import is_batch
+    from trainwarden.recorded.folder import is_batch
 
     if normal is None:
         return None
@@ -165,15 +165,15 @@ def _normal_of(normal: Path | None, folder: Path, batch: bool) -> Path | None:
 
 def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     """Judge one recorded folder; what cannot be read becomes the job's answer."""
-    from trainwarden.recorded_folder import read_folder
+    from trainwarden.recorded.folder import read_folder
 
     name = work.name or work.folder.resolve().name
     try:
-        from detectors.findings import job_object
-        from detectors.models.members import ALL_MODELS
-        from detectors.recorded_facts import read_facts
-        from detectors.recorded_metrics import score_recorded
-        from detectors.replay import replay
+        from detectors.metrics.bundle.members import ALL_MODELS
+        from detectors.recorded.facts import read_facts
+        from detectors.recorded.findings import job_object
+        from detectors.recorded.metrics import score_recorded
+        from detectors.recorded.replay import replay
 
         job = read_folder(work.folder, work.name)
         name = job.name
@@ -191,9 +191,9 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
 @cache
 def _bundle(models: str | None, normal: Path | None) -> Any:
     """Models that were trained before, or on a normal recording: once in a process, however many jobs they serve."""
-    from detectors.models.bundle import ModelBundle
-    from detectors.recorded_metrics import bundle_of
-    from trainwarden.recorded_folder import read_folder
+    from detectors.metrics.bundle.bundle import ModelBundle
+    from detectors.recorded.metrics import bundle_of
+    from trainwarden.recorded.folder import read_folder
 
     if models is not None:
         return ModelBundle.load(Path(models))

@@ -17,7 +17,7 @@ from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import Settings, load
 
 if TYPE_CHECKING:
-    from detectors.model_source import ModelSource
+    from detectors.metrics.source import ModelSource
 
 log = logging.getLogger("trainwarden.cli")
 
@@ -42,7 +42,7 @@ def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: 
     run, state = _folders(settings, run_dir)
     log.info("service starts", extra={"fields": {"service": name, "job": settings.job, "pid": os.getpid()}})
     if name == "agent":
-        from collectors.agent import serve as serve_agent
+        from collectors.agent.agent import serve as serve_agent
 
         serve_agent(settings, run, state, stop)
     elif name == "detector":
@@ -50,11 +50,11 @@ def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: 
 
         serve_detector(settings, stop, _model_source(settings, state))
     elif name == "engine":
-        from actions.engine import serve as serve_engine
+        from actions.engine.handler import serve as serve_engine
 
         serve_engine(settings, run, stop)
     elif name == "trainer":
-        from trainer_offline.trainer import serve as serve_trainer
+        from trainer_offline.service.trainer import serve as serve_trainer
 
         serve_trainer(settings, config, stop)
     log.info("service ends", extra={"fields": {"service": name}})
@@ -63,13 +63,13 @@ def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: 
 
 def _model_source(settings: Settings, state: Path) -> ModelSource | None:
     """A registry to follow, where the settings name one; a folder of models is read by the service itself."""
-    from trainer_offline.registry_uri import is_registry
+    from trainer_offline.registry.address import is_registry
 
     models = settings.detection.models
     if models is None or not is_registry(models):
         return None
-    from trainer_offline.registry import CHALLENGER, Registry
-    from trainer_offline.serving import RegistrySource
+    from trainer_offline.registry.champions import RegistrySource
+    from trainer_offline.registry.versions import CHALLENGER, Registry
 
     shadow = CHALLENGER if settings.detection.shadow else None
     return RegistrySource(Registry.at(models), state / "models", shadow=shadow)
@@ -79,7 +79,7 @@ def supervise(
     command: Sequence[str], *, nproc: int, mode: Mode, run_dir: Path | None, config: Path | None, with_parent: bool
 ) -> int:
     """The local launcher itself: start and supervise `nproc` ranks of `command`; the job's exit code."""
-    from actions.supervisor import Supervisor, SupervisorConfig
+    from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
 
     log_to_stderr()
     settings = load(config)

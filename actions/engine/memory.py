@@ -1,0 +1,126 @@
+"""What the engine knows: incidents, actions and commands as the bus tells them, in any number of repeats.
+
+Nothing here is kept elsewhere; a restarted engine reads the three topics again and knows the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from actions.planners import slow
+from actions.planners.ladder import Ladder
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Outcome, Record
+
+EVERY_JOB = "*"  # a stop or resume command for this job name is meant for all
+
+_PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 1, "started": 2, "done": 3, "failed": 3}
+
+
+class Case:
+    """One incident as it last was, with the ladder of what it has cost.
+
+    `fresh` tells whether its newest revision brought evidence of its own or only repeats an earlier one's.
+    """
+
+    def __init__(self, incident: IncidentRecord, ladder: Ladder) -> None:
+        self.fresh = True
+        self.incident = incident
+        self.ladder = ladder
+        self.slowness = slow.Slowness()
+        self.take(incident)
+
+    @property
+    def open(self) -> bool:
+        """Whether the incident still lasts."""
+        return self.incident.state != "closed"
+
+    def take(self, incident: IncidentRecord) -> None:
+        """A newer revision. Damaged evidence leaves the last good one in place."""
+        self.fresh = incident is self.incident or incident.evidence != self.incident.evidence
+        self.incident = incident
+        self.slowness = slow.read(incident.evidence) or self.slowness
+        seen = self.slowness
+        if seen.iteration_s is not None and seen.healthy_iteration_s is not None:
+            self.ladder.accumulate(seen.slow_iterations, seen.iteration_s, seen.healthy_iteration_s)
+
+
+class Memory:
+    """Everything taken in so far.
+
+    Parameters
+    ----------
+    new_ladder : callable
+        Makes the ladder of a new incident.
+    """
+
+    def __init__(self, new_ladder: Callable[[], Ladder]) -> None:
+        self.cases: dict[str, Case] = {}
+        self.actions: dict[str, ActionRecord] = {}
+        self.approved: set[str] = set()
+        self.denied: dict[str, str] = {}
+        self._new_ladder = new_ladder
+        self._of_incident: dict[str, list[str]] = defaultdict(list)
+        self._stops: dict[str, tuple[float, str | None]] = {}
+
+    def take(self, record: Record) -> None:
+        """Take one record in; a repeat or an older revision changes nothing."""
+        match record:
+            case IncidentRecord():
+                case = self.cases.get(record.id)
+                if case is None:
+                    self.cases[record.id] = Case(record, self._new_ladder())
+                elif record.revision > case.incident.revision:
+                    case.take(record)
+            case ActionRecord():
+                known = self.actions.get(record.id)
+                if known is None:
+                    self._of_incident[record.incident].append(record.id)
+                if known is None or _PROGRESS[record.outcome] >= _PROGRESS[known.outcome]:
+                    self.actions[record.id] = record
+            case CommandRecord():
+                self._take_command(record)
+            case _:
+                pass
+
+    def _take_command(self, command: CommandRecord) -> None:
+        if command.kind in ("stop", "resume"):
+            if command.at_s >= self._stops.get(command.job, (float("-inf"), None))[0]:
+                self._stops[command.job] = (command.at_s, command.by if command.kind == "stop" else None)
+        elif command.action is not None and command.kind == "approve":
+            self.approved.add(command.action)
+        elif command.action is not None:
+            self.denied[command.action] = command.by
+
+    def stopped_by(self, job: str) -> str | None:
+        """Who has stopped all acting on `job`; None if nobody has, or it was resumed."""
+        here, everywhere = (self._stops.get(name, (0.0, None))[1] for name in (job, EVERY_JOB))
+        return here or everywhere
+
+    def of_incident(self, incident: str) -> list[ActionRecord]:
+        """Actions of `incident`, oldest first."""
+        return [self.actions[name] for name in self._of_incident.get(incident, ())]
+
+    def of_job(self, job: str) -> Iterable[ActionRecord]:
+        """Actions of `job`."""
+        return [action for action in self.actions.values() if action.job == job]
+
+    def forget(self, before_s: float) -> None:
+        """Let go of incidents closed and last heard of before `before_s`, with their actions."""
+        old = [name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s]
+        for name in old:
+            del self.cases[name]
+            for action in self._of_incident.pop(name, ()):
+                del self.actions[action]
+                self.approved.discard(action)
+                self.denied.pop(action, None)
+
+
+def with_outcome(action: ActionRecord, outcome: Outcome, now_s: float, why: str | None = None) -> ActionRecord:
+    """`action` as it is now that `outcome` came about at `now_s`."""
+    ended = outcome in ("done", "failed", "skipped")
+    return msgspec.structs.replace(
+        action, outcome=outcome, why=why or action.why, finished_at_s=now_s if ended else None
+    )

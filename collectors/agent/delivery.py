@@ -1,0 +1,200 @@
+"""From the agent to the bus, by way of the disk while the bus is away.
+
+Order holds: what waits in the spool goes before anything newer. A batch that the bus has queued but not
+confirmed lies in the spool as well, so that a kill loses nothing; once the bus confirms it, it is struck
+off there without being sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from collectors.agent.connector import Connector
+from collectors.agent.spool import Spool
+from trainwarden.clock import Clock
+from trainwarden.errors import BusError, BusUnavailable, RecordError
+from trainwarden.protocols import Bus
+from trainwarden.records import Record, topic_of
+from trainwarden.self_metrics import SelfMetrics
+
+log = logging.getLogger("trainwarden.agent")
+
+_DRAIN_RECORDS = 500
+_DRAIN_SLICE_S = 0.25  # then the collectors get their turn again
+_TRY_S = 1.0  # how long a try waits while the bus is away; what it has queued goes on in the background or next time
+_FIRST_RETRY_S = 0.5
+_LONGEST_RETRY_S = 5.0
+
+Pair = tuple[str, Record]
+"""Bus key and record."""
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """The bus did not confirm `pairs`; it has the first `queued` of them and tries those again itself."""
+
+    queued: int
+    pairs: list[Pair]
+
+
+class Delivery:
+    """Publishes with one key and keeps on disk what the bus cannot take now.
+
+    Parameters
+    ----------
+    bus_factory : callable
+        Makes the bus; called again later if it raises `BusUnavailable`.
+    spool : Spool
+        Where records wait.
+    key : str
+        Bus key of every record: the job.
+    flush_timeout_s : float
+        Longest time that one call of `send` or `drain` waits for the bus.
+    """
+
+    def __init__(
+        self,
+        bus_factory: Callable[[], Bus],
+        spool: Spool,
+        key: str,
+        clock: Clock,
+        metrics: SelfMetrics,
+        flush_timeout_s: float,
+    ) -> None:
+        self._connector = Connector(bus_factory)
+        self._spool = spool
+        self._key = key
+        self._clock = clock
+        self._metrics = metrics
+        self._flush_timeout_s = flush_timeout_s
+        self._bus: Bus | None = None
+        self._queued_until = 0  # spool number up to which the bus has records queued, unconfirmed
+        self._away = False
+        self._retry_at_s = 0.0
+        self._retry_s = _FIRST_RETRY_S
+        self._disk_failed = False
+        self.dropped = 0
+        self.flush_s = 0.0
+
+    @property
+    def away(self) -> bool:
+        """True while the bus does not confirm."""
+        return self._away
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Bring `records` onto the bus, or onto the disk; when this returns, one of the two has them.
+
+        What neither takes (no record of ours, disk full) is dropped and counted.
+        """
+        if not self._away and not len(self._spool):
+            failure = self._publish([(self._key, record) for record in records], self._flush_timeout_s)
+            if failure is None:
+                return
+            head = self._spool.head
+            self._keep(failure.pairs)
+            self._queued_until = head + failure.queued if len(self._spool) else 0
+        else:
+            self._keep([(self._key, record) for record in records])
+
+    def drain(self) -> None:
+        """Bring a part of what waits onto the bus, if it is time to try."""
+        if not len(self._spool) and not self._away:
+            return
+        now_s = self._clock.monotonic_s()
+        if self._away and now_s < self._retry_at_s:
+            return
+        if self._away:
+            if self._publish([], min(self._flush_timeout_s, _TRY_S)) is not None:
+                return
+            self._spool.advance(self._queued_until)
+            self._queued_until = 0
+        while self._clock.monotonic_s() < now_s + _DRAIN_SLICE_S:
+            end, batch = self._spool.peek(_DRAIN_RECORDS)
+            if not batch:
+                return
+            failure = self._publish(batch, self._flush_timeout_s)
+            if failure is not None:
+                self._queued_until = end if failure.queued == len(batch) else self._spool.head + failure.queued
+                return
+            self._spool.advance(end)
+
+    def close(self) -> None:
+        """Let go of bus and spool. Safe twice."""
+        if self._bus is not None:
+            self._bus.close()
+            self._bus = None
+        self._spool.close()
+
+    def _publish(self, pairs: Sequence[Pair], timeout_s: float) -> _Failure | None:
+        """Publish and flush; None if the bus has confirmed."""
+        fit: list[Pair] = []
+        tried = 0
+        start_s = self._clock.monotonic_s()
+        try:
+            if self._bus is None:
+                self._bus = self._connector.bus(min(timeout_s, _TRY_S))
+            for pair in pairs:
+                if self._queue(self._bus, pair):
+                    fit.append(pair)
+                tried += 1
+            self._bus.flush(timeout_s)
+        except BusError as error:
+            queued = len(fit) if self._failed(error) else 0
+            return _Failure(queued=queued, pairs=[*fit, *pairs[tried:]])
+        self.flush_s = self._clock.monotonic_s() - start_s
+        if self._away:
+            self._away = False
+            log.info("bus is back", extra={"fields": {"spooled": len(self._spool)}})
+        self._retry_s = _FIRST_RETRY_S
+        return None
+
+    def _queue(self, bus: Bus, pair: Pair) -> bool:
+        key, record = pair
+        try:
+            bus.publish(topic_of(record), key, record)
+        except RecordError as error:
+            self._drop(1, "refused")
+            log.warning("record refused", extra={"fields": {"type": type(record).__name__, "error": str(error)}})
+            return False
+        return True
+
+    def _failed(self, error: BusError) -> bool:
+        """Note that the bus is away; False if what it had queued is gone with it."""
+        self._metrics.count("bus_unavailable_total", "Attempts at which the bus did not confirm.")
+        if not self._away:
+            self._away = True
+            log.warning("bus is away", extra={"fields": {"error": str(error)}})
+        self._retry_at_s = self._clock.monotonic_s() + self._retry_s
+        self._retry_s = min(self._retry_s * 2.0, _LONGEST_RETRY_S)
+        if isinstance(error, BusUnavailable) or self._bus is None:
+            return True
+        # The connection itself is broken, so the next try makes a new one; the spool has what it had queued.
+        broken = self._bus
+        self._bus = None
+        self._queued_until = 0
+        try:
+            broken.close()
+        except BusError as trouble:
+            log.debug("broken bus closed", extra={"fields": {"error": str(trouble)}})
+        return False
+
+    def _keep(self, pairs: Sequence[Pair]) -> None:
+        refused = self._spool.refused
+        try:
+            dropped = self._spool.append(pairs)
+        except OSError as error:
+            self._drop(len(pairs), "disk")
+            if not self._disk_failed:
+                log.error("spool cannot be written", extra={"fields": {"error": str(error)}})
+            self._disk_failed = True
+            return
+        self._disk_failed = False
+        self._drop(dropped, "oldest")
+        self._drop(self._spool.refused - refused, "refused")
+
+    def _drop(self, records: int, why: str) -> None:
+        if records:
+            self.dropped += records
+            self._metrics.count("dropped_records_total", "Records given up.", records, why=why)

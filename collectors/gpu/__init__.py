@@ -1,0 +1,4 @@
+"""NVIDIA GPUs through NVML.
+
+Read `collectors.gpu.collector` first.
+"""

@@ -1,0 +1,4 @@
+"""The host, and how its ranks fare on it.
+
+Read `collectors.host.collector` first.
+"""

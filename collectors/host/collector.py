@@ -1,0 +1,249 @@
+"""The host: CPUs, memory, disks, file systems, and how its ranks fare on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import psutil
+
+from collectors.host.proc_files import NfsMount, nfs_mounts, numbered_lines, pressure_seconds, rank_usage
+from collectors.ranks import rank_of_pid
+from trainwarden.clock import Clock
+from trainwarden.protocols import JsonObject, Scope
+from trainwarden.records import MetricsRecord, Record
+from trainwarden.settings import Config
+
+_SATURATED = 0.95
+# File systems that answer from this machine alone: asking a network file system that is away would block the agent.
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat", "overlay", "bcachefs")
+
+Values = dict[str, float]
+
+
+class HostCollector:
+    """Metrics of the whole host (device ``host``), of disks, mounts, NFS mounts and ranks.
+
+    Parameters
+    ----------
+    config : HostCollector.Config
+    scope : Scope
+    clock : Clock
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """`slow_every`: file systems and NFS are looked at every so many ticks; `ranks`: CPU use of each rank."""
+
+        interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0)] = 1.0
+        slow_every: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 15
+        proc: str = "/proc"
+        ranks: bool = True
+
+    def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
+        self._config = config
+        self._scope = scope
+        self._clock = clock
+        self._proc = config.proc
+        self._tick = 0
+        self._last_s: float | None = None
+        self._cores: list[tuple[float, ...]] = []
+        self._disks: dict[str, tuple[float, float, float]] = {}
+        self._nfs: dict[str, NfsMount] = {}
+        self._ranks: dict[int, Values] = {}
+
+    @property
+    def interval_s(self) -> float:
+        return self._config.interval_s
+
+    def supported(self) -> str | None:
+        return None if Path(self._proc, "stat").exists() else f"host metrics need Linux with {self._proc}"
+
+    def collect(self, now_s: float) -> Iterable[Record]:
+        monotonic_s = self._clock.monotonic_s()
+        elapsed_s = monotonic_s - self._last_s if self._last_s is not None else None
+        if elapsed_s is not None and elapsed_s <= 0.0:
+            return
+        self._last_s = monotonic_s
+        slow = self._tick % self._config.slow_every == 0
+        self._tick += 1
+        yield from self._record({"host": self._cpu() | self._kernel() | self._memory()}, now_s)
+        yield from self._record(self._disk_rows(elapsed_s), now_s)
+        if slow:
+            yield from self._record(self._mount_rows() | self._nfs_rows(), now_s)
+        if self._config.ranks:
+            rows = self._rank_rows(elapsed_s)
+            ranks = tuple(int(name.rpartition("-")[2]) for name in rows)
+            yield from self._record(rows, now_s, ranks)
+
+    def wake_fds(self) -> Sequence[int]:
+        return ()
+
+    def position(self) -> JsonObject:
+        return {}
+
+    def restore(self, position: JsonObject) -> None:
+        """There is nothing to go on from: everything is read as it is now."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _cpu(self) -> Values:
+        """Shares of core time since the last tick."""
+        before, self._cores = self._cores, [tuple(core) for core in psutil.cpu_times(percpu=True)]
+        values: Values = {"host_cores_count": float(len(self._cores))}
+        if len(before) != len(self._cores):
+            return values
+        spent = [
+            [max(0.0, new - old) for new, old in zip(now, last, strict=True)]
+            for now, last in zip(self._cores, before, strict=True)
+        ]
+        # psutil: user, nice, system, idle, iowait, irq, softirq, steal; guest time is in user already.
+        totals = [sum(core[:8]) for core in spent]
+        busy = [1.0 - (core[3] + core[4]) / total for core, total in zip(spent, totals, strict=True) if total > 0.0]
+        total_s = sum(totals)
+        if not busy or total_s <= 0.0:
+            return values
+        for name, fields in (("system", (2, 5, 6)), ("iowait", (4,)), ("steal", (7,))):
+            values[f"host_cpu_{name}_ratio"] = sum(core[field] for core in spent for field in fields) / total_s
+        idle_s = sum(core[3] + core[4] for core in spent)
+        values["host_cpu_utilization_ratio"] = 1.0 - idle_s / total_s
+        values["host_cpu_busiest_core_ratio"] = max(busy)
+        values["host_cpu_saturated_cores_ratio"] = sum(share >= _SATURATED for share in busy) / len(busy)
+        return values
+
+    def _kernel(self) -> Values:
+        """Queues, switches, pressure."""
+        stat = numbered_lines(f"{self._proc}/stat", ("procs_running", "procs_blocked", "ctxt"))
+        names = {
+            "procs_running": "host_run_queue_count",
+            "procs_blocked": "host_blocked_processes_count",
+            "ctxt": "host_context_switches_count",
+        }
+        values = {names[key]: value for key, value in stat.items()}
+        values["host_load1_count"] = psutil.getloadavg()[0]
+        for resource in ("cpu", "memory", "io"):
+            some_s, full_s = pressure_seconds(f"{self._proc}/pressure/{resource}")
+            if some_s is not None:
+                values[f"host_{resource}_pressure_seconds"] = some_s
+            if full_s is not None and resource != "cpu":
+                values[f"host_{resource}_stall_seconds"] = full_s
+        return values
+
+    def _memory(self) -> Values:
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        values = {
+            "host_memory_total_bytes": float(memory.total),
+            "host_memory_available_bytes": float(memory.available),
+            "host_memory_used_ratio": max(0.0, 1.0 - memory.available / memory.total),
+            "host_swap_used_bytes": float(swap.used),
+            "host_swap_in_bytes": float(swap.sin),
+            "host_swap_out_bytes": float(swap.sout),
+        }
+        kills = numbered_lines(f"{self._proc}/vmstat", ("oom_kill",))
+        if "oom_kill" in kills:
+            values["host_oom_kills_count"] = kills["oom_kill"]
+        return values
+
+    def _disk_rows(self, elapsed_s: float | None) -> dict[str, Values]:
+        """Whole disks only; latency is the mean over the operations since the last tick."""
+        rows: dict[str, Values] = {}
+        for name, disk in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
+            if name.startswith(("loop", "ram", "zram")) or not Path("/sys/block", name).exists():
+                continue
+            values = {"host_disk_read_bytes": float(disk.read_bytes), "host_disk_write_bytes": float(disk.write_bytes)}
+            operations = float(disk.read_count + disk.write_count)
+            waited_s, busy_s = (disk.read_time + disk.write_time) / 1000.0, disk.busy_time / 1000.0
+            before = self._disks.get(name)
+            self._disks[name] = (operations, waited_s, busy_s)
+            if before is not None and elapsed_s is not None:
+                if operations > before[0] and waited_s >= before[1]:
+                    values["host_disk_latency_seconds"] = (waited_s - before[1]) / (operations - before[0])
+                values["host_disk_busy_ratio"] = min(1.0, max(0.0, (busy_s - before[2]) / elapsed_s))
+            rows[f"disk:{name}"] = values
+        return rows
+
+    def _mount_rows(self) -> dict[str, Values]:
+        """Room on local file systems, each once however often it is mounted."""
+        rows: dict[str, Values] = {}
+        seen: set[str] = set()
+        for mount in psutil.disk_partitions(all=True):
+            if mount.fstype not in _LOCAL or mount.device in seen or not Path(mount.mountpoint).is_dir():
+                continue
+            seen.add(mount.device)
+            room = os.statvfs(mount.mountpoint)
+            values = {
+                "host_filesystem_free_bytes": float(room.f_bavail * room.f_frsize),
+                "host_filesystem_readonly_state": float("ro" in mount.opts.split(",")),
+            }
+            # As df does: what only root may use counts neither as used nor as free.
+            used = room.f_blocks - room.f_bfree
+            if used + room.f_bavail:
+                values["host_filesystem_used_ratio"] = used / (used + room.f_bavail)
+            if room.f_files:  # btrfs and the like make inodes as they go and give 0
+                values["host_filesystem_inodes_used_ratio"] = 1.0 - room.f_ffree / room.f_files
+            rows[f"mount:{mount.mountpoint}"] = values
+        return rows
+
+    def _nfs_rows(self) -> dict[str, Values]:
+        """Answer times of NFS mounts by the kernel's own books, which never block."""
+        before, self._nfs = self._nfs, nfs_mounts(f"{self._proc}/self/mountstats")
+        rows: dict[str, Values] = {}
+        for path, mount in self._nfs.items():
+            values = {"host_nfs_timeouts_count": mount.timeouts}
+            last = before.get(path)
+            if last is not None and mount.operations > last.operations and mount.waited_s >= last.waited_s:
+                values["host_nfs_latency_seconds"] = (mount.waited_s - last.waited_s) / (
+                    mount.operations - last.operations
+                )
+            rows[f"nfs:{path}"] = values
+        return rows
+
+    def _rank_rows(self, elapsed_s: float | None) -> dict[str, Values]:
+        """CPU and memory of each rank's process, by pid so that a restarted rank is not mixed with its predecessor."""
+        before, self._ranks = self._ranks, {}
+        rows: dict[str, Values] = {}
+        for pid, rank in rank_of_pid(Path(self._scope.run_dir)).items():
+            usage = rank_usage(self._proc, pid)
+            if usage is None:
+                continue
+            self._ranks[pid] = usage.times_s
+            values = dict(usage.values)
+            last = before.get(pid)
+            if last is not None and elapsed_s is not None:
+                values |= _rates(last, usage.times_s, elapsed_s)
+            rows[f"rank-{rank}"] = values
+        return rows
+
+    def _record(
+        self, rows: Mapping[str, Values], now_s: float, ranks: tuple[int | None, ...] = ()
+    ) -> Iterator[MetricsRecord]:
+        names = tuple(dict.fromkeys(name for row in rows.values() for name in row))
+        if not names:
+            return
+        yield MetricsRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=now_s,
+            devices=tuple(rows),
+            names=names,
+            values=tuple(tuple(row.get(name) for row in rows.values()) for name in names),
+            ranks=ranks,
+        )
+
+
+def _rates(before: Values, now: Values, elapsed_s: float) -> Values:
+    """CPU shares of one rank between two looks.
+
+    Satisfaction is time on a CPU over time on or waiting for one (Linux schedstat), of the main thread.
+    """
+    spent = {name: max(0.0, now[name] - before.get(name, now[name])) for name in now}
+    values = {"rank_cpu_ratio": spent["cpu"] / elapsed_s}
+    if "ran" in spent:
+        wanted_s = spent["ran"] + spent["waited"]
+        values["rank_run_queue_wait_ratio"] = min(1.0, spent["waited"] / elapsed_s)
+        if wanted_s > 0.0:
+            values["rank_cpu_satisfaction_ratio"] = spent["ran"] / wanted_s
+    return values

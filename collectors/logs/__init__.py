@@ -1,0 +1,4 @@
+"""Log lines: followed through rotation, truncation and floods.
+
+Read `collectors.logs.collector` first.
+"""

@@ -1,0 +1,255 @@
+"""Log lines: the ranks' output, configured files, the kernel's ring buffer."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from collectors.kernel_log import KernelLog, boot_id, since_boot_s
+from collectors.logs.floods import collapse
+from collectors.logs.tail import Line, Tail, unrotated
+from collectors.ranks import rank_processes
+from trainwarden import rundir
+from trainwarden.clock import Clock
+from trainwarden.log_text import clean, rank_prefix
+from trainwarden.protocols import JsonObject, Scope
+from trainwarden.records import LogRecord, MetricsRecord, Record
+from trainwarden.settings import Config
+
+log = logging.getLogger("trainwarden.agent")
+
+KERNEL_SOURCE = "kmsg"
+_TOTAL_BYTES = 1024 * 1024  # read in one turn over all files
+_RECORD_BYTES = 200_000  # a record is split here, well below the bus's limit even if every character is escaped
+_LINE_OVERHEAD_BYTES = 64  # ends, times and counts of one line as JSON
+_GLOB_INTERVAL_S = 2.0
+_BUSY_INTERVAL_S = 0.05
+
+
+class LogsCollector:
+    """Follows every log of the run folder, what `paths` names, and /dev/kmsg.
+
+    Parameters
+    ----------
+    config : LogsCollector.Config
+    scope : Scope
+    clock : Clock
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """What is followed and how.
+
+        `paths` are files or glob patterns beside the run folder's logs; those that exist at the very first start
+        are begun at their end unless `from_start`. `flood_lines` lines of one template are kept per batch and
+        source, further ones are counted into one.
+        """
+
+        interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.2
+        paths: tuple[str, ...] = ()
+        from_start: bool = False
+        kmsg: bool = True
+        kmsg_path: str = "/dev/kmsg"
+        batch_bytes: Annotated[int, msgspec.Meta(ge=65_536, le=8 * 1024 * 1024)] = 256 * 1024
+        flood_lines: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 500
+        max_files: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 512
+        rotate_wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 0.5
+        partial_wait_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 5.0
+
+    def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
+        self._config = config
+        self._scope = scope
+        self._clock = clock
+        self._run_dir = Path(scope.run_dir)
+        self._logs = str(self._run_dir / rundir.LOGS)
+        self._tails: dict[str, Tail] = {}
+        self._kernel: KernelLog | None = KernelLog(config.kmsg_path, boot_id()) if config.kmsg else None
+        self._kernel_opened = False
+        self._restored = False
+        self._glob_due_s = float("-inf")
+        self._turn = 0
+        self._skipped_bytes = 0
+
+    @property
+    def interval_s(self) -> float:
+        busy = any(tail.more for tail in self._tails.values())
+        return min(_BUSY_INTERVAL_S, self._config.interval_s) if busy else self._config.interval_s
+
+    def supported(self) -> str | None:
+        return None
+
+    def collect(self, now_s: float) -> Iterable[Record]:
+        self._discover(now_s)
+        yield from self._kernel_lines(now_s)
+        left = _TOTAL_BYTES
+        sources = list(self._tails)
+        self._turn = (self._turn + 1) % max(1, len(sources))
+        # Begin with another file each time, so that one that never ends does not starve the others.
+        for source in sources[self._turn :] + sources[: self._turn]:
+            tail = self._tails[source]
+            lines = self._read(tail, now_s, min(self._config.batch_bytes, left))
+            left = max(left - sum(len(line) for _, line in lines), 65_536)
+            if lines:
+                yield from self._records(source, tail.path, lines, now_s)
+        skipped = sum(tail.skipped_bytes for tail in self._tails.values())
+        if skipped != self._skipped_bytes:
+            self._skipped_bytes = skipped
+            yield self._skipped_record(now_s)
+
+    def wake_fds(self) -> Sequence[int]:
+        return [self._kernel.fd] if self._kernel is not None and self._kernel.fd is not None else []
+
+    def position(self) -> JsonObject:
+        files = {source: msgspec.to_builtins(tail.state) for source, tail in self._tails.items()}
+        kernel = msgspec.to_builtins(self._kernel.state) if self._kernel is not None else None
+        return {"files": files, "kernel": kernel}
+
+    def restore(self, position: JsonObject) -> None:
+        self._restored = True
+        for source, state in dict(position.get("files", {})).items():
+            self._tail(source, self._path_of(source)).restore(state)
+        if self._kernel is not None and position.get("kernel"):
+            self._kernel.restore(position["kernel"])
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+        if self._kernel is not None:
+            self._kernel.close()
+
+    def _path_of(self, source: str) -> Path:
+        """Sources inside the run folder are named relative to it, others by their full path."""
+        return self._run_dir / source
+
+    def _tail(self, source: str, path: Path) -> Tail:
+        if source not in self._tails:
+            self._tails[source] = Tail(
+                path,
+                rotate_wait_s=self._config.rotate_wait_s,
+                partial_wait_s=self._config.partial_wait_s,
+                rotated_too=not Path(source).is_absolute(),  # the run folder's logs are this run's from their start
+            )
+        return self._tails[source]
+
+    def _discover(self, now_s: float) -> None:
+        """Take up files that have appeared."""
+        try:
+            names = os.listdir(self._logs)
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        for name in sorted({unrotated(name) for name in names}):
+            source = f"{rundir.LOGS}/{name}"
+            if name.endswith(".log") and source not in self._tails and len(self._tails) < self._config.max_files:
+                self._tail(source, self._path_of(source))
+        if not self._config.paths or now_s < self._glob_due_s:
+            return
+        first = self._glob_due_s == float("-inf") and not self._restored
+        self._glob_due_s = now_s + _GLOB_INTERVAL_S
+        for pattern in self._config.paths:
+            for name in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 - absolute patterns too
+                source = str(Path(name).absolute())
+                if source not in self._tails and len(self._tails) < self._config.max_files:
+                    tail = self._tail(source, Path(source))
+                    if first and not self._config.from_start:
+                        tail.skip_to_end()
+
+    def _read(self, tail: Tail, now_s: float, limit_bytes: int) -> list[Line]:
+        try:
+            return tail.read(now_s, limit_bytes)
+        except OSError as error:
+            fields = {"path": str(tail.path), "error": str(error)}
+            log.debug("log file cannot be read", extra={"fields": fields})
+            return []
+
+    def _records(self, source: str, path: Path, lines: Sequence[Line], now_s: float) -> Iterator[Record]:
+        """Records of a batch, one writer each: a common file is taken apart by the rank prefixes of its lines."""
+        rank = rundir.rank_of_log(path)
+        by_writer: dict[int | None, tuple[list[int], list[str]]] = {}
+        for end, raw in lines:
+            text = clean(raw)
+            if not text:
+                continue
+            ends, texts = by_writer.setdefault(rank if rank is not None else self._writer(text), ([], []))
+            ends.append(end)
+            texts.append(text)
+        for writer, (ends, texts) in by_writer.items():
+            name = source if writer == rank else f"{source}#rank{writer}"
+            batch = collapse(ends, texts, self._config.flood_lines)
+            yield from self._split(name, writer, *batch, [now_s] * len(batch[0]))
+
+    def _writer(self, text: str) -> int | None:
+        prefix = rank_prefix(text)
+        if prefix is None:
+            return None
+        number, local = prefix
+        if local:
+            here = sorted({process.rank for process in rank_processes(self._run_dir)})
+            return here[number] if number < len(here) else number
+        return number
+
+    def _split(
+        self,
+        source: str,
+        rank: int | None,
+        ends: Sequence[int],
+        lines: Sequence[str],
+        counts: Sequence[int],
+        times_s: Sequence[float],
+    ) -> Iterator[LogRecord]:
+        """Records of bounded size."""
+        start = size = 0
+        for place in range(len(lines) + 1):
+            if place == len(lines) or size >= _RECORD_BYTES:
+                part = slice(start, place)
+                if place > start:
+                    yield LogRecord(
+                        job=self._scope.job,
+                        node=self._scope.node,
+                        source=source,
+                        ends=tuple(ends[part]),
+                        lines=tuple(lines[part]),
+                        times_s=tuple(times_s[part]),
+                        counts=tuple(counts[part]) if any(count > 1 for count in counts[part]) else (),
+                        rank=rank,
+                    )
+                start, size = place, 0
+            if place < len(lines):
+                size += len(lines[place]) + _LINE_OVERHEAD_BYTES
+
+    def _kernel_lines(self, now_s: float) -> Iterator[Record]:
+        kernel = self._kernel
+        if kernel is None:
+            return
+        if not self._kernel_opened:
+            self._kernel_opened = True
+            try:
+                kernel.open()
+            except OSError as error:
+                fields = {"path": self._config.kmsg_path, "reason": error.strerror}
+                log.info(
+                    "kernel log is not readable, so Xid and link messages of the kernel are not seen",
+                    extra={"fields": fields},
+                )
+                self._kernel = None
+                return
+        messages = [(message, text) for message in kernel.read() if (text := clean(message.text))]
+        if messages:
+            booted_s = now_s - since_boot_s()
+            times_s = [min(now_s, booted_s + message.boot_time_s) for message, _ in messages]
+            ends = [message.end for message, _ in messages]
+            yield from self._split(KERNEL_SOURCE, None, ends, [text for _, text in messages], (), times_s)
+
+    def _skipped_record(self, now_s: float) -> MetricsRecord:
+        return MetricsRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=now_s,
+            devices=("agent",),
+            names=("agent_log_skipped_bytes",),
+            values=((float(self._skipped_bytes),),),
+        )

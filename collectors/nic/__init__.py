@@ -1,0 +1,4 @@
+"""Network ports through sysfs and ethtool.
+
+Read `collectors.nic.collector` first.
+"""

@@ -1,0 +1,4 @@
+"""Ends of training processes.
+
+Read `collectors.processes.collector` first.
+"""

@@ -1,0 +1,262 @@
+"""Ends of training processes: exit codes and signals, and the facts that launchers write down themselves."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from collectors.processes import inotify
+from collectors.processes.exit_status import ExitStatus, boot_time_s, exit_status, read_stat, start_s
+from collectors.ranks import RankProcess, rank_processes
+from trainwarden import hook, rundir
+from trainwarden.clock import Clock
+from trainwarden.errors import RecordError
+from trainwarden.protocols import JsonObject, Scope
+from trainwarden.records import EVENTS, MAX_RECORD_BYTES, EventRecord, MetricsRecord, Record
+from trainwarden.settings import Config
+
+_READ_BYTES = 1_000_000
+_BLIND_INTERVAL_S = 0.1  # where the kernel cannot tell of changes
+# A hook file is made after its process began. If its pid now belongs to a process younger than the file's last
+# change, that is another process. The kernel's boot time is whole seconds, hence the slack.
+_START_SLACK_S = 2.0
+
+
+class _Watched(msgspec.Struct):
+    """A process whose end is awaited."""
+
+    process: RankProcess
+    incarnation: str
+    pidfd: int
+
+
+class ProcessesCollector:
+    """Forwards the run folder's events and, where no launcher of ours reports them, the ends of its ranks.
+
+    Parameters
+    ----------
+    config : ProcessesCollector.Config
+    scope : Scope
+    clock : Clock
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """`interval_s`: how often new processes and events are looked for even if the kernel tells of no change."""
+
+        interval_s: Annotated[float, msgspec.Meta(ge=0.02, le=60.0)] = 0.4
+
+    def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
+        self._config = config
+        self._scope = scope
+        self._run_dir = Path(scope.run_dir)
+        self._hook = str(self._run_dir / rundir.HOOK)
+        self._events = str(self._run_dir / rundir.EVENTS)
+        self._launcher = str(self._run_dir / rundir.LAUNCHER_STATE)
+        self._notify = inotify.Inotify()
+        self._offset = 0
+        self._inode = 0
+        self._watched: dict[str, _Watched] = {}  # by hook file name
+        self._known: dict[str, str] = {}  # hook file name -> incarnation, of every process seen so far
+        self._ended: set[str] = set()  # hook file names whose end has been reported
+        self._unwatched: dict[str, RankProcess] = {}  # those that had ended before they could be watched
+        self._names: list[str] = []  # of the hook folder at the last look
+        self._boot_s: float | None = None
+        self.junk_lines = 0
+        self._junk_told = 0
+
+    @property
+    def interval_s(self) -> float:
+        return self._config.interval_s if self._notify.fds else min(self._config.interval_s, _BLIND_INTERVAL_S)
+
+    def supported(self) -> str | None:
+        if not hasattr(os, "pidfd_open") or not Path("/proc/self/stat").exists():
+            return "process ends need Linux with pidfd and /proc"
+        return None
+
+    def collect(self, now_s: float) -> Iterable[Record]:
+        # Watched before looked at, so that no change falls in between.
+        self._notify.drain()
+        self._notify.watch(str(self._run_dir), inotify.CREATE | inotify.MOVED_TO)
+        self._notify.watch(self._hook, inotify.CREATE | inotify.MOVED_TO | inotify.DELETE)
+        self._notify.watch(self._events, inotify.MODIFY)
+        yield from self._forward()
+        self._look()
+        ended = self._gone()
+        if ended or self._unwatched:
+            own = not os.path.exists(self._launcher)  # noqa: PTH110 - a plain string, ten times a second
+            for name in (*ended, *self._unwatched):
+                if own:
+                    yield self._exit(name, now_s)
+                self._ended.add(name)
+                self._unwatch(name)
+            self._unwatched.clear()
+        if self._junk_told != self.junk_lines:
+            self._junk_told = self.junk_lines
+            yield self._junk_record(now_s)
+
+    def wake_fds(self) -> Sequence[int]:
+        return [*self._notify.fds, *(watched.pidfd for watched in self._watched.values())]
+
+    def position(self) -> JsonObject:
+        return {
+            "offset": self._offset,
+            "inode": self._inode,
+            "known": dict(self._known),
+            "ended": sorted(self._ended),
+        }
+
+    def restore(self, position: JsonObject) -> None:
+        self._offset = int(position.get("offset", 0))
+        self._inode = int(position.get("inode", 0))
+        self._known = {}
+        self._ended = set(position.get("ended", ()))
+        known = {str(name): str(value) for name, value in dict(position.get("known", {})).items()}
+        self._names = []
+        for process in rank_processes(self._run_dir):
+            name = process.path.rpartition("/")[2]
+            if name in known:
+                self._watch(name, process, known[name])
+
+    def close(self) -> None:
+        for name in tuple(self._watched):
+            self._unwatch(name)
+        self._notify.close()
+
+    def _look(self) -> None:
+        """Take up processes whose hook files have appeared, forget those whose files and selves are gone."""
+        try:
+            names = os.listdir(self._hook)
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        if names == self._names:
+            return
+        self._names = names
+        processes = {process.path.rpartition("/")[2]: process for process in rank_processes(self._run_dir)}
+        # A process may remove its hook file before it ends, so one that is watched stays known.
+        for name in self._known.keys() - processes.keys() - self._watched.keys():
+            del self._known[name]
+            self._ended.discard(name)
+        for name, process in processes.items():
+            if name not in self._known:
+                self._watch(name, process)
+
+    def _gone(self) -> list[str]:
+        """Hook file names of watched processes that have ended, reaped or not: their pidfds are readable."""
+        if not self._watched:
+            return []
+        poll = select.poll()
+        for watched in self._watched.values():
+            poll.register(watched.pidfd, select.POLLIN)
+        ended = {fd for fd, _ in poll.poll(0)}
+        return [name for name, watched in self._watched.items() if watched.pidfd in ended] if ended else []
+
+    def _watch(self, name: str, process: RankProcess, incarnation: str | None = None) -> None:
+        """Begin to wait for the end of `process`; one that has ended already is known but not watched."""
+        alive = self._incarnation(process)
+        if alive is not None and incarnation in (None, alive) and name not in self._ended:
+            try:
+                self._watched[name] = _Watched(process, alive, os.pidfd_open(process.pid))
+            except ProcessLookupError:
+                alive = None
+        self._known[name] = incarnation or alive or _told_incarnation(process)
+        if name not in self._watched and name not in self._ended:
+            self._unwatched[name] = process
+
+    def _incarnation(self, process: RankProcess) -> str | None:
+        """Pid and start time; None if the process that made the hook file is gone."""
+        stat = read_stat(process.pid)
+        if stat is None:
+            return None
+        if self._boot_s is None:
+            self._boot_s = boot_time_s()
+        begun_s = start_s(stat, self._boot_s)
+        if begun_s > _changed_s(process.path) + _START_SLACK_S:
+            return None
+        return f"{process.pid}-{begun_s * 1000:.0f}"
+
+    def _unwatch(self, name: str) -> None:
+        watched = self._watched.pop(name, None)
+        if watched is not None:
+            os.close(watched.pidfd)
+
+    def _exit(self, name: str, now_s: float) -> EventRecord:
+        watched = self._watched.get(name)
+        process = watched.process if watched else self._unwatched[name]
+        status = exit_status(watched.pidfd, process.pid) if watched else _last_word(process.path)
+        incarnation = self._known[name]
+        fields: dict[str, str | int | float | bool | None] = {"pid": process.pid, "incarnation": incarnation}
+        if status.code is not None:
+            fields["code"] = status.code
+        if status.signal is not None:
+            fields["signal"] = status.signal
+        how = status.signal or (f"exit code {status.code}" if status.code is not None else "exit code unknown")
+        return EventRecord(
+            id=f"exit/{self._scope.node}/{incarnation}",
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=now_s,
+            kind="process_exit",
+            rank=process.rank,
+            message=f"process {process.pid} of rank {process.rank} ended: {how}",
+            fields=fields,
+        )
+
+    def _junk_record(self, now_s: float) -> MetricsRecord:
+        return MetricsRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=now_s,
+            devices=("agent",),
+            names=("agent_junk_events_count",),
+            values=((float(self.junk_lines),),),
+        )
+
+    def _forward(self) -> Iterable[Record]:
+        """New whole lines of the events file; what is no event of ours is counted and passed over."""
+        try:
+            found = os.stat(self._events)  # noqa: PTH116 - as above
+        except FileNotFoundError:
+            return
+        if found.st_ino != self._inode or found.st_size < self._offset:
+            # Another file, or one begun anew: read it from its start; readers know events by their ids.
+            self._inode, self._offset = found.st_ino, 0
+        if found.st_size == self._offset:
+            return
+        with open(self._events, "rb") as file:
+            file.seek(self._offset)
+            data = file.read(_READ_BYTES)
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) > MAX_RECORD_BYTES:
+            whole = len(data)  # no event is that long: pass over it
+        for line in data[:whole].split(b"\n"):
+            if not line.strip():
+                continue
+            try:
+                yield EVENTS.decode(line)
+            except RecordError:
+                self.junk_lines += 1
+        self._offset += whole
+
+
+def _told_incarnation(process: RankProcess) -> str:
+    """What the hook file says of a process that is gone; its last change stands in for a start it does not tell."""
+    header = hook.read_header(process.path)
+    return header.incarnation if header is not None else f"{process.pid}-{_changed_s(process.path) * 1000:.0f}"
+
+
+def _last_word(path: str) -> ExitStatus:
+    """The exit code that the process itself left in its hook file before it ended."""
+    header = hook.read_header(path)
+    return ExitStatus(code=header.exit_code) if header is not None else ExitStatus()
+
+
+def _changed_s(path: str) -> float:
+    try:
+        return Path(path).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,4 @@
+"""Hard facts that need no statistics: processes that ended, devices and nodes that failed.
+
+Read `detectors.facts.hard_event` first.
+"""

@@ -1,0 +1,151 @@
+"""Devices and nodes that failed: Xids, lost devices, links that went down, nodes that fell silent."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from detectors.job.window import Window
+from detectors.logs.rules import Xid, load_xids
+from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
+
+MAX_SUSPECTS: Final = 16
+OLD_S: Final = 7200.0  # Xid lines older than this are from before (Azure NHC ignores them after 2 h)
+BURST_S: Final = 180.0  # repeats of an Xid within this count once (NVSentinel, health-events-analyzer)
+REPEATS: Final = 5  # bursts within a day that make a watched Xid an incident (NVSentinel)
+
+
+class DeviceFault(msgspec.Struct):
+    """A finding about a device or node that lasts until it is taken back."""
+
+    kind: IncidentKind
+    severity: Severity
+    node: str
+    device: str | None
+    rank: int | None
+    time_s: float
+    reason: str
+
+
+class DeviceFaults:
+    """Findings about devices and nodes, each kept until it is taken back.
+
+    Parameters
+    ----------
+    node_silent_s, all_silent_s : float
+        Without a heartbeat for this long a node is lost: while others are heard, and when none is.
+    """
+
+    def __init__(self, *, node_silent_s: float, all_silent_s: float) -> None:
+        self._node_silent_s = node_silent_s
+        self._all_silent_s = all_silent_s
+        self._xids = load_xids()
+        self._devices: dict[str, DeviceFault] = {}
+        self._bursts: dict[str, list[float]] = {}
+
+    def take(self, event: EventRecord, window: Window) -> None:
+        """Take in an event about a device; others are left alone."""
+        if event.kind == "xid":
+            self._take_xid(event, window)
+        elif event.kind in {"link_down", "device_lost", "heartbeat_lost"}:
+            self._take_device(event)
+        elif event.kind == "link_up":
+            self._devices.pop(f"nic_down/{event.node}/{event.device}", None)
+        elif event.kind == "restart" and event.fields.get("stage") == "done":
+            self._devices.clear()  # the job runs on what the launcher chose; what is still broken will say so
+
+    def watch_nodes(self, window: Window) -> None:
+        """Nodes with live ranks that have fallen silent, and those that are heard again."""
+        silent = window.node_silent_s
+        everyone = bool(silent) and min(silent.values()) > self._node_silent_s
+        limit = self._all_silent_s if everyone else self._node_silent_s
+        for node, silent_s in silent.items():
+            key = f"node_lost/{node}/None"
+            if silent_s > limit and key not in self._devices:
+                reason = f"{node} has sent no heartbeat for {silent_s:.1f} s while its ranks should be running"
+                self._devices[key] = DeviceFault("node_lost", "sev1", node, None, None, window.now_s - silent_s, reason)
+            elif silent_s < 1.0:
+                self._devices.pop(key, None)
+
+    def groups(self) -> list[list[DeviceFault]]:
+        """Findings by kind, the gravest first."""
+        groups: dict[str, list[DeviceFault]] = {}
+        for device in self._devices.values():
+            groups.setdefault(device.kind, []).append(device)
+        ordered = sorted(groups.items(), key=lambda entry: (min(d.severity for d in entry[1]), entry[0]))
+        return [members for _, members in ordered]
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for `restore`."""
+        return {"devices": self._devices, "bursts": self._bursts}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Go on from `plain`.
+
+        Raises
+        ------
+        msgspec.ValidationError, KeyError
+            If it is no such state.
+        """
+        self._devices = msgspec.convert(plain["devices"], dict[str, DeviceFault])
+        self._bursts = msgspec.convert(plain["bursts"], dict[str, list[float]])
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _take_xid(self, event: EventRecord, window: Window) -> None:
+        code = event.fields.get("xid", event.fields.get("code"))
+        if not isinstance(code, int | float) or window.now_s - event.time_s > OLD_S:
+            return
+        xid = self._xids.get(int(code)) or Xid(
+            code=int(code), class_="WATCH", kind="gpu_lost", severity="sev3", advice="unknown code: record"
+        )
+        where = f"{event.node}/{event.device}"
+        wanted = xid.device_at_fault
+        if int(code) == 154:
+            text = event.message.lower()
+            wanted = any(word in text for word in ("reset required", "reboot required", "drain and reset", "gpu reset"))
+        elif not wanted and xid.class_ in {"APP", "WATCH"}:
+            wanted = xid.class_ == "WATCH" and self._repeats(f"{where}/{int(code)}", event.time_s)
+        if wanted:
+            reason = f"Xid {int(code)} on {event.device or 'a GPU'} of {event.node}: {xid.advice}"
+            self._devices.setdefault(
+                f"{xid.kind}/{where}",
+                DeviceFault(xid.kind, xid.severity, event.node, event.device, event.rank, event.time_s, reason),
+            )
+
+    def _repeats(self, key: str, time_s: float) -> bool:
+        bursts = [at for at in self._bursts.get(key, []) if time_s - at < 86_400.0]
+        if not bursts or time_s - bursts[-1] > BURST_S:
+            bursts.append(time_s)
+        self._bursts[key] = bursts[-2 * REPEATS :]
+        return len(bursts) >= REPEATS
+
+    def _take_device(self, event: EventRecord) -> None:
+        table: dict[str, tuple[IncidentKind, Severity, str]] = {
+            "link_down": ("nic_down", "sev2", "the link went down"),
+            "device_lost": ("gpu_lost", "sev1", "the driver has lost the device"),
+            "heartbeat_lost": ("node_lost", "sev1", "no heartbeat any more"),
+        }
+        kind, severity, what = table[event.kind]
+        where = f"{event.device} of {event.node}" if event.device else event.node
+        reason = f"{where}: {event.message[:200] or what}"
+        self._devices.setdefault(
+            f"{kind}/{event.node}/{event.device}",
+            DeviceFault(kind, severity, event.node, event.device, event.rank, event.time_s, reason),
+        )
+
+
+def device_vote(members: list[DeviceFault]) -> Vote:
+    """The vote that tells `members`, findings of one kind."""
+    members = sorted(members, key=lambda device: (device.severity, device.time_s))
+    first = members[0]
+    suspects = tuple(
+        Suspect(score=1.0, reason=device.reason, rank=device.rank, node=device.node, device=device.device)
+        for device in members[:MAX_SUSPECTS]
+    )
+    reason = first.reason if len(members) == 1 else f"{first.reason}, and {len(members) - 1} more"
+    return Vote(
+        opinion="anomalous", score=1.0, reason=reason, kind=first.kind, severity=first.severity, suspects=suspects,
+        onset_s=min(device.time_s for device in members), hard=True,
+    )  # fmt: skip

@@ -1,0 +1,280 @@
+"""Processes that failed: which of them is the root, and which only followed.
+
+When one rank of a synchronous job dies, all others die within a second or so of broken connections, and the launcher
+ends what is left. The first failure that names its own cause is the root; the others are its cascade. What looks like
+a cascade waits a moment for its root; if none comes, it is told all the same, and corrected when the root arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from detectors.job.window import Window
+from detectors.logs.rules import LogRules
+from detectors.protocol import abstain
+from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
+
+STOP_SIGNALS: Final = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+MAX_SUSPECTS: Final = 16
+
+Role = Literal["root", "cascade", "stop"]
+
+
+class Failure(msgspec.Struct):
+    """What is known of one failed process."""
+
+    rank: int | None
+    node: str
+    time_s: float
+    seen_s: float
+    role: Role
+    kind: IncidentKind
+    severity: Severity
+    reason: str
+    step: int | None = None
+    spoken: bool = False
+    hold_s: float = 0.0
+
+
+class Failures:
+    """Failed processes of the present life of a job.
+
+    Parameters
+    ----------
+    root_patience_s : float
+        How long a cascade waits for the failure that caused it.
+    words_patience_s : float
+        How long a plain exit code waits for the exception that it may follow from.
+    outlived_s : float
+        A failure is over once the job has finished a step this long after it.
+    rules : LogRules
+        How the text of an exception is understood.
+    """
+
+    def __init__(self, *, root_patience_s: float, words_patience_s: float, outlived_s: float, rules: LogRules) -> None:
+        self._root_patience_s = root_patience_s
+        self._words_patience_s = words_patience_s
+        self._outlived_s = outlived_s
+        self._rules = rules
+        self._failures: dict[str, Failure] = {}
+        self._restarting = False
+        self._planned_from_s, self._planned_until_s = float("inf"), float("inf")
+
+    def __bool__(self) -> bool:
+        return bool(self._failures)
+
+    @property
+    def restarting(self) -> bool:
+        """True while the launcher restarts the job."""
+        return self._restarting
+
+    def take(self, event: EventRecord, window: Window) -> None:
+        """Take in an event about a process; others are left alone."""
+        if event.kind == "restart":
+            self._take_restart(event)
+        elif event.kind in {"job_start", "process_start"}:
+            # A launcher starts new processes when the old ones are gone: what failed before is over.
+            self._failures = {key: one for key, one in self._failures.items() if one.time_s >= event.time_s}
+        elif event.kind == "fatal_signal":
+            signal = str(event.fields.get("signal", "a fatal signal"))
+            self._fail(event, window, "root", "crash", "sev2", f"{_who(event)} died of {signal}")
+        elif self._was_planned(event):
+            return
+        elif event.kind == "process_exit":
+            self._take_exit(event, window)
+        elif event.kind == "exception":
+            self._take_exception(event, window)
+
+    def settle(self, window: Window) -> None:
+        """Forget failures that the job has outlived, and a restart whose end nobody told."""
+        if self._restarting and window.phase != "restart":
+            self._restarting, self._planned_until_s = False, window.end_s
+        if self._failures and len(window.ends_s):
+            newest_s = max(failure.time_s for failure in self._failures.values())
+            if float(window.ends_s[-1]) > newest_s + self._outlived_s:
+                self._failures.clear()
+
+    def vote(self, window: Window) -> Vote:
+        """The failure to be told now, or why none is."""
+        told = self._told(window.now_s)
+        if not told:
+            waiting = sum(failure.role == "cascade" for failure in self._failures.values())
+            if waiting:
+                return abstain("waiting for the failure that others follow from")
+            return Vote(opinion="normal", reason="ended from outside")
+        first = told[0]
+        certain = first.role != "cascade"
+        suspects = tuple(
+            Suspect(
+                score=(1.0 if place == 0 else 0.5) * (1.0 if certain else 0.3), reason=failure.reason,
+                rank=failure.rank, node=failure.node,
+            )
+            for place, failure in enumerate(told[:MAX_SUSPECTS])
+        )  # fmt: skip
+        others = sum(failure.role == "cascade" for failure in self._failures.values()) - (not certain)
+        reason = first.reason + (f"; {others} others followed" if others > 0 else "")
+        return Vote(
+            opinion="anomalous",
+            score=1.0 if certain else 0.7,
+            reason=reason,
+            kind=first.kind,
+            severity=first.severity,
+            suspects=suspects,
+            onset_s=first.time_s,
+            onset_step=first.step,
+            at_step=first.step,
+            hard=True,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for `restore`."""
+        span = [at if at < float("inf") else None for at in (self._planned_from_s, self._planned_until_s)]
+        return {"failures": self._failures, "restarting": self._restarting, "span": span}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Go on from `plain`.
+
+        Raises
+        ------
+        msgspec.ValidationError, KeyError
+            If it is no such state.
+        """
+        self._failures = msgspec.convert(plain["failures"], dict[str, Failure])
+        self._restarting = msgspec.convert(plain["restarting"], bool)
+        begin, end = msgspec.convert(plain["span"], tuple[float | None, float | None])
+        self._planned_from_s = float("inf") if begin is None else begin
+        self._planned_until_s = float("inf") if end is None else end
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _take_restart(self, event: EventRecord) -> None:
+        if event.fields.get("stage") == "done":
+            self._planned_until_s = event.time_s
+            self._restarting = False
+        else:
+            self._restarting, self._planned_from_s, self._planned_until_s = True, event.time_s, float("inf")
+            self._failures.clear()
+
+    def _was_planned(self, event: EventRecord) -> bool:
+        """True if the process was ended by a restart that the launcher had announced."""
+        return self._planned_from_s <= event.time_s <= self._planned_until_s
+
+    def _take_exit(self, event: EventRecord, window: Window) -> None:
+        code, signal = event.fields.get("code"), event.fields.get("signal")
+        life = _life(event)
+        if code == 0 and not signal:
+            return
+        if self._was_planned(event) or event.fields.get("asked"):  # the launcher ended it itself
+            return
+        known = self._failures.get(life)
+        if signal in STOP_SIGNALS or code in {130, 143}:
+            if known is None:
+                name = str(signal or f"exit code {code}")
+                self._fail(event, window, "stop", "crash", "sev2", f"{_who(event)} was ended by {name}")
+            return
+        how = f"was killed by {signal}" if signal else f"exited with code {code}" if code is not None else "ended"
+        if signal is not None:
+            # A process that dies by signal after raising a connection error was ended by someone, or aborted on it.
+            role: Role = "cascade" if known is not None and known.role == "cascade" else "root"
+            if role == "root" and self._after_failure(event):
+                role = "cascade"
+            self._fail(event, window, role, "crash", "sev2", f"{_who(event)} {how}")
+        elif known is None:
+            # An exit code without an exception seen: the exception may still be on its way.
+            role = "cascade" if self._after_failure(event) else "root"
+            self._fail(event, window, role, "crash", "sev2", f"{_who(event)} {how}")
+
+    def _after_failure(self, event: EventRecord) -> bool:
+        """True if another process had failed of its own cause before."""
+        life = _life(event)
+        return any(
+            other.role == "root" and key != life and other.time_s < event.time_s - 0.005
+            for key, other in self._failures.items()
+        )
+
+    def _take_exception(self, event: EventRecord, window: Window) -> None:
+        text = event.message.strip() or str(event.fields.get("type", "exception"))
+        rule = self._rules.match(text)
+        name = text.partition(":")[0].rpartition(".")[2]
+        if name in {"KeyboardInterrupt", "SystemExit", "SignalException"} or (rule and rule.role == "phase"):
+            self._fail(event, window, "stop", "crash", "sev2", f"{_who(event)} was interrupted")
+            return
+        frame = event.fields.get("frame")
+        reason = f"{_who(event)} raised {text[:200]}" + (f" at {frame}" if frame else "")
+        if rule is not None and rule.role == "cascade":
+            self._fail(event, window, "cascade", rule.kind or "crash", "sev2", reason)
+            return
+        kind: IncidentKind = "exception"
+        if rule is not None and rule.role == "root" and rule.kind is not None and rule.kind != "crash":
+            kind = rule.kind
+        severity: Severity = rule.severity if rule is not None and rule.class_ in {"H", "N"} else "sev2"
+        self._fail(event, window, "root", kind, severity, reason)
+
+    def _fail(
+        self, event: EventRecord, window: Window, role: Role, kind: IncidentKind, severity: Severity, reason: str
+    ) -> None:
+        known = self._failures.get(_life(event))
+        spoken = event.kind == "exception" and known is not None and not known.spoken
+        if known is not None and known.role == "root" and not spoken:
+            return  # the exit that follows an exception says nothing new
+        step = _step_of(event, window)
+        bare = event.kind == "process_exit" and role == "root" and not event.fields.get("signal")
+        self._failures[_life(event)] = Failure(
+            rank=event.rank,
+            node=event.node,
+            time_s=event.time_s if known is None else min(event.time_s, known.time_s),
+            seen_s=window.now_s,
+            role=role,
+            kind=kind,
+            severity=severity,
+            reason=reason,
+            step=step,
+            spoken=event.kind == "exception",
+            hold_s=self._words_patience_s if bare else 0.0,
+        )
+
+    def _told(self, window_now_s: float) -> list[Failure]:
+        """Failures to be told now, the most likely root first."""
+        failures = sorted(self._failures.values(), key=lambda failure: (failure.time_s, failure.rank or 0))
+        roots = [failure for failure in failures if failure.role == "root"]
+        if roots:
+            return [failure for failure in roots if window_now_s - failure.seen_s >= failure.hold_s]
+        cascades = [failure for failure in failures if failure.role == "cascade"]
+        stops = [failure for failure in failures if failure.role == "stop"]
+        if cascades and stops and _one_was_killed(stops, cascades):
+            return stops[:1] if window_now_s - stops[0].seen_s >= self._root_patience_s else []
+        if stops:  # the user, the scheduler or a launcher's clean-up
+            return []
+        if cascades and window_now_s - cascades[0].seen_s >= self._root_patience_s:
+            return cascades[:1]
+        return []
+
+
+def _one_was_killed(stops: list[Failure], cascades: list[Failure]) -> bool:
+    """True if one process was stopped alone: it went first, the others broke off, and any further stop came later."""
+    first = stops[0]
+    alone = all(stop.time_s - first.time_s > 0.15 for stop in stops[1:])
+    return alone and all(cascade.time_s > first.time_s - 0.1 for cascade in cascades)
+
+
+def _who(event: EventRecord) -> str:
+    return f"rank {event.rank} on {event.node}" if event.rank is not None else f"a process on {event.node}"
+
+
+def _life(event: EventRecord) -> str:
+    """Identity of the process that an event is about."""
+    incarnation = event.fields.get("incarnation") or event.fields.get("pid") or event.id
+    return f"{event.node}/{incarnation}"
+
+
+def _step_of(event: EventRecord, window: Window) -> int | None:
+    step = event.fields.get("step")
+    if isinstance(step, int | float):
+        return int(step)
+    if event.rank is not None:
+        for column, rank in enumerate(window.ranks):
+            if rank == event.rank and window.beats.step[column] >= 0:
+                return int(window.beats.step[column])
+    return int(window.steps[-1]) if len(window.steps) else None

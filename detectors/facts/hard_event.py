@@ -1,0 +1,114 @@
+"""Vote: something has happened that needs no statistics. Process exits, exceptions, fatal signals, Xids, lost nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from detectors.collectives.faults import CollectiveFaults, collective_vote
+from detectors.facts.devices import DeviceFaults, device_vote
+from detectors.facts.failures import Failures
+from detectors.job.packed import pack, unpack
+from detectors.job.window import Window
+from detectors.logs.rules import LogRules
+from trainwarden.errors import DetectorError
+from trainwarden.records import Vote
+from trainwarden.settings import Config
+
+
+class HardEventConfig(Config, frozen=True, kw_only=True):
+    """How long to wait for what.
+
+    Attributes
+    ----------
+    root_patience_s : float
+        How long a cascade waits for the failure that caused it.
+    words_patience_s : float
+        How long a plain exit code waits for the exception that it may follow from.
+    node_silent_s, all_silent_s
+        Without a heartbeat for this long a node is lost: while others are heard, and when none is.
+    outlived_s : float
+        A failure is over once the job has finished a step this long after it.
+    """
+
+    root_patience_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 1.0
+    words_patience_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 0.2
+    node_silent_s: Annotated[float, msgspec.Meta(gt=0.0)] = 2.5
+    all_silent_s: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
+    outlived_s: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
+
+
+class HardEvent:
+    """Facts that need no vote.
+
+    Parameters
+    ----------
+    config : HardEvent.Config
+    rules : LogRules, optional
+        How the text of an exception is understood; default the rules shipped.
+    """
+
+    Config = HardEventConfig
+
+    def __init__(self, config: HardEventConfig, rules: LogRules | None = None) -> None:
+        self._failures = Failures(
+            root_patience_s=config.root_patience_s,
+            words_patience_s=config.words_patience_s,
+            outlived_s=config.outlived_s,
+            rules=rules or LogRules(),
+        )
+        self._devices = DeviceFaults(node_silent_s=config.node_silent_s, all_silent_s=config.all_silent_s)
+        self._collectives = CollectiveFaults()
+        self._shown = 0
+
+    @property
+    def more(self) -> bool:
+        """True while findings of another kind wait behind the one shown."""
+        return self._shown + 1 < bool(self._failures) + len(self._devices.groups()) + len(self._collectives.groups())
+
+    def update(self, window: Window) -> None:
+        """Take in new events; with ``more`` a further call on the same window turns to the next finding."""
+        if window.events or not self.more:
+            self._shown = 0
+        else:
+            self._shown += 1
+        for event in sorted(window.events, key=lambda event: event.time_s):
+            self._failures.take(event, window)
+            self._devices.take(event, window)
+            self._collectives.take(event, window)
+        if not window.finished and not self._failures.restarting:
+            self._devices.watch_nodes(window)
+        self._failures.settle(window)
+        self._collectives.settle(window)
+
+    def score(self, window: Window) -> Vote:
+        """The finding whose turn it is, failed processes first; normal if there is none."""
+        votes = [lambda members=members: device_vote(members) for members in self._devices.groups()]
+        votes += [lambda members=members: collective_vote(members) for members in self._collectives.groups()]
+        place = self._shown - bool(self._failures)
+        if self._failures and (place < 0 or not votes):
+            return self._failures.vote(window)
+        return votes[min(place, len(votes) - 1)]() if votes else Vote(opinion="normal")
+
+    def state(self) -> bytes:
+        """See `detectors.protocol.Detector`."""
+        return pack(
+            "hard_event",
+            {
+                "failures": self._failures.state(),
+                "devices": self._devices.state(),
+                "collectives": self._collectives.state(),
+            },
+        )
+
+    def restore(self, state: bytes) -> None:
+        """See `detectors.protocol.Detector`."""
+        plain, _ = unpack("hard_event", state)
+        try:
+            self._failures.restore(plain["failures"])
+            self._devices.restore(plain["devices"])
+            self._collectives.restore(plain.get("collectives", {"faults": {}}))
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            raise DetectorError(f"state of hard_event is damaged: {error}") from error
+        self._shown = 0

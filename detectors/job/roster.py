@@ -1,0 +1,109 @@
+"""Who belongs to a job: its ranks as columns, where they run, which of their processes is the present one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+
+from detectors.job.step_assembly import widened
+
+MAX_RANKS: Final = 65_536  # of one job; a record that names more is damage
+MAX_IDENTITIES: Final = 100_000  # remembered event and metric identities
+
+Life = Literal["same", "first", "next", "past"]
+
+
+class Seen:
+    """A bounded set of identities, oldest forgotten first."""
+
+    def __init__(self, limit: int = MAX_IDENTITIES) -> None:
+        self._limit = limit
+        self._known: OrderedDict[object, None] = OrderedDict()
+
+    def add(self, identity: object) -> bool:
+        """True if it is new."""
+        if identity in self._known:
+            return False
+        self._known[identity] = None
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+        return True
+
+
+class Roster:
+    """The ranks of a job in the order in which they were first heard of.
+
+    Attributes
+    ----------
+    ranks, nodes, roles, incarnations : lists, one entry a column
+    column : dict of int to int
+        Column of each rank.
+    ended, clean : bool [room]
+        Whether the present process has ended, and ended well.
+    incarnation : int [room]
+        How many processes the rank has had.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.column: dict[int, int] = {}
+        self.nodes: list[str] = []
+        self.roles: list[str] = []
+        self.incarnations: list[str] = []
+        self.ended = np.zeros(0, dtype=np.bool_)
+        self.clean = np.zeros(0, dtype=np.bool_)
+        self.incarnation = np.zeros(0, dtype=np.int64)
+        self._past: set[tuple[int, str]] = set()
+
+    def has_room(self, ranks: Sequence[int]) -> bool:
+        """False if `ranks` would be more than a job can have."""
+        return len(self.column) + sum(rank not in self.column for rank in ranks) <= MAX_RANKS
+
+    def columns(self, ranks: Sequence[int], node: str, role: str = "") -> list[int]:
+        """Columns of `ranks`, made where they are new; they run on `node` now."""
+        out = []
+        for rank in ranks:
+            column = self.column.get(rank)
+            if column is None:
+                column = self.column[rank] = len(self.ranks)
+                self.ranks.append(rank)
+                self.nodes.append(node)
+                self.roles.append(role)
+                self.incarnations.append("")
+            elif self.nodes[column] != node:
+                self.nodes[column] = node
+            if role:
+                self.roles[column] = role
+            out.append(column)
+        self._widen(len(self.ranks))
+        return out
+
+    def said_roles(self) -> dict[int, str]:
+        """The role of every rank that has said one."""
+        return {rank: role for rank, role in zip(self.ranks, self.roles, strict=True) if role}
+
+    def live(self, column: int, incarnation: str) -> Life:
+        """Whether `incarnation` is the column's present process; one that was never seen becomes it."""
+        present = self.incarnations[column]
+        if incarnation == present:
+            return "same"
+        if (column, incarnation) in self._past:
+            return "past"
+        self._past.add((column, incarnation))
+        self.incarnations[column] = incarnation
+        self.incarnation[column] += 1
+        if not present:
+            return "first"
+        self.ended[column] = self.clean[column] = False
+        return "next"
+
+    def _widen(self, size: int) -> None:
+        have = self.ended.size
+        if size > have:
+            room = max(size, have + have // 2)
+            self.incarnation = widened(self.incarnation, room, 0)
+            self.ended = widened(self.ended, room, False)
+            self.clean = widened(self.clean, room, False)

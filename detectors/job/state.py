@@ -1,0 +1,300 @@
+"""The memory of one job: records go in, windows come out.
+
+Late, doubled and disordered records are counted, never fatal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from detectors.job.board import MetricBoard
+from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard
+from detectors.job.roster import MAX_RANKS, Roster, Seen
+from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
+from detectors.job.window import LogLine, Window
+from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
+
+PLAN_STEPS: Final = 3  # steps in which ranks may still be changing over to a new micro-batch plan
+MAX_COUNT: Final = 2**53  # larger numbers are damage
+MAX_TIME_S: Final = 1e11  # far beyond any clock
+
+
+class JobState:
+    """Ring arrays and bookkeeping of one job.
+
+    Parameters
+    ----------
+    job : str
+        The job's name.
+    rows : int
+        Closed steps that are kept.
+    """
+
+    def __init__(self, job: str, rows: int = 256) -> None:
+        self.job = job
+        self.end_s = 0.0
+        self.finished = False
+        self.finished_s: float | None = None
+        self.world_size = 0
+        self.restarts = 0
+        self.silence_s: dict[str, float] = {}
+        self._steps = StepAssembly(rows)
+        self._board = HeartbeatBoard()
+        self._samples = MetricBoard()
+        self._roster = Roster()
+        self._log_ends: dict[tuple[str, str], int] = {}
+        self._seen_events = Seen()
+        self._seen_metrics = Seen()
+        self._logs: list[LogLine] = []
+        self._events: list[EventRecord] = []
+        self._metrics: list[MetricsRecord] = []
+
+    def feed(self, record: Record) -> None:
+        """Take in one record of this job."""
+        if isinstance(record, IterationRecord):
+            self._feed_iterations(record)
+        elif isinstance(record, HeartbeatRecord):
+            self._feed_heartbeat(record)
+        elif isinstance(record, LogRecord):
+            self._feed_log(record)
+        elif isinstance(record, EventRecord):
+            self._feed_event(record)
+        elif isinstance(record, MetricsRecord):
+            self._feed_metrics(record)
+
+    def window(self, now_s: float, *, with_samples: bool = True, last: bool = False) -> Window:
+        """Close what can be closed and show everything; new lines, events and metrics are shown once.
+
+        Metric samples are gathered only `with_samples`, as without models nobody looks at them; until then the board
+        keeps the newest. `last` says that nothing will come after this window.
+        """
+        size = len(self._roster.ranks)
+        self._steps.close(~self._roster.ended[:size], everyone_known=self.world_size <= size)
+        ring = self._steps.ring
+        values = ring.values[:, :, :size]
+        logs, events, metrics = tuple(self._logs), tuple(self._events), tuple(self._metrics)
+        self._logs, self._events, self._metrics = [], [], []
+        shown = Window(
+            job=self.job,
+            now_s=now_s,
+            end_s=self.end_s,
+            watermark_s=self.end_s - LATE_S,
+            phase=self._phase(size),
+            ranks=np.array(self._roster.ranks, dtype=np.int64),
+            nodes=tuple(self._roster.nodes),
+            roles=tuple(self._roster.roles),
+            live=~self._roster.ended[:size] & ~self._board.gone[:size],
+            ended_cleanly=self._roster.clean[:size],
+            first_seq=ring.first_seq,
+            steps=ring.steps,
+            epochs=ring.epochs,
+            ends_s=ring.ends_s,
+            duration_s=values[0],
+            compute_s=values[1],
+            wait_s=values[2],
+            pause_s=values[3],
+            micro_batches=values[4],
+            quiet_rows=ring.quiet,
+            beats=self._board,
+            node_silent_s=self._live_silence(size),
+            logs=logs,
+            events=events,
+            metrics=metrics,
+            samples=tuple(self._samples.take(self._roster.said_roles())) if with_samples else (),
+            last=last,
+            finished=self.finished,
+            restarts=self.restarts,
+        )
+        for array in (shown.duration_s, shown.compute_s, shown.wait_s, shown.pause_s, shown.micro_batches):
+            array.flags.writeable = False
+        return shown
+
+    @property
+    def quiet_s(self) -> float:
+        """How long no rank has made a visible step or collective call, by the newest heartbeat; 0 if unknown."""
+        if self._board.time_s.size == 0 or not np.isfinite(self._board.time_s).any():
+            return 0.0
+        return float(np.nanmax(self._board.time_s) - np.nanmax(self._board.progress_s))
+
+    def take_counts(self) -> dict[str, int]:
+        """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd`` there were since the last call."""
+        counts, self._steps.counts = self._steps.counts, Counter()
+        counts.update({"late": self._samples.late, "odd": self._samples.odd})
+        self._samples.late = self._samples.odd = 0
+        return dict(+counts)
+
+    def count_silence(self, elapsed_s: float) -> None:
+        """Let `elapsed_s` of watched time pass for every node that has not been heard since the last call."""
+        for node in self.silence_s:
+            self.silence_s[node] += elapsed_s
+
+    def _heard(self, time_s: float) -> None:
+        if self.end_s < time_s < MAX_TIME_S:
+            self.end_s = time_s
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def _columns(self, ranks: tuple[int, ...], node: str, role: str = "") -> list[int]:
+        have = self._roster.ended.size
+        out = self._roster.columns(ranks, node, role)
+        room = self._roster.ended.size
+        if room > have:
+            self._board.widen(room)
+            self._steps.widen(room)
+        return out
+
+    def _same_life(self, column: int, incarnation: str) -> bool:
+        """True if `incarnation` is the column's present one, which it becomes if it was never seen before."""
+        life = self._roster.live(column, incarnation)
+        if life == "next":
+            self._steps.new_life(column)
+        return life != "past"
+
+    def _no_room(self, ranks: tuple[int, ...]) -> bool:
+        if self._roster.has_room(ranks):
+            return False
+        self._steps.counts["odd"] += 1
+        return True
+
+    def _feed_iterations(self, record: IterationRecord) -> None:
+        if self._no_room((record.rank,)):
+            return
+        (column,) = self._columns((record.rank,), record.node, record.role)
+        if not self._same_life(column, record.incarnation):
+            self._steps.counts["late"] += len(record.steps)
+            return
+        size = len(record.steps)
+        optional = (record.compute_s, record.wait_s, record.pause_s, record.micro_batches)
+        lanes = [lane if len(lane) == size else (None,) * size for lane in optional]
+        for index in range(min(size, len(record.end_s), len(record.duration_s))):
+            cell = [record.duration_s[index]]
+            cell += [float("nan") if (value := lane[index]) is None else value for lane in lanes]
+            if record.end_s[index] >= MAX_TIME_S:
+                self._steps.counts["odd"] += 1
+            else:
+                self._steps.feed(column, record.steps[index], record.end_s[index], cell)
+                self._heard(record.end_s[index])
+
+    def _feed_heartbeat(self, record: HeartbeatRecord) -> None:
+        self.silence_s[record.node] = 0.0
+        size = len(record.ranks)
+        lanes = (record.incarnations, record.steps, record.phases, record.phase_since_s, record.calls)
+        damaged = any(not 0 <= count < MAX_COUNT for count in (*record.steps, *record.calls))
+        if not size or damaged or record.time_s > MAX_TIME_S or any(len(lane) != size for lane in lanes):
+            self._steps.counts["odd"] += bool(size)
+            return
+        if self._no_room(record.ranks):
+            return
+        every = self._columns(record.ranks, record.node)
+        keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
+        columns = np.array([every[i] for i in keep], dtype=np.int64)
+        old = record.time_s <= self._board.time_s[columns]
+        if old.any():
+            self._steps.counts["duplicates"] += 1
+            keep = [i for i, stale in zip(keep, old, strict=True) if not stale]
+            columns = columns[~old]
+        if not keep:
+            return
+        states = record.states if len(record.states) == size else ("",) * size
+        ends = record.step_end_s if len(record.step_end_s) == size else (None,) * size
+        cpu = record.cpu_s if len(record.cpu_s) == size else (None,) * size
+        self._board.feed(
+            columns,
+            record.time_s,
+            self._roster.incarnation[columns],
+            np.array([record.steps[i] for i in keep], dtype=np.int64),
+            np.array([ends[i] for i in keep], dtype=np.float64),
+            np.array([PHASE_CODE.get(record.phases[i], -1) for i in keep], dtype=np.int64),
+            np.array([record.phase_since_s[i] for i in keep], dtype=np.float64),
+            np.array([record.calls[i] for i in keep], dtype=np.int64),
+            np.array([states[i] == "T" for i in keep]),
+            np.array([states[i] in {"Z", "X"} for i in keep]),
+            np.array([cpu[i] for i in keep], dtype=np.float64),
+        )
+        self._heard(record.time_s)
+
+    def _feed_log(self, record: LogRecord) -> None:
+        source = (record.node, record.source)
+        high = self._log_ends.get(source, -1)
+        for index in range(min(len(record.lines), len(record.ends), len(record.times_s))):
+            end = record.ends[index]
+            if end <= high:
+                self._steps.counts["duplicates"] += 1
+                continue
+            high = end
+            count = record.counts[index] if index < len(record.counts) else 1
+            line, time_s = record.lines[index], record.times_s[index]
+            self._logs.append(LogLine(record.node, record.source, record.rank, line, time_s, max(1, count), end))
+            self._heard(time_s)
+        self._log_ends[source] = high
+
+    def _feed_event(self, record: EventRecord) -> None:
+        if not self._seen_events.add(record.id):
+            self._steps.counts["duplicates"] += 1
+            return
+        self._events.append(record)
+        self._heard(record.time_s)
+        if record.kind == "job_start":
+            self.finished, self.finished_s = False, None
+            size = record.fields.get("world_size")
+            self.world_size = int(size) if isinstance(size, int | float) and size <= MAX_RANKS else self.world_size
+        elif record.kind == "job_end":
+            self.finished, self.finished_s = True, record.time_s
+        elif record.kind == "restart":
+            self._feed_restart(record)
+        elif record.kind == "microbatch_plan":
+            self._steps.quiet_left = max(self._steps.quiet_left, PLAN_STEPS)
+        elif record.kind == "process_exit" and record.rank is not None and not self._no_room((record.rank,)):
+            self._feed_exit(record, record.rank)
+
+    def _feed_restart(self, record: EventRecord) -> None:
+        self._steps.restarting = record.fields.get("stage") != "done"
+        if self._steps.restarting:
+            self.restarts += 1
+        self._steps.quiet_left = WARM_UP_STEPS
+
+    def _feed_exit(self, record: EventRecord, rank: int) -> None:
+        (column,) = self._columns((rank,), record.node)
+        incarnation = record.fields.get("incarnation")
+        if incarnation is not None and self._roster.incarnations[column] not in {"", str(incarnation)}:
+            return
+        self._roster.ended[column] = True
+        self._roster.clean[column] = record.fields.get("code") == 0
+
+    def _feed_metrics(self, record: MetricsRecord) -> None:
+        if not self._seen_metrics.add((record.node, record.time_s, record.devices, record.names[:1])):
+            self._steps.counts["duplicates"] += 1
+            return
+        self._metrics.append(record)
+        if 0.0 <= record.time_s < MAX_TIME_S:
+            self._samples.feed(record)
+        else:
+            self._steps.counts["odd"] += 1
+        self._heard(record.time_s)
+
+    # -- windows ---------------------------------------------------------------------------------------------
+
+    def _phase(self, size: int) -> str:
+        if self._steps.restarting:
+            return "restart"
+        alive = self._board.phase[:size][~self._roster.ended[:size]]
+        if self.finished:
+            return "ended"
+        if bool((alive == EXIT).any()):
+            return "exit"
+        if self._steps.quiet_left > 0 and (size or self.world_size):  # without any rank no start can be seen
+            return "start"
+        for name in ("checkpoint", "evaluation", "data"):
+            if (alive == PHASE_CODE[name]).any():
+                return name
+        return ""
+
+    def _live_silence(self, size: int) -> dict[str, float]:
+        if self.finished:
+            return {}
+        dead = self._roster.ended[:size] | self._board.gone[:size]
+        alive = {node for node, gone in zip(self._roster.nodes, dead, strict=True) if not gone}
+        return {node: silent_s for node, silent_s in self.silence_s.items() if node in alive}

@@ -1,0 +1,148 @@
+"""Steps of many ranks put together: a step is closed when every rank has reported it, or waited for no longer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.common_mode import quiet_median
+from detectors.job.rings import COLUMNS, StepRing
+
+WARM_UP_STEPS: Final = 10  # first steps of an incarnation: allocator, autotuning, lazy initialisation
+LATE_S: Final = 2.0  # a step is not waited for longer than this after a rank has ended it, by that rank's own clock
+MAX_PENDING: Final = 64  # steps that are open at the same time; more means ranks that do not step together
+MAX_STEP: Final = 2**53  # larger numbers are damage, not steps
+
+
+@dataclass(slots=True)
+class _Pending:
+    values: npt.NDArray[np.float32]
+    ends_s: npt.NDArray[np.float64]
+    seen: npt.NDArray[np.bool_]
+
+
+class StepAssembly:
+    """Open steps, and the ring that closed ones go into.
+
+    Ranks need not share a clock: how late a step is, is told by the clock of each rank that has reported it.
+
+    Parameters
+    ----------
+    rows : int
+        Closed steps that are kept.
+
+    Attributes
+    ----------
+    counts : Counter
+        ``late``, ``duplicates``, ``incomplete_steps``, ``odd``.
+    quiet_left : int
+        So many steps more, slowness is planned.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.ring = StepRing(rows)
+        self.counts: Counter[str] = Counter()
+        self.quiet_left = WARM_UP_STEPS
+        self.restarting = False
+        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._closed: tuple[int, int] = (-1, -1)
+        self._epoch = np.zeros(0, dtype=np.int64)
+        self._high = np.zeros(0, dtype=np.int64)
+        self._last_end_s = np.zeros(0)
+        self._begun = np.zeros(0, dtype=np.bool_)
+        self._absent = np.zeros(0, dtype=np.bool_)
+
+    def widen(self, room: int) -> None:
+        """Make room for `room` columns."""
+        self._epoch = widened(self._epoch, room, int(self._epoch.max(initial=0)))
+        self._high = widened(self._high, room, -1)
+        self._last_end_s = widened(self._last_end_s, room, np.nan)
+        self._begun = widened(self._begun, room, False)
+        self._absent = widened(self._absent, room, False)
+        self.ring.widen(room)
+        for pending in self._pending.values():
+            values = np.full((len(COLUMNS), room), np.nan, dtype=np.float32)
+            values[:, : pending.values.shape[1]] = pending.values
+            pending.values, pending.seen = values, widened(pending.seen, room, False)
+            pending.ends_s = widened(pending.ends_s, room, np.nan)
+
+    def new_life(self, column: int) -> None:
+        """The rank of `column` runs in a new process: it may go back to earlier steps."""
+        self._begun[column] = False
+        self.quiet_left = WARM_UP_STEPS
+
+    def feed(self, column: int, step: int, end_s: float, cell: list[float]) -> None:
+        """Take in one step of one rank; `cell` as in `COLUMNS`."""
+        if not 0 <= step < MAX_STEP:
+            self.counts["odd"] += 1
+            return
+        if not self._begun[column]:
+            self._begin(column, step)
+        self._absent[column] = False
+        self._high[column] = max(int(self._high[column]), step)
+        key = (int(self._epoch[column]), step)
+        pending = self._pending.get(key)
+        if pending is None and key <= self._closed:
+            late = self.ring.fill(key[0], step, column, cell)
+            self.counts["late" if late else "duplicates"] += 1
+            return
+        if pending is None:
+            room = self._epoch.size
+            values = np.full((len(COLUMNS), room), np.nan, dtype=np.float32)
+            pending = _Pending(values, np.full(room, np.nan), np.zeros(room, dtype=np.bool_))
+            self._pending[key] = pending
+        if pending.seen[column]:
+            self.counts["duplicates"] += 1
+            return
+        pending.values[:, column], pending.ends_s[column], pending.seen[column] = cell, end_s, True
+        self._last_end_s[column] = np.fmax(self._last_end_s[column], end_s)
+
+    def close(self, alive: npt.NDArray[np.bool_], everyone_known: bool) -> None:
+        """Move into the ring what every rank of `alive` [ranks] has reported, and what is too old to wait for."""
+        size = len(alive)
+        wanted = alive & ~self._absent[:size]
+        keys = sorted(self._pending)
+        ready = 0
+        for position, key in enumerate(keys):
+            pending = self._pending[key]
+            whole = everyone_known and bool(pending.seen[:size][wanted].all())
+            waited_s = float(np.nanmax(self._last_end_s - pending.ends_s, initial=0.0))
+            late = not whole and waited_s > LATE_S + 2.0 * float(np.nanmax(pending.values[0], initial=0.0))
+            if late:
+                self._absent[:size] |= ~pending.seen[:size]
+            if whole or late or len(keys) - position > MAX_PENDING:
+                ready = position + 1
+        for key in keys[:ready]:
+            self._append(key, self._pending.pop(key), alive)
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _begin(self, column: int, step: int) -> None:
+        self._begun[column] = True
+        if step <= self._high[column]:  # gone back to a checkpoint: the same step numbers come again
+            newest = int(self._epoch.max(initial=0))
+            behind = newest > self._epoch[column]  # other ranks have gone back already
+            self._epoch[column] = newest if behind else self._epoch[column] + 1
+        self._high[column] = step - 1
+        self._last_end_s[column] = np.nan
+
+    def _append(self, key: tuple[int, int], pending: _Pending, alive: npt.NDArray[np.bool_]) -> None:
+        if not pending.seen[: len(alive)][alive].all():
+            self.counts["incomplete_steps"] += 1
+        quiet = self.quiet_left > 0 or self.restarting
+        if self.restarting and self.quiet_left <= 1:
+            self.restarting = False  # the job runs again, whether or not the launcher has said so
+        self.quiet_left = max(0, self.quiet_left - 1)
+        self.ring.append(key[1], key[0], float(quiet_median(pending.ends_s)), quiet, pending.values)
+        self._closed = max(self._closed, key)
+
+
+def widened(array: npt.NDArray[Any], room: int, empty: object) -> npt.NDArray[Any]:
+    """`array` with `room` elements, new ones `empty`."""
+    fresh = np.full(room, empty, dtype=array.dtype)
+    fresh[: array.size] = array
+    return fresh

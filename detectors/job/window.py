@@ -1,0 +1,136 @@
+"""The frozen view of one job that detectors score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.common_mode import quiet_median
+from detectors.job.rings import HeartbeatBoard
+from detectors.job.samples import FamilySamples, ScoredSamples
+from trainwarden.records import EventRecord, MetricsRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One new log line (or `count` like ones that were collapsed)."""
+
+    node: str
+    source: str
+    rank: int | None
+    line: str
+    time_s: float
+    count: int = 1
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Everything known of one job up to now, as arrays over ranks.
+
+    The arrays are views of the job's rings: read them at once, keep nothing. Rows are closed steps, oldest
+    first; row i has the sequence number ``first_seq + i``, so that a detector that remembers the next sequence
+    number sees every row once (`fresh`).
+
+    Attributes
+    ----------
+    now_s : float
+        The service's clock (of a recording: its own clock).
+    end_s : float
+        Newest event time.
+    watermark_s : float
+        No row older than this is still being waited for.
+    live : bool [ranks]
+        Ranks whose process has not ended.
+    node_silent_s : dict
+        For each node with live ranks, how long it has sent no heartbeat, as counted by the service.
+    phase : str
+        Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``data``, ``exit``,
+        ``ended`` (the launcher has said so), or empty.
+    last : bool
+        Nothing comes after this window: a recording ends here.
+    samples, scored : tuples
+        New metric samples by family of entities, and what the trained models make of them; shown once.
+    unscored : mapping or None
+        Why families of `samples` have no scores; None where no models are loaded at all.
+    model_versions : mapping
+        Versions of the models in use, by detector.
+    """
+
+    job: str
+    now_s: float
+    end_s: float
+    watermark_s: float
+    phase: str
+    ranks: npt.NDArray[np.int64]
+    nodes: tuple[str, ...]
+    roles: tuple[str, ...]
+    live: npt.NDArray[np.bool_]
+    ended_cleanly: npt.NDArray[np.bool_]
+    first_seq: int
+    steps: npt.NDArray[np.int64]
+    epochs: npt.NDArray[np.int64]
+    ends_s: npt.NDArray[np.float64]
+    duration_s: npt.NDArray[np.float32]
+    compute_s: npt.NDArray[np.float32]
+    wait_s: npt.NDArray[np.float32]
+    pause_s: npt.NDArray[np.float32]
+    micro_batches: npt.NDArray[np.float32]
+    quiet_rows: npt.NDArray[np.bool_]
+    beats: HeartbeatBoard
+    node_silent_s: dict[str, float] = field(default_factory=dict)
+    logs: tuple[LogLine, ...] = ()
+    events: tuple[EventRecord, ...] = ()
+    metrics: tuple[MetricsRecord, ...] = ()
+    samples: tuple[FamilySamples, ...] = ()
+    scored: tuple[ScoredSamples, ...] = ()
+    unscored: Mapping[str, str] | None = None
+    model_versions: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = False
+    last: bool = False
+    restarts: int = 0
+
+    @property
+    def next_seq(self) -> int:
+        """Sequence number that the next closed row will get."""
+        return self.first_seq + len(self.steps)
+
+    def fresh(self, next_seq: int) -> slice:
+        """Rows whose sequence number is `next_seq` or larger."""
+        return slice(max(0, next_seq - self.first_seq), len(self.steps))
+
+    def busy_s(self, rows: slice) -> npt.NDArray[np.float64]:
+        """Duration of the steps without their pauses [rows, ranks]."""
+        pause = np.nan_to_num(self.pause_s[rows].astype(np.float64))
+        return np.maximum(self.duration_s[rows] - pause, 1e-6)
+
+    def work_s(self, rows: slice) -> npt.NDArray[np.float64]:
+        """Compute time as if every rank had the same share of micro-batches [rows, ranks].
+
+        A slow rank that was given fewer micro-batches is as fast as the others again, and slow all the same:
+        compute / m_r * mean(m). Where no micro-batches are declared this is the plain compute time.
+        """
+        compute = self.compute_s[rows].astype(np.float64)
+        shares = self.micro_batches[rows].astype(np.float64)
+        known = np.isfinite(shares) & (shares > 0)
+        count = known.sum(axis=1, keepdims=True)
+        total = np.where(known, shares, 0.0).sum(axis=1, keepdims=True)
+        mean = np.divide(total, count, out=np.ones_like(total), where=count > 0)
+        return np.maximum(np.where(known, compute / np.where(known, shares, 1.0) * mean, compute), 1e-6)
+
+
+def job_duration_s(window: Window, rows: slice) -> npt.NDArray[np.float64]:
+    """The job's step time without pauses: the median over ranks [rows]; NaN where no rank reported.
+
+    Pauses are taken out per rank, so ranks that wait for another rank's pause would still show it in their
+    wait: the shortest busy time tells a pause of one rank from slowness of all.
+    """
+    busy = window.busy_s(rows)
+    pause = np.nan_to_num(window.pause_s[rows].astype(np.float64)).max(axis=1, initial=0.0)
+    plain = quiet_median(busy.T)
+    # A rank's pause (checkpoint on rank 0) makes the others wait for it: their duration minus that pause.
+    with_pause = quiet_median(window.duration_s[rows].astype(np.float64).T) - pause
+    return np.where(pause > 0, np.maximum(np.minimum(plain, with_pause), 0.05 * plain), plain)

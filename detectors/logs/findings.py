@@ -1,0 +1,143 @@
+"""What single log lines mean: findings, their vote, and a job of which only the consequences were seen."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from detectors.job.window import Window
+from trainwarden.records import IncidentKind, Severity, Suspect, Vote
+
+MAX_SUSPECTS: Final = 16
+MAX_SPEAKERS: Final = 64
+SPEAKERS: Final = 2  # a cascade is seen by more than one
+_FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost"})
+_EPOCH_S: Final = 1e9  # times above are wall time, below a recording's own
+
+
+class Finding(msgspec.Struct):
+    """One or more like lines that mean something; `line_numbers` are the first positions in the source."""
+
+    rule: str
+    class_: str
+    role: str
+    kind: IncidentKind | None
+    severity: Severity
+    node: str
+    source: str
+    rank: int | None
+    time_s: float
+    last_s: float
+    line: str
+    count: int = 1
+    line_numbers: list[int] = msgspec.field(default_factory=list)
+    told: bool = False
+    dropped: bool = False
+
+
+class Consequences(msgspec.Struct):
+    """Lines that follow from some rank's failure, in a job that says nothing of the failure itself.
+
+    Where processes or heartbeats are seen, those tell what has ended; here only logs are there to tell.
+    """
+
+    first: Finding | None = None
+    last_s: float = 0.0
+    speakers: set[str] = msgspec.field(default_factory=set)
+    root_s: float = -1.0
+    known: bool = False  # facts tell of the end, or it was a good one
+
+    def note(self, finding: Finding, speaker: str) -> None:
+        """Take in a line: one of another failure's consequences, or one that names a cause."""
+        if finding.role == "root":
+            self.root_s = max(self.root_s, finding.time_s)
+        if finding.role != "cascade" or finding.kind is None:
+            return
+        if self.first is None or finding.time_s < self.first.time_s:
+            self.first = msgspec.structs.replace(finding, line_numbers=[])
+        if len(self.speakers) < MAX_SPEAKERS:
+            self.speakers.add(speaker)
+        self.last_s = max(self.last_s, finding.last_s)
+
+    def settle(self, window: Window, near_s: float) -> None:
+        """Forget what the job has outlived or something else explains."""
+        for event in window.events:
+            ended_well = event.kind == "job_end" and event.fields.get("exit_code") == 0
+            if event.kind in _FACTS or ended_well:
+                self.known = True
+            elif event.kind in {"restart", "job_start"}:
+                self.known, self.first, self.speakers = False, None, set()
+        if self.first is not None and moved_on(window, None, self.last_s):
+            self.first, self.speakers = None, set()
+        if self.first is not None and self.root_s >= self.first.time_s - near_s:
+            self.first, self.speakers = None, set()
+
+    def vote(self, window: Window, *, now_s: float, line_s: float, near_s: float, stopped_s: float) -> Vote | None:
+        """The vote on a job that has stopped after them; None where there is none to give.
+
+        Parameters
+        ----------
+        line_s : float
+            Time of the newest line of any kind.
+        near_s : float
+            How far apart lines of one cause are.
+        stopped_s : float
+            Silence that makes a job stopped, where its end is not told.
+        """
+        first = self.first
+        if first is None or self.known or len(self.speakers) < SPEAKERS or line_s - self.last_s > near_s:
+            return None
+        if np.isfinite(window.beats.time_s[: len(window.ranks)]).any():
+            return None
+        if not (window.finished or window.last or now_s - line_s >= stopped_s):
+            return None
+        who = f"rank {first.rank}" if first.rank is not None else first.node or first.source
+        seen = f"first was {who} at {_time(first.time_s)}"
+        return Vote(
+            opinion="anomalous", score=0.6, kind=first.kind, severity=first.severity, onset_s=first.time_s,
+            reason=f"only consequences seen; {seen} ({first.rule}): {first.line[:160]}",
+            suspects=(Suspect(score=0.3, reason=first.line[:200], rank=first.rank, node=first.node or None),),
+        )  # fmt: skip
+
+
+def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
+    first = findings[0]
+    suspects = tuple(
+        Suspect(score=1.0 if place == 0 else 0.5, reason=finding.line[:200], rank=finding.rank, node=finding.node)
+        for place, finding in enumerate(findings[:MAX_SUSPECTS])
+    )
+    who = f"rank {first.rank}" if first.rank is not None else first.node
+    return Vote(
+        opinion="anomalous", score=0.95, reason=f"{who} logged ({first.rule}): {first.line[:200]}", kind=kind,
+        severity=min(finding.severity for finding in findings), suspects=suspects, onset_s=first.time_s,
+    )  # fmt: skip
+
+
+def moved_on(window: Window, column: int | None, since_s: float) -> bool | None:
+    """Whether the rank (if it is not known, the job) has gone on well after `since_s`; None if nothing tells yet."""
+    late_s = since_s + 0.3
+    ranks = slice(None) if column is None else slice(column, column + 1)
+    if (np.isfinite(window.duration_s[:, ranks]).any(axis=1) & (window.ends_s > late_s)).any():
+        return True
+    if column is None:
+        return None
+    progress_s = float(window.beats.progress_s[column])
+    if bool(window.live[column]) and progress_s > late_s:
+        return True
+    return False if np.isfinite(progress_s) else None
+
+
+def _time(time_s: float) -> str:
+    """A time as people read it.
+
+    Examples
+    --------
+    >>> _time(12.5), _time(1_600_000_000.0)
+    ('12.5 s', '2020-09-13T12:26:40Z')
+    """
+    if time_s < _EPOCH_S:
+        return f"{time_s:.1f} s"
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

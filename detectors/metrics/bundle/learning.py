@@ -1,0 +1,131 @@
+"""Learning the vote: every member on the prepared series, judged on what it has not seen, and calibrated by that."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.metrics.bundle.calibration import Calibration
+from detectors.metrics.bundle.members import (
+    VoteConfig,
+    by_name,
+    fit_dtw,
+    fit_profile,
+    fit_rows,
+    judged_every,
+    thinned,
+)
+from detectors.metrics.bundle.preparation import Preparation
+from detectors.metrics.bundle.weighing import weighted_mean
+from detectors.metrics.models.rows import Floats
+from trainwarden.errors import DetectorError
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a vote is made of."""
+
+    preparation: Preparation
+    models: Mapping[str, Any]
+    calibrations: Mapping[str, Calibration]  # one per member and "ensemble"
+
+
+def learn(
+    series: Sequence[npt.ArrayLike],
+    names: Sequence[str],
+    config: VoteConfig,
+    seed: int,
+    peers: bool | Sequence[int] = False,
+    owners: Sequence[Hashable] | None = None,
+) -> Learnt:
+    """Parts of a vote from normal `series`; parameters as those of `MetricVote.fit`.
+
+    Raises
+    ------
+    DetectorError
+        If there is too little to learn from for every member that counts.
+    """
+    arrays = [np.asarray(one, dtype=np.float64) for one in series]
+    if not any(weight > 0.0 for weight in by_name(config.members).values()):
+        raise DetectorError("no member of the vote has a weight")
+    preparation = Preparation.fit(arrays, names, config.preparation, owners)
+    scaled = preparation.scaled(arrays, owners)
+    blocks = _blocks(scaled, preparation, owners, config)
+    every = judged_every(scaled, config)
+    models: dict[str, Any] = {}
+    held_out: dict[str, list[Floats]] = {}
+    why: list[str] = []
+    for name in config.members:
+        try:
+            if name == "dtw":
+                places = list(range(len(scaled)) if peers is True else peers or ())
+                if len(places) >= config.dtw.least_ranks:
+                    models[name], held_out[name] = _fit_peers(scaled, places, every, config)
+            elif name == "neighbor_profile":
+                models[name], held_out[name] = fit_profile(scaled, blocks, every, config, seed)
+            else:
+                models[name], held_out[name] = fit_rows(name, scaled, blocks, every, config, seed)
+        except DetectorError as error:
+            why.append(str(error))
+        if name in models and np.isnan(np.concatenate(held_out[name])).all():
+            del models[name], held_out[name]
+            why.append(f"no stretch is long enough to judge {name}")
+    if not any(by_name(config.members)[name] > 0.0 for name in models):
+        raise DetectorError("; ".join(dict.fromkeys(why)) or "no member of the vote can be learnt")
+    return Learnt(preparation, models, _calibrated(held_out, scaled, every, config))
+
+
+def _calibrated(
+    held_out: Mapping[str, list[Floats]], scaled: Sequence[Floats], every: int, config: VoteConfig
+) -> dict[str, Calibration]:
+    """Calibrations of the members, and of their mean where all of them were judged."""
+    weights = {name: float(weight) for name, weight in by_name(config.members).items()}
+    calibrations = {name: Calibration.fit(_normal(parts, 1, config)) for name, parts in held_out.items()}
+    nats = [
+        weighted_mean(
+            {name: calibrations[name].nats(parts[one]) for name, parts in held_out.items()},
+            weights,
+            (scaled[one].shape[1],),
+        )
+        for one in range(len(scaled))
+    ]
+    calibrations["ensemble"] = Calibration.fit(_normal(nats, every, config))
+    return calibrations
+
+
+def _blocks(
+    scaled: Sequence[Floats], preparation: Preparation, owners: Sequence[Hashable] | None, config: VoteConfig
+) -> list[npt.NDArray[np.intp]]:
+    """The fold that each sample is judged in, by models that have not seen the fold.
+
+    Blocks of time where all entities share one scale. Where they are unlike, whole entities: a model serves entities
+    that it has never seen, and among unlike ones that is harder than another time of a known one.
+    """
+    known: dict[Hashable, int] = {}
+    for owner in owners if owners is not None else range(len(scaled)):
+        known.setdefault(owner, len(known))
+    if preparation.scale.is_own and len(known) > 1:
+        folds = [known[owner] % config.folds for owner in (owners if owners is not None else range(len(scaled)))]
+        return [np.full(one.shape[1], fold, dtype=np.intp) for one, fold in zip(scaled, folds, strict=True)]
+    return [np.arange(one.shape[1]) * config.folds // max(one.shape[1], 1) for one in scaled]
+
+
+def _normal(parts: Sequence[Floats], every: int, config: VoteConfig) -> Floats:
+    """Normal scores for a calibration, of every so many samples."""
+    values = np.concatenate([one[::every] for one in parts])
+    return thinned(values[~np.isnan(values)], config.calibration_rows)
+
+
+def _fit_peers(
+    scaled: Sequence[Floats], places: Sequence[int], every: int, config: VoteConfig
+) -> tuple[Any, list[Floats]]:
+    """DTW across the series at `places`, and its scores for every series, NaN for the others."""
+    model, found = fit_dtw([scaled[place] for place in places], every, config)
+    scores = [np.full(one.shape[1], np.nan) for one in scaled]
+    for place, part in zip(places, found, strict=True):
+        scores[place] = part
+    return model, scores

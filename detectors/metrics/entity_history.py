@@ -1,0 +1,103 @@
+"""What the scorer remembers of one family's entities: their scales and newest z-scores, by the board's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.metrics.bundle.metric_vote import MetricVote
+from detectors.metrics.bundle.scale import Scale
+from detectors.metrics.models.rows import Floats
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class EntityHistory:
+    """What is remembered of one family's entities, by the board's rows."""
+
+    vote: MetricVote
+    known: npt.NDArray[np.bool_] = field(init=False)
+    count: Floats = field(init=False)
+    mean: Floats = field(init=False)
+    squares: Floats = field(init=False)
+    history: Floats = field(init=False)  # z-scores [e, d, window - 1], newest last
+    age: Rows = field(init=False)  # samples since the last comparison with others
+    raw: Floats = field(init=False)  # what that comparison found
+    last_s: Floats = field(init=False)
+    every_s: Floats = field(init=False)
+    roles: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        metrics = len(self.vote.preparation.names)
+        self.known = np.zeros(0, dtype=np.bool_)
+        self.count, self.mean, self.squares = (np.zeros((0, metrics)) for _ in range(3))
+        self.history = np.zeros((0, metrics, self.vote.window_samples - 1))
+        self.age = np.zeros(0, dtype=np.int64)
+        self.raw, self.last_s, self.every_s = (np.zeros(0) for _ in range(3))
+
+    def widen(self, size: int) -> None:
+        """Room for `size` entities; those not seen before start on the scale of training, without a past."""
+        have = self.known.size
+        if size <= have:
+            return
+        new = max(size, have + have // 2) - have
+        start = self.vote.start(new)
+        self.known = np.append(self.known, np.zeros(new, dtype=np.bool_))
+        self.count, self.mean = np.concatenate([self.count, start.count]), np.concatenate([self.mean, start.mean])
+        self.squares = np.concatenate([self.squares, start.squares])
+        self.history = np.concatenate([self.history, np.full((new, *self.history.shape[1:]), np.nan)])
+        # Due at once: the first sample is compared.
+        self.age = np.append(self.age, np.full(new, self.vote.config.dtw_stride))
+        self.raw, self.last_s, self.every_s = (
+            np.append(one, np.full(new, np.nan)) for one in (self.raw, self.last_s, self.every_s)
+        )
+        self.roles.extend([""] * new)
+
+    def moved_to(self, vote: MetricVote) -> EntityHistory:
+        """The own scales of all entities for another vote, metric by metric; everything else anew."""
+        other = EntityHistory(vote)
+        other.widen(self.known.size)
+        have = {metric: column for column, metric in enumerate(self.vote.preparation.names)}
+        for column, metric in enumerate(vote.preparation.names):
+            if metric in have:
+                for part in ("count", "mean", "squares"):
+                    getattr(other, part)[:, column] = getattr(self, part)[:, have[metric]]
+        return other
+
+    def waited(self) -> int:
+        """Samples of the entity that has shown most of its own scale."""
+        return int(self.count.max(axis=1, initial=0.0)[self.known].max(initial=0.0))
+
+    def follow(self, rows: Rows, values: Floats) -> Floats:
+        """New ``values [r, d_all, k]`` of `rows` as z-scores after their history, ``[r, d, window - 1 + k]``."""
+        scaled, after = self.vote.follow(values, self._scale(rows))
+        self.count[rows], self.mean[rows], self.squares[rows] = after.count, after.mean, after.squares
+        return self._keep(rows, scaled)
+
+    def _keep(self, rows: Rows, scaled: Floats) -> Floats:
+        """The history of `rows` and what has come, the newest of which is the history from now on."""
+        joined = np.concatenate([self.history[rows], scaled], axis=2)
+        self.history[rows] = joined[:, :, joined.shape[2] - self.history.shape[2] :]
+        return joined
+
+    def remember(self, rows: Rows, values: Floats) -> None:
+        """Older samples of entities that are new to the models; own scales that were kept have seen them before."""
+        kept = (self.count[rows] > self.vote.preparation.scale.count).any(axis=1)
+        self.follow(rows[~kept], values[~kept])
+        if kept.any():
+            scaled = self._scale(rows[kept]).apply(self.vote.preparation.values(values[kept]))
+            self._keep(rows[kept], scaled)
+
+    def _scale(self, rows: Rows) -> Scale:
+        start = self.vote.preparation.scale
+        return replace(start, count=self.count[rows], mean=self.mean[rows], squares=self.squares[rows])
+
+    def others(self, rows: Rows, first_s: float, stride: int) -> Rows:
+        """Entities that are heard of but have nothing new now: their newest sample is neither later nor stale."""
+        fits = self.known & (self.every_s > 0.0) & (self.last_s <= first_s)
+        fits &= self.last_s >= first_s - stride * self.every_s
+        fits[rows] = False
+        return np.flatnonzero(fits)

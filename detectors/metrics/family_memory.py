@@ -1,0 +1,66 @@
+"""What a model's vote remembers of one family's entities, as arrays by the board's rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.samples import Entity, Floats
+from detectors.metrics.opening import REFERENCE_S
+
+PARTS: Final = ("recent", "below", "opened", "usual", "onset_s", "peak", "latest", "shared", "last_s")
+PACE_SAMPLES: Final = 1_000  # the sampling interval is the mean, in logarithms, over about so many samples
+
+
+@dataclass(slots=True)
+class FamilyMemory:
+    """What is remembered of a family's entities, by the board's rows."""
+
+    entities: list[Entity] = field(default_factory=list)
+    size: int = 0  # entities seen
+    recent: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))  # newest in bit 0
+    below: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    opened: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    usual: Floats = field(default_factory=lambda: np.zeros(0))  # nats of rarity that are usual for the entity
+    onset_s: Floats = field(default_factory=lambda: np.zeros(0))
+    peak: Floats = field(default_factory=lambda: np.zeros(0))  # highest score since the onset
+    latest: Floats = field(default_factory=lambda: np.zeros(0))
+    shared: Floats = field(default_factory=lambda: np.zeros(0))  # the whole vote's highest score since the onset
+    last_s: Floats = field(default_factory=lambda: np.zeros(0))
+    blamed: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    pace: float = float(np.log(REFERENCE_S))  # logarithm of the sampling interval
+    paced: int = 0  # samples that it was learnt from
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two samples of an entity."""
+        return float(np.exp(self.pace))
+
+    def keep_pace(self, times_s: Floats, last_s: Floats) -> Floats:
+        """Learn the sampling interval from times ``[r, k]`` after `last_s` ``[r]``; what it is at each sample."""
+        elapsed_s = np.diff(times_s, axis=1, prepend=last_s[:, None])
+        elapsed_s[~(elapsed_s > 0.0)] = np.nan
+        known = ~np.isnan(elapsed_s).all(axis=0)
+        middle = np.full(times_s.shape[1], np.nan)
+        middle[known] = elapsed_s[0, known] if len(elapsed_s) == 1 else np.nanmedian(elapsed_s[:, known], axis=0)
+        paces = np.empty(middle.size)
+        for sample, pace in enumerate(np.log(middle).tolist()):
+            if not math.isnan(pace):
+                self.paced = min(self.paced + 1, PACE_SAMPLES)
+                self.pace += (pace - self.pace) / self.paced
+            paces[sample] = self.pace
+        return np.exp(paces)
+
+    def widen(self, size: int) -> None:
+        more = max(size, len(self.entities) + len(self.entities) // 2) - self.opened.size
+        if size <= self.opened.size:
+            return
+        self.entities.extend([Entity()] * (self.opened.size + more - len(self.entities)))
+        for part in PARTS:
+            array = getattr(self, part)
+            fill = np.nan if array.dtype.kind == "f" and part != "usual" else 0
+            setattr(self, part, np.append(array, np.full(more, fill, dtype=array.dtype)))

@@ -1,0 +1,84 @@
+"""PCA reconstruction: what the usual joint movements of the metrics cannot explain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.metrics.models.rows import Arrays, Floats, config_arrays, filled, read, scored_rows, training_rows
+from trainwarden.errors import DetectorError
+from trainwarden.settings import Config
+
+
+class PcaConfig(Config, frozen=True, kw_only=True):
+    """`variance` is the share of normal variance that the kept components explain at least."""
+
+    variance: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.9
+
+
+class Pca:
+    """Length of the part of a row outside the space of its principal components.
+
+    References
+    ----------
+    Shyu, Chen, Sarinnapakorn, Chang: A Novel Anomaly Detection Scheme Based on Principal Component Classifier,
+    ICDM 2003; the residual is Jackson and Mudholkar's Q statistic, Technometrics 21 (1979), section 2.
+
+    Examples
+    --------
+    >>> model = Pca.fit([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]], PcaConfig(), seed=0)
+    >>> model.score([[3.0, 3.0], [1.0, -1.0]]).round(3).tolist()
+    [0.0, 1.414]
+    """
+
+    Config = PcaConfig
+
+    def __init__(self, config: PcaConfig, mean: Floats, components: Floats) -> None:
+        self.config = config
+        self._mean = mean
+        self._components = components  # [kept, d], orthonormal
+
+    @classmethod
+    def fit(cls, rows: npt.ArrayLike, config: PcaConfig, seed: int) -> Self:
+        """Learn from normal ``rows [n, d]``; `seed` is unused. Raises DetectorError below 2 rows."""
+        del seed
+        array = training_rows(rows, 2)
+        mean = array.mean(axis=0)
+        values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(array, rowvar=False)))
+        values = np.maximum(values[::-1], 0.0)
+        share = np.cumsum(values)
+        kept = int(np.searchsorted(share, config.variance * share[-1])) + 1 if share[-1] > 0.0 else 0
+        # Never as many as there are metrics that vary: nothing would be left to explain.
+        kept = min(kept, max(int((np.ptp(array, axis=0) > 0.0).sum()) - 1, 0))
+        return cls(config, mean, np.ascontiguousarray(vectors[:, ::-1][:, :kept].T))
+
+    def score(self, rows: npt.ArrayLike) -> Floats:
+        """Residual lengths ``[r]``."""
+        array, empty = scored_rows(rows, self._mean.size)
+        residual = self._residual(array)
+        return np.where(empty, np.nan, np.sqrt(np.einsum("rd,rd->r", residual, residual)))
+
+    def blame(self, rows: npt.ArrayLike) -> Floats:
+        """Squared residual per metric ``[r, d]``."""
+        array, _ = scored_rows(rows, self._mean.size)
+        return np.where(np.isnan(array), 0.0, self._residual(array) ** 2)
+
+    def _residual(self, array: Floats) -> Floats:
+        offset = filled(array, self._mean) - self._mean
+        return offset - (offset @ self._components.T) @ self._components
+
+    def to_arrays(self) -> Arrays:
+        """State as arrays."""
+        return {**config_arrays(self.config), "mean": self._mean, "components": self._components}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """Model from `to_arrays`; raises DetectorError where the state is damaged."""
+        config, (mean, components) = read(PcaConfig, arrays, "mean", "components")
+        if mean.ndim != 1 or components.ndim != 2 or components.shape[1] != mean.size:
+            raise DetectorError("state of pca is damaged: shapes differ")
+        return cls(config, mean, components)

@@ -1,0 +1,222 @@
+"""The trained models at work on one job: every entity's own scale and history, and calibrated scores of what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.packed import pack, unpack
+from detectors.job.samples import FamilySamples, ScoredSamples
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.bundle.metric_vote import MetricVote, Scores
+from detectors.metrics.bundle.peers import Held
+from detectors.metrics.entity_history import EntityHistory
+from detectors.metrics.models.rows import Floats
+from trainwarden.errors import DetectorError
+
+Rows = npt.NDArray[np.int64]
+
+NO_MODELS: Final = "no model is loaded: run trainwarden train"
+METRICS_SHARE: Final = 0.5
+"""A family abstains where fewer than half of the metrics that its models were trained on are there."""
+BLAMED: Final = 3
+_ARRAYS: Final = ("known", "count", "mean", "squares", "history", "age", "raw", "last_s", "every_s")
+
+
+class MetricScorer:
+    """Scores what is new of one job's metrics by a cluster's trained models.
+
+    Each entity's scale starts at that of training and follows every one of its samples, as the models were measured
+    (`scale.Scale`): a sample moves it by one part in all that were seen before, so a fault cannot teach it quickly, and
+    nothing is judged twice to decide what to learn from. Where the models were trained on entities that are unlike, it
+    starts from nothing, and an entity is judged once enough of its own samples are there; `abstained` says so until
+    the first is.
+
+    Parameters
+    ----------
+    bundle : ModelBundle or None
+        Without models nothing is scored and every family is in `abstained`.
+
+    Examples
+    --------
+    >>> from detectors.metrics.bundle.members import VoteConfig
+    >>> from detectors.job.samples import Entity
+    >>> random = np.random.default_rng(0)
+    >>> normal = {"gpu": [(Entity("n", "GPU-0"), np.arange(400.0), random.normal(size=(400, 2)))]}
+    >>> config = VoteConfig(members={"kmeans": 1.0})
+    >>> bundle = ModelBundle.fit(normal, {"gpu": ("power", "clock")}, config, seed=0)
+    >>> values = random.normal(size=(1, 2, 50)); values[0, 1, 30:] += 9.0
+    >>> new = FamilySamples("gpu", ("power", "clock"), np.array([0]), (Entity("n", "GPU-0"),), ("",), values,
+    ...                     np.arange(50.0)[None])
+    >>> (scored,) = MetricScorer(bundle).score((new,))
+    >>> bool(scored.ensemble[0, 45] > 0.5 > scored.ensemble[0, 20]), scored.blamed(0, 45)[0]
+    (True, 'clock')
+    """
+
+    def __init__(self, bundle: ModelBundle | None) -> None:
+        self._bundle = bundle
+        self._families: dict[str, EntityHistory] = {}
+        self._columns: dict[tuple[str, tuple[str, ...]], Rows] = {}
+        self.abstained: dict[str, str] = {}
+
+    @property
+    def bundle(self) -> ModelBundle | None:
+        """The models in use."""
+        return self._bundle
+
+    def swap(self, bundle: ModelBundle | None) -> None:
+        """Score by other models from now on; histories are built anew from older samples that come with new ones.
+
+        What entities have shown of their own scales says nothing of models and is kept for those that need it too.
+        """
+        before, self._bundle = self._families, bundle
+        self._families, self._columns, self.abstained = {}, {}, {}
+        for name, family in before.items():
+            vote = None if bundle is None else bundle.votes.get(name)
+            if vote is not None and vote.preparation.warm_up and family.vote.preparation.warm_up:
+                self._families[name] = family.moved_to(vote)
+
+    def score(self, samples: Sequence[FamilySamples]) -> tuple[ScoredSamples, ...]:
+        """Scores of the new samples, one entry for each of `samples` that has models; `abstained` has the others."""
+        found = []
+        for one in samples:
+            family = self._family(one)
+            if family is not None and one.fresh and len(one.rows):
+                found.append(self._scored(one, family))
+        return tuple(found)
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _family(self, one: FamilySamples) -> EntityHistory | None:
+        """The memory of a family; None, and a reason in `abstained`, where it cannot be scored."""
+        name = one.family or "rows without device"
+        vote = None if self._bundle is None else self._bundle.votes.get(one.family)
+        if vote is None:
+            reason = NO_MODELS if self._bundle is None else f"no model was trained for {name}"
+            self.abstained[one.family] = reason
+            return None
+        there = set(one.names)
+        kept = vote.preparation.names
+        missing = [metric for metric in kept if metric not in there]
+        if len(kept) - len(missing) < METRICS_SHARE * len(kept):
+            reason = f"{len(missing)} of the {len(kept)} metrics trained on are missing for {name}: {missing[0]}, ..."
+            self.abstained[one.family] = reason
+            return None
+        self.abstained.pop(one.family, None)
+        if one.family not in self._families:
+            self._families[one.family] = EntityHistory(vote)
+        return self._families[one.family]
+
+    def _as_trained(self, one: FamilySamples, vote: MetricVote, part: slice) -> Floats:
+        """Values in the order of training ``[r, d_all, ...]``, NaN for metrics that are not there."""
+        key = (one.family, one.names)
+        columns = self._columns.get(key)
+        if columns is None:
+            place = {name: column for column, name in enumerate(one.names)}
+            columns = np.array([place.get(name, -1) for name in vote.preparation.all_names], dtype=np.int64)
+            self._columns[key] = columns
+        values = one.values[:, np.maximum(columns, 0), part]
+        values[:, columns < 0] = np.nan
+        return values
+
+    def _scored(self, one: FamilySamples, family: EntityHistory) -> ScoredSamples:
+        rows, vote, fresh = one.rows, family.vote, one.fresh
+        family.widen(int(rows.max()) + 1)
+        for row, role in zip(rows.tolist(), one.roles, strict=False):
+            family.roles[row] = role
+        before = one.values.shape[2] - fresh
+        new = ~family.known[rows]
+        if before and new.any():
+            # The models have changed, or were not there before: what is remembered elsewhere makes up for it.
+            family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new])
+        family.known[rows] = True
+        joined = family.follow(rows, self._as_trained(one, vote, slice(before, None)))
+        least = vote.preparation.warm_up
+        if least and (most := family.waited()) < least:
+            what = one.family or "entities"
+            self.abstained[one.family] = (
+                f"warm-up: {what} differ in level, so each needs {least} samples of its own first, there are {most}"
+            )
+        scores = self._block(one, family, joined)
+        last_s = one.times_s[:, -2] if fresh > 1 else family.last_s[rows]
+        family.last_s[rows], family.every_s[rows] = one.times_s[:, -1], one.times_s[:, -1] - last_s
+
+        def blamed(row: int, sample: int) -> tuple[str, ...]:
+            end = joined.shape[2] - fresh + sample + 1
+            window = joined[row : row + 1, :, max(0, end - vote.window_samples) : end]
+            return tuple(vote.blamed(window, BLAMED)[0])
+
+        versions = {} if self._bundle is None else self._bundle.versions
+        return ScoredSamples(
+            family=one.family,
+            rows=rows,
+            entities=one.entities,
+            times_s=one.times_s,
+            scores=scores.members,
+            ensemble=scores.ensemble,
+            blamed=blamed,
+            versions={name: version for name, version in versions.items() if name in scores.members},
+        )
+
+    def _block(self, one: FamilySamples, family: EntityHistory, joined: Floats) -> Scores:
+        vote, rows = family.vote, one.rows
+        if "dtw" not in vote.models:
+            return vote.score_block(joined, one.fresh)
+        stride = vote.config.dtw_stride
+        age = int(family.age[rows].max())
+        others = np.zeros(0, dtype=np.int64)
+        if stride - age - 1 < one.fresh:
+            others = family.others(rows, float(one.times_s[:, 0].min()), stride)
+        roles = [family.roles[row] for row in (*rows.tolist(), *others.tolist())]
+        groups = np.unique(roles, return_inverse=True)[1] if any(roles) else None
+        behind = 0
+        if others.size:
+            behind = int(np.median((one.times_s[:, 0].min() - family.last_s[others]) / family.every_s[others]).round())
+        held = Held(family.raw[rows], age)
+        scores = vote.score_block(joined, one.fresh, groups, held, family.history[others], behind)
+        if scores.held is not None:
+            family.raw[rows], family.age[rows] = scores.held.raw, scores.held.age
+        return scores
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def state(self) -> bytes:
+        """Everything that `restore` needs; of no use with other models."""
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        roles: dict[str, list[str]] = {}
+        for number, (name, family) in enumerate(self._families.items()):
+            roles[name] = family.roles
+            arrays |= {f"{number}/{part}": getattr(family, part) for part in _ARRAYS}
+        plain: Mapping[str, Any] = {"roles": roles, "abstained": self.abstained, "versions": self._versions()}
+        return pack("metric_scorer", plain, arrays)
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state`; with other models than it was made by, histories are built anew instead.
+
+        Raises
+        ------
+        DetectorError
+            If `state` is not one of a scorer's.
+        """
+        plain, arrays = unpack("metric_scorer", state)
+        families: dict[str, EntityHistory] = {}
+        try:
+            if plain["versions"] != self._versions() or self._bundle is None:
+                self.swap(self._bundle)
+                return
+            for number, (name, roles) in enumerate(plain["roles"].items()):
+                family = families[name] = EntityHistory(self._bundle.votes[name], roles=list(roles))
+                for part in _ARRAYS:
+                    stored, empty = arrays[f"{number}/{part}"], getattr(family, part)
+                    if stored.shape != (len(roles), *empty.shape[1:]):
+                        raise DetectorError(f"state of the scorer is damaged: {part} has shape {stored.shape}")
+                    setattr(family, part, stored.astype(empty.dtype))
+            self._families, self.abstained = families, dict(plain["abstained"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DetectorError(f"state of the scorer is damaged: {error}") from error
+
+    def _versions(self) -> dict[str, str]:
+        return {} if self._bundle is None else dict(self._bundle.versions)

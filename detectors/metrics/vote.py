@@ -1,0 +1,214 @@
+"""What the votes of the trained models share: who is anomalous, since when, and what is said then."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.packed import pack, unpack
+from detectors.job.samples import Entity, Floats, ScoredSamples
+from detectors.job.window import Window
+from detectors.metrics.bundle.members import ALL_MODELS
+from detectors.metrics.family_memory import PARTS, FamilyMemory
+from detectors.metrics.opening import ModelVoteConfig, rarity
+from detectors.metrics.scores import NO_MODELS
+from detectors.protocol import abstain
+from trainwarden.errors import DetectorError
+from trainwarden.records import Suspect, Vote
+
+__all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
+MAX_SUSPECTS: Final = 16
+
+
+class ModelVote:
+    """The vote of one trained model over all entities; plug-ins name their `member` and what its silence means."""
+
+    Config = ModelVoteConfig
+    member: ClassVar[str] = ""
+    silence: ClassVar[str] = "warm-up: no sample that the model could judge yet"
+    more: Final = False
+
+    def __init__(self, config: ModelVoteConfig) -> None:
+        self._config = config
+        self._families: dict[str, FamilyMemory] = {}
+        self._why = NO_MODELS
+
+    def update(self, window: Window) -> None:
+        """Take in the new scores."""
+        for scored in window.scored:
+            scores = self.scores_of(scored)
+            if scores is not None:
+                self._take(scored, scores)
+        self._why = self._silence(window)
+
+    def score(self, window: Window) -> Vote:
+        """Anomalous while an entity is; the suspects' order is the whole vote's, so that models can agree on a few."""
+        del window
+        found = [
+            (float(family.shared[row]), float(family.peak[row]), name, row)
+            for name, family in self._families.items()
+            for row in np.flatnonzero(family.opened).tolist()
+        ]
+        if found:
+            return self._anomalous(sorted(found, key=lambda one: (-one[0], -one[1], one[2], one[3])))
+        latest = [family.latest[~np.isnan(family.latest)] for family in self._families.values()]
+        if not any(one.size for one in latest):
+            return abstain(self._why)
+        highest = float(np.concatenate(latest).max())
+        threshold = max(self._config.threshold_of(one.size, one.every_s) for one in self._families.values())
+        return Vote(opinion="normal", score=highest, threshold=threshold)
+
+    def scores_of(self, scored: ScoredSamples) -> Floats | None:
+        """The scores ``[r, k]`` that this vote is about."""
+        return scored.scores.get(self.member)
+
+    def turns(self, scored: ScoredSamples) -> npt.NDArray[np.int64]:
+        """Samples of a whole recording at which an entity opens or closes; at no others the vote can change."""
+        scores = self.scores_of(scored)
+        if scores is None or not scores.size:
+            return np.zeros(0, dtype=np.int64)
+        entities = len(scored.rows)
+        every_s = FamilyMemory().keep_pace(scored.times_s, np.full(entities, np.nan))
+        opened = self._config.opened(scores, self._config.thresholds_of(entities, every_s))
+        return np.flatnonzero(np.diff(opened, axis=1, prepend=False).any(axis=0))
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _silence(self, window: Window) -> str:
+        """Why there is no opinion, if there is none."""
+        if window.unscored is None:
+            return NO_MODELS
+        if window.unscored:
+            return "; ".join(sorted(set(window.unscored.values())))
+        if self.member in ALL_MODELS and window.model_versions and self.member not in window.model_versions:
+            return f"no {self.member} model was trained"
+        if not window.scored and not self._families:
+            return self._why if self._why != NO_MODELS else "no metrics to score yet"
+        return self.silence
+
+    def _take(self, scored: ScoredSamples, scores: Floats) -> None:
+        family = self._families.setdefault(scored.family, FamilyMemory())
+        rows = scored.rows
+        if not rows.size or not scores.shape[1]:
+            return
+        family.widen(int(rows.max()) + 1)
+        for row, entity in zip(rows.tolist(), scored.entities, strict=True):
+            family.entities[row] = entity
+        # Gathered, moved on sample by sample, and put back: one pass over all entities for each sample.
+        part = {name: getattr(family, name)[rows] for name in PARTS}
+        family.size = max(family.size, int(rows.max()) + 1)
+        thresholds = self._config.thresholds_of(family.size, family.keep_pace(scored.times_s, part["last_s"]))
+        if not ((scores >= thresholds).any() or part["opened"].any() or part["recent"].any()):
+            self._rest(part, scores, scored)
+        else:
+            for sample, threshold in enumerate(thresholds.tolist()):
+                self._step(part, scores[:, sample], scored.ensemble[:, sample], scored.times_s[:, sample], threshold)
+        for name, array in part.items():
+            getattr(family, name)[rows] = array
+        self._blame(family, scored, scores, float(thresholds[-1]))
+
+    def _rest(self, part: dict[str, Any], scores: Floats, scored: ScoredSamples) -> None:
+        """All samples at once, where none is strange and nothing is under way: what `_step` would come to."""
+        measured = ~np.isnan(scores)
+        part["below"] = part["below"] + measured.sum(axis=1)
+        part["peak"] = np.fmax(part["peak"], np.fmax.reduce(scores, axis=1))
+        part["shared"] = np.fmax(part["shared"], np.fmax.reduce(scored.ensemble, axis=1))
+        newest = scores.shape[1] - 1 - np.argmax(measured[:, ::-1], axis=1)
+        found = scores[np.arange(len(scores)), newest]
+        part["latest"] = np.where(np.isnan(found), part["latest"], found)
+        part["last_s"] = scored.times_s[:, -1]
+        for nats in rarity(scores).T:
+            part["usual"] = self._config.usual(part["usual"], nats)
+
+    def _step(self, part: dict[str, Any], score: Floats, ensemble: Floats, times_s: Floats, threshold: float) -> None:
+        """One sample of every entity."""
+        begins = self._config.step(part, score, rarity(score), threshold)
+        for name, value in (("onset_s", times_s), ("peak", score), ("shared", ensemble)):
+            part[name] = np.where(begins, value, part[name])
+        measured = ~np.isnan(score)
+        part["peak"] = np.where(measured, np.fmax(part["peak"], score), part["peak"])
+        part["shared"] = np.fmax(part["shared"], ensemble)
+        part["latest"] = np.where(measured, score, part["latest"])
+        part["last_s"] = times_s
+
+    def _blame(self, family: FamilyMemory, scored: ScoredSamples, scores: Floats, threshold: float) -> None:
+        """Remember what is to blame for the worst entity; asked once for each time that it is the worst."""
+        family.blamed = {row: names for row, names in family.blamed.items() if family.opened[row]}
+        opened = np.flatnonzero(family.opened)
+        if not opened.size:
+            return
+        worst = int(opened[np.argmax(family.shared[opened])])
+        places = np.flatnonzero(scored.rows == worst)
+        if worst in family.blamed or not places.size:
+            return
+        place = int(places[0])
+        ensemble = np.nan_to_num(scored.ensemble[place], nan=-1.0)
+        strange = np.where(np.nan_to_num(scores[place]) >= threshold, ensemble, -2.0)
+        family.blamed[worst] = scored.blamed(place, int(np.argmax(strange)))
+
+    def _anomalous(self, found: list[tuple[float, float, str, int]]) -> Vote:
+        _, peak, name, row = found[0]
+        worst = self._families[name]
+        names = worst.blamed.get(row, ())
+        what = _called(worst.entities[row])
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        because = f", most of all in {', '.join(names[:3])}" if names else ""
+        return Vote(
+            opinion="anomalous",
+            score=min(peak, 1.0),
+            threshold=min(self._config.threshold_of(worst.size, worst.every_s), peak),
+            reason=f"metrics of {what}{more} are unlike normal training for {self.member}{because}",
+            kind="metric_anomaly",
+            severity="sev3",
+            suspects=tuple(self._suspect(*one) for one in found[:MAX_SUSPECTS]),
+            metrics=names,
+            onset_s=min(float(self._families[one[2]].onset_s[one[3]]) for one in found),
+        )
+
+    def _suspect(self, shared: float, peak: float, name: str, row: int) -> Suspect:
+        del shared
+        family = self._families[name]
+        entity = family.entities[row]
+        names = family.blamed.get(row, ())
+        reason = f"{self.member} score {peak:.2f}" + (f", most of all in {', '.join(names[:3])}" if names else "")
+        return Suspect(score=min(peak, 1.0), reason=reason, rank=entity.rank, node=entity.node, device=entity.device)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def state(self) -> bytes:
+        """Everything that `restore` needs."""
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        plain: dict[str, Any] = {"why": self._why, "families": []}
+        for number, (name, family) in enumerate(self._families.items()):
+            blamed = [[row, list(names)] for row, names in family.blamed.items()]
+            entities = [list(one) for one in family.entities]
+            plain["families"].append([name, family.size, family.pace, family.paced, entities, blamed])
+            arrays |= {f"{number}/{part}": getattr(family, part) for part in PARTS}
+        return pack(self.member, plain, arrays)
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state`; raises DetectorError if it is another's or damaged."""
+        plain, arrays = unpack(self.member, state)
+        families: dict[str, FamilyMemory] = {}
+        try:
+            for number, (name, size, pace, paced, entities, blamed) in enumerate(plain["families"]):
+                family = families[name] = FamilyMemory([Entity(*one) for one in entities], int(size))
+                family.pace, family.paced = float(pace), int(paced)
+                for part in PARTS:
+                    stored = arrays[f"{number}/{part}"].astype(getattr(family, part).dtype)
+                    if stored.shape != (len(entities),):
+                        raise DetectorError(f"state of {self.member} is damaged: {part} has shape {stored.shape}")
+                    setattr(family, part, stored)
+                family.blamed = {int(row): tuple(names) for row, names in blamed}
+            self._families, self._why = families, str(plain["why"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DetectorError(f"state of {self.member} is damaged: {error}") from error
+
+
+def _called(entity: Entity) -> str:
+    """How a person would name it."""
+    parts = [f"rank {entity.rank}" if entity.rank is not None else "", entity.device or "", entity.node or ""]
+    said = [part for part in parts if part]
+    return " of ".join(said) if said else "the job"

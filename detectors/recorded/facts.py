@@ -1,0 +1,68 @@
+"""Facts beside the contract's files: events and heartbeats that our own recordings keep, and flight-recorder dumps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from detectors.collectives.findings import to_event
+from detectors.collectives.flight_recorder import analyse
+from detectors.recorded.stream import Fact
+from trainwarden.errors import DataError
+from trainwarden.recorded.job import RecordedJob
+from trainwarden.records import EventRecord, HeartbeatRecord
+
+MAX_FACT_BYTES: Final = 16 * 1024 * 1024  # of one line
+R = TypeVar("R", EventRecord, HeartbeatRecord)
+
+
+def read_facts(job: RecordedJob) -> list[Fact]:
+    """Events and heartbeats of `job`, in the order of the files, and what its flight-recorder dumps say.
+
+    Raises
+    ------
+    DataError
+        Naming file and line, or rank and entry, if one cannot be read.
+    """
+    facts: list[Fact] = []
+    facts.extend(_lines(job.folder / "events.jsonl", EventRecord))
+    facts.extend(_lines(job.folder / "heartbeats.jsonl", HeartbeatRecord))
+    facts.extend(_collectives(job))
+    return facts
+
+
+def _collectives(job: RecordedJob) -> list[EventRecord]:
+    """One event for each broken collective, at the end of the recording: dumps are written when all is over."""
+    if not job.flight:
+        return []
+    table = job.iterations
+    ranks = [] if table is None else [rank for rank in table.ranks if rank is not None]
+    known = zip(table.ranks, table.nodes, strict=True) if table is not None else ()
+    nodes = {rank: node for rank, node in known if rank is not None and node}
+    findings = analyse(job.flight, max(ranks) + 1 if ranks else None)
+    end_s = job.end_s
+    return [
+        to_event(finding, job=job.name, time_s=end_s if end_s is not None else finding.time_s or 0.0, nodes=nodes)
+        for finding in findings
+    ]
+
+
+def _lines(path: Path, kind: type[R]) -> list[R]:
+    if not path.is_file():
+        return []
+    decoder = msgspec.json.Decoder(kind)
+    found = []
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_FACT_BYTES):
+                number += 1
+                if line.strip():
+                    found.append(decoder.decode(line))
+    except OSError as error:
+        raise DataError(f"{path.name}: cannot be read ({error.strerror})") from error
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path.name} line {number}: {error}") from error
+    return found

@@ -1,0 +1,117 @@
+"""What a pass over a recorded folder found, as the JSON objects that contracts fix."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from detectors.logs.log_window import LogWindow
+from detectors.pace.change_point import ChangePoint
+from detectors.peers.peer_deviation import PeerDeviation
+from detectors.recorded.replay import ReplayResult
+from trainwarden.objects import incident_object
+from trainwarden.recorded.job import RecordedJob
+
+MAX_LISTED: Final = 10_000
+
+
+def job_object(result: ReplayResult) -> dict[str, Any]:
+    """The object of one job; unknown is null."""
+    whole = _whole_job(result.job)
+    incidents = [incident_object(record) for record in result.incidents]
+    for incident in incidents:
+        for suspect in incident["suspects"]:
+            suspect["node"] = suspect["node"] or None
+            if whole:
+                suspect["rank"] = None
+    return {
+        "job": result.job.name,
+        "input": input_object(result.job),
+        "incidents": incidents,
+        "change_points": _change_points(result, whole),
+        "log_findings": _log_findings(result),
+        "stragglers": [] if whole else _stragglers(result),
+        "abstained": dict(result.abstained),
+    }
+
+
+def input_object(job: RecordedJob) -> dict[str, Any]:
+    """How much there was to read; `span_s` is null where nothing carries a time."""
+    metrics, iterations = job.metrics, job.iterations
+    span = job.span_s
+    return {
+        "metrics_rows": 0 if metrics is None else int(metrics.times_s.size),
+        "replaced_rows": 0 if metrics is None else metrics.replaced,
+        "entities": 0 if metrics is None else len(metrics.nodes),
+        "metrics": 0 if metrics is None else len(metrics.names),
+        "iterations": 0 if iterations is None else int(iterations.step.size),
+        "log_lines": sum(len(log.lines) for log in job.logs),
+        "span_s": None if span is None else span[1] - span[0],
+    }
+
+
+def _whole_job(job: RecordedJob) -> bool:
+    """True if step times are the whole job's, not those of single ranks."""
+    return job.iterations is not None and set(job.iterations.ranks) <= {None}
+
+
+def _change_points(result: ReplayResult, whole: bool) -> list[dict[str, Any]]:
+    detector = result.detectors.get("change_point")
+    if not isinstance(detector, ChangePoint):
+        return []
+    return [
+        {
+            "rank": None if whole else change.rank,
+            "step": change.step,
+            "reported_step": change.reported_step,
+            "time_s": change.time_s,
+            "before_s": change.before_s,
+            "after_s": change.after_s,
+            "ratio": change.ratio,
+            "direction": change.direction,
+            "verified": True,
+            "planned": change.planned,
+        }
+        for change in sorted(detector.found, key=lambda change: change.reported_step)[:MAX_LISTED]
+    ]
+
+
+def _log_findings(result: ReplayResult) -> list[dict[str, Any]]:
+    detector = result.detectors.get("log_window")
+    if not isinstance(detector, LogWindow):
+        return []
+    return [
+        {
+            "file": finding.source.partition("#")[0],
+            "line_number": finding.line_numbers[0],
+            "line_numbers": list(finding.line_numbers),
+            "rank": finding.rank,
+            "node": finding.node or None,
+            "class": finding.class_,
+            "rule": finding.rule,
+            "kind": finding.kind,
+            "role": finding.role,
+            "count": finding.count,
+            "time_s": finding.time_s,
+        }
+        for finding in list(detector.findings)[:MAX_LISTED]
+    ]
+
+
+def _stragglers(result: ReplayResult) -> list[dict[str, Any]]:
+    detector = result.detectors.get("peer_deviation")
+    if not isinstance(detector, PeerDeviation):
+        return []
+    episodes = sorted(detector.episodes, key=lambda episode: -episode.ratio)
+    return [
+        {
+            "rank": episode.rank,
+            "node": episode.node or None,
+            "from_step": episode.from_step,
+            "to_step": episode.to_step,
+            "reported_step": episode.reported_step,
+            "ratio": episode.ratio,
+            "basis": episode.basis,
+            "evidence": episode.evidence,
+        }
+        for episode in episodes[:MAX_LISTED]
+    ]

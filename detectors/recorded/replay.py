@@ -1,0 +1,204 @@
+"""A recorded folder judged by the very path that judges live jobs: one pass in time order, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from detectors import CATALOG, ENTRY_POINTS
+from detectors.job.samples import FamilySamples, Floats, ScoredSamples
+from detectors.job.window import Window
+from detectors.job_watch import JobWatch
+from detectors.metrics.scores import MetricScorer
+from detectors.metrics.vote import ModelVote
+from detectors.pace.change_point import ChangePointConfig, for_recording
+from detectors.protocol import Detector
+from detectors.recorded.metrics import MetricScores
+from detectors.recorded.stream import Fact, ReplayStream
+from detectors.verdict.ensemble import LOG_VOTES, EnsembleConfig
+from trainwarden import plugins
+from trainwarden.recorded.job import RecordedJob
+from trainwarden.records import IncidentRecord, Vote
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.settings import DetectionSettings, parse
+
+STEP_VOTES: Final = frozenset({"change_point", "iteration_threshold", "peer_deviation"})
+Progress = Callable[[float], None]
+"""Called with the share of the work that is done, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one pass over one recorded job found.
+
+    Attributes
+    ----------
+    incidents : list of IncidentRecord
+        Newest revision of each, by opening.
+    detectors : dict of Detector
+        As they were at the end; they hold change points, episodes and log findings.
+    abstained : dict of str
+        Detectors that never had an opinion, with the reason.
+    scores : MetricScores or None
+        Calibrated scores of every row of metrics.
+    """
+
+    job: RecordedJob
+    incidents: list[IncidentRecord]
+    detectors: dict[str, Detector]
+    abstained: dict[str, str]
+    scores: MetricScores | None
+
+
+class _Noted:
+    """A detector whose abstentions are remembered."""
+
+    def __init__(self, detector: Detector) -> None:
+        self.detector = detector
+        self.spoke = False
+        self.reason = "nothing of this kind was recorded"
+
+    @property
+    def more(self) -> bool:
+        return self.detector.more
+
+    def update(self, window: Window) -> None:
+        self.detector.update(window)
+
+    def score(self, window: Window) -> Vote:
+        vote = self.detector.score(window)
+        if vote.opinion == "abstain":
+            self.reason = vote.reason
+        else:
+            self.spoke = True
+        return vote
+
+    def state(self) -> bytes:
+        return self.detector.state()
+
+    def restore(self, state: bytes) -> None:
+        self.detector.restore(state)
+
+
+class _Prescored(MetricScorer):
+    """Stands where a live job has its scorer: hands out what was scored before, up to the window's time."""
+
+    def __init__(self, scores: MetricScores) -> None:
+        super().__init__(scores.bundle)
+        self.abstained = scores.abstained
+        self.until_s = -np.inf
+        self._parts = scores.scored
+        self._places = [0] * len(scores.scored)
+
+    def score(self, samples: Sequence[FamilySamples]) -> tuple[ScoredSamples, ...]:
+        """The scored samples up to `until_s` that were not handed out yet."""
+        del samples
+        out = []
+        for index, part in enumerate(self._parts):
+            end = int(np.searchsorted(part.column_s, self.until_s, side="right"))
+            out.append(part.scored.until(self._places[index], end))
+            self._places[index] = end
+        return tuple(out)
+
+
+def replay(
+    job: RecordedJob,
+    settings: DetectionSettings,
+    *,
+    names: Sequence[str] | None = None,
+    facts: Sequence[Fact] = (),
+    scores: MetricScores | None = None,
+    progress: Progress = lambda share: None,
+) -> ReplayResult:
+    """Judge `job` in one pass in time order; nothing at time t depends on later data.
+
+    Parameters
+    ----------
+    job : RecordedJob
+    settings : DetectionSettings
+        Detectors with their settings, and the ensemble's rule.
+    names : sequence of str, optional
+        Detectors to ask; default those of `settings`.
+    facts : sequence of Record
+        Events and heartbeats kept beside the recording.
+    scores : MetricScores, optional
+        From `detectors.recorded.metrics.score_recorded`; without them the metric models abstain.
+
+    Raises
+    ------
+    ConfigError
+        If a detector does not exist or a setting is wrong.
+    """
+    detectors = {name: _Noted(_made(name, settings, job)) for name in (names or settings.detectors)}
+    config = parse(EnsembleConfig, settings.ensemble, "detection.ensemble")
+    stream = ReplayStream(job, facts, _turning_times_s([noted.detector for noted in detectors.values()], scores))
+    watch = JobWatch(job.name, dict(detectors), config, SelfMetrics("replay"))
+    scorer = None if scores is None else _Prescored(scores)
+    if scorer is not None:
+        watch.scorer = scorer
+    incidents: dict[str, IncidentRecord] = {}
+    total = max(1, stream.count)
+    now_s = 0.0
+    for number, (now_s, records) in enumerate(stream.windows()):
+        for record in records:
+            watch.state.feed(record)
+        if scorer is not None:
+            scorer.until_s = now_s
+        for found in watch.score(now_s):
+            if isinstance(found, IncidentRecord):
+                incidents[found.id] = found
+        if number % 256 == 0:
+            progress(min(1.0, number / total))
+    incidents.update({one.id: one for one in watch.score(now_s, last=True) if isinstance(one, IncidentRecord)})
+    progress(1.0)
+    return ReplayResult(
+        job=job,
+        incidents=sorted(incidents.values(), key=lambda record: record.opened_at_s),
+        detectors={name: noted.detector for name, noted in detectors.items()},
+        abstained=_abstained(detectors, job, scores),
+        scores=scores,
+    )
+
+
+def _turning_times_s(detectors: Sequence[Detector], scores: MetricScores | None) -> Floats:
+    """When a model's vote may change; between these times a window would show nothing new."""
+    found = [np.zeros(0)]
+    for part in () if scores is None else scores.scored:
+        found += [part.column_s[one.turns(part.scored)] for one in detectors if isinstance(one, ModelVote)]
+        found.append(part.column_s[-1:])
+    return np.unique(np.concatenate(found))
+
+
+def _abstained(detectors: Mapping[str, _Noted], job: RecordedJob, scores: MetricScores | None) -> dict[str, str]:
+    """Why detectors had no opinion: nothing to judge goes before what they say themselves."""
+    reasons = {name: noted.reason for name, noted in detectors.items() if not noted.spoke}
+    for name, noted in detectors.items():
+        if isinstance(noted.detector, ModelVote) and scores is None:
+            reasons[name] = (
+                "no metrics were recorded"
+                if job.metrics is None
+                else "nothing says what is normal: give --normal-until, --normal or --models"
+            )
+        elif name in STEP_VOTES and job.iterations is None:
+            reasons[name] = "no iterations were recorded"
+        elif name in LOG_VOTES and not job.logs:
+            reasons[name] = "no log lines were recorded"
+    return reasons
+
+
+def _made(name: str, settings: DetectionSettings, job: RecordedJob) -> Detector:
+    plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
+    config = plugins.configure(plugin, settings.detectors.get(name, {}), f"detection.detectors.{name}")
+    if isinstance(config, ChangePointConfig):
+        # In a recording every verified slowdown is told, however short: nobody is woken by it.
+        quick = for_recording(tuple(change.step for change in job.planned))
+        own = settings.detectors.get(name, {})
+        config = msgspec.structs.replace(
+            quick, **{field: getattr(config, field) for field in own if field != "planned_steps"}
+        )
+    detector: Detector = plugin(config)
+    return detector

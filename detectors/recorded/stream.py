@@ -1,0 +1,238 @@
+"""A recorded folder as the records that the bus would have carried, cut into windows at the times that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.peers.roles import roles
+from trainwarden.recorded.job import IterationTable, LogTable, RecordedJob
+from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, Record
+
+Floats = npt.NDArray[np.float64]
+CUT_STEPS: Final = 8  # closed steps that one window may add
+CUT_S: Final = 0.5  # as often as the live service looks, where lines or heartbeats arrive
+UNSTAMPED_S: Final = 1.0  # lines of a file without any time stamp are taken to be so far apart
+
+
+Fact = EventRecord | HeartbeatRecord
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Records that are ready to be cut: their times, and how to make those of a range."""
+
+    times_s: Floats
+    make: Any
+
+    def between(self, first: int, end: int) -> Iterator[Record]:
+        made: Iterator[Record] = self.make(first, end)
+        return made
+
+
+class ReplayStream:
+    """Records of one recorded job in the order of their time.
+
+    Parameters
+    ----------
+    job : RecordedJob
+    facts : sequence of Record
+        Events and heartbeats kept beside the contract's files, if there are any.
+    times_s : float array
+        Further times at which a window is to be cut, e.g. where a model's vote may change.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> len(list(ReplayStream(RecordedJob("j", Path("."))).windows()))
+    0
+    """
+
+    def __init__(self, job: RecordedJob, facts: Sequence[Fact] = (), times_s: Floats | None = None) -> None:
+        self._job = job
+        self._roles: tuple[str, ...] = ()
+        self._lanes: list[_Lane] = []
+        self._cuts: list[Floats] = [] if times_s is None else [times_s]
+        start_s = min([*(job.span_s or ())[:1], *(_time_s(fact) for fact in facts)], default=0.0)
+        if not any(isinstance(fact, EventRecord) and fact.kind == "job_start" for fact in facts):
+            facts = [*self._own_events(job, start_s), *facts]
+        self._add_facts(facts)
+        if job.iterations is not None and job.iterations.step.size:
+            self._add_iterations(job.iterations)
+        for log in job.logs:
+            self._add_log(log, start_s)
+
+    def windows(self) -> Iterator[tuple[float, list[Record]]]:
+        """Pairs of a window's time and the records that came since the window before."""
+        ends = [lane.times_s[-1:] for lane in self._lanes]
+        cuts = np.unique(np.concatenate([*self._cuts, *ends])) if self._cuts or ends else np.zeros(0)
+        places = [np.searchsorted(lane.times_s, cuts, side="right") for lane in self._lanes]
+        before = [0] * len(self._lanes)
+        for index, cut_s in enumerate(cuts):
+            records: list[Record] = []
+            for lane, (make, place) in enumerate(zip(self._lanes, places, strict=True)):
+                records.extend(make.between(before[lane], int(place[index])))
+                before[lane] = int(place[index])
+            yield float(cut_s), records
+
+    @property
+    def count(self) -> int:
+        """How many windows there will be, about."""
+        return int(sum(cuts.size for cuts in self._cuts)) + 1
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+
+    def _own_events(self, job: RecordedJob, start_s: float) -> list[EventRecord]:
+        """The start of the job, and its planned changes just before their step."""
+        events = []
+        if job.iterations is not None:
+            size = len(job.iterations.ranks)
+            fields: dict[str, Any] = {"world_size": size}
+            events.append(
+                EventRecord(id="start", job=job.name, node="", time_s=start_s, kind="job_start", fields=fields)
+            )
+            table = job.iterations
+            for change in job.planned:
+                rows = np.flatnonzero(table.step >= change.step)
+                if rows.size:
+                    end_s = float((table.end_s - table.duration_s)[rows].min())
+                    fields = {"step": change.step, "what": change.what}
+                    events.append(
+                        EventRecord(
+                            id=f"planned/{change.step}",
+                            job=job.name,
+                            node="",
+                            time_s=end_s,
+                            kind="microbatch_plan",
+                            message=change.what,
+                            fields=fields,
+                        )
+                    )
+        return sorted(events, key=lambda event: event.time_s)
+
+    def _add_facts(self, facts: Sequence[Fact]) -> None:
+        ordered = sorted(facts, key=_time_s)
+        if not ordered:
+            return
+        times_s = np.array([_time_s(fact) for fact in ordered])
+        self._lanes.append(_Lane(times_s, lambda first, end: iter(ordered[first:end])))
+        urgent = np.array([isinstance(fact, EventRecord) for fact in ordered])
+        self._cuts.append(times_s[urgent])
+        beats = np.array([isinstance(fact, HeartbeatRecord) for fact in ordered])
+        self._cuts.append(_spaced(times_s[beats], CUT_S))
+
+    def _add_iterations(self, table: IterationTable) -> None:
+        incarnation = table.incarnation or _lives(table)
+        lanes = [table.compute_s, table.wait_s, table.pause_s, table.micro_batches]
+        present = [bool(np.isfinite(lane).any()) for lane in lanes]
+        self._roles = roles([rank or 0 for rank in table.ranks], self._job.parallel)
+
+        def make(first: int, end: int) -> Iterator[Record]:
+            part = np.arange(first, end)
+            for place in np.unique(table.rank[first:end]):
+                rows = part[table.rank[first:end] == place]
+                lives: dict[str, list[int]] = {}
+                for row in rows.tolist():
+                    lives.setdefault(incarnation[row], []).append(row)
+                for life, own in lives.items():
+                    yield self._iteration_record(table, int(place), life, np.array(own), lanes, present)
+
+        self._lanes.append(_Lane(table.end_s, make))
+        every = CUT_STEPS * len(table.ranks)
+        self._cuts.append(table.end_s[every - 1 :: every])
+
+    def _iteration_record(
+        self, table: IterationTable, place: int, life: str, rows: npt.NDArray[np.int64], lanes: list[Floats],
+        present: list[bool],
+    ) -> IterationRecord:  # fmt: skip
+        optional = [
+            tuple(None if np.isnan(value) else float(value) for value in lane[rows]) if there else ()
+            for lane, there in zip(lanes, present, strict=True)
+        ]
+        rank = table.ranks[place]
+        return IterationRecord(
+            job=self._job.name,
+            node=table.nodes[place] or "",
+            rank=0 if rank is None else rank,
+            incarnation=life,
+            steps=tuple(table.step[rows].tolist()),
+            end_s=tuple(table.end_s[rows].tolist()),
+            duration_s=tuple(table.duration_s[rows].tolist()),
+            compute_s=optional[0],
+            wait_s=optional[1],
+            pause_s=optional[2],
+            micro_batches=tuple(None if share is None else int(share) for share in optional[3]),
+            basis="log" if not any(present[:2]) else "host",
+            role=self._roles[place],
+        )
+
+    def _add_log(self, log: LogTable, start_s: float) -> None:
+        if not log.lines:
+            return
+        times_s = _stamped(log.times_s, start_s)
+
+        def make(first: int, end: int) -> Iterator[Record]:
+            writers: dict[tuple[str | None, int | None], list[int]] = {}
+            for index in range(first, end):
+                writers.setdefault((log.nodes[index], log.ranks[index]), []).append(index)
+            for (node, rank), rows in writers.items():
+                yield LogRecord(
+                    job=self._job.name,
+                    node=node or "",
+                    source=log.file if rank is None else f"{log.file}#rank{rank}",
+                    ends=tuple(row + 1 for row in rows),
+                    lines=tuple(log.lines[row] for row in rows),
+                    times_s=tuple(times_s[rows].tolist()),
+                    rank=rank,
+                )
+
+        self._lanes.append(_Lane(times_s, make))
+        self._cuts.append(_spaced(times_s, CUT_S))
+
+
+def _time_s(fact: Fact) -> float:
+    return fact.time_s
+
+
+def _stamped(times_s: Floats, start_s: float) -> Floats:
+    """Times that never fall: a line without a stamp is as old as the last stamped one before it.
+
+    Examples
+    --------
+    >>> _stamped(np.array([np.nan, 5.0, np.nan, 4.0, 6.0]), 0.0).tolist()
+    [5.0, 5.0, 5.0, 5.0, 6.0]
+    >>> _stamped(np.array([np.nan, np.nan]), 7.0).tolist()
+    [7.0, 8.0]
+    """
+    known = np.isfinite(times_s)
+    if not known.any():
+        return np.asarray(start_s + UNSTAMPED_S * np.arange(times_s.size))
+    first = float(times_s[known][0])
+    return np.asarray(np.maximum.accumulate(np.where(known, times_s, first)))
+
+
+def _spaced(times_s: Floats, least_s: float) -> Floats:
+    """The last of the times in each stretch of `least_s`.
+
+    Examples
+    --------
+    >>> _spaced(np.array([0.0, 0.1, 0.2, 0.6, 5.0]), 0.5).tolist()
+    [0.2, 0.6, 5.0]
+    """
+    if not times_s.size:
+        return times_s
+    stretch = np.floor((times_s - times_s[0]) / least_s)
+    return np.asarray(times_s[np.append(stretch[1:] != stretch[:-1], True)])
+
+
+def _lives(table: IterationTable) -> tuple[str, ...]:
+    """A rank whose step numbers fall has been restarted: count its lives."""
+    lives = np.zeros(table.step.size, dtype=np.int64)
+    for place in range(len(table.ranks)):
+        rows = np.flatnonzero(table.rank == place)
+        lives[rows] = np.concatenate([[0], np.cumsum(np.diff(table.step[rows]) < 0)]) if rows.size else 0
+    return tuple(str(life) for life in lives.tolist())

@@ -1,0 +1,262 @@
+"""From votes to one verdict: who may open an incident alone, who needs company, and which phases explain what.
+
+Rule by default (Wu et al., TRANSOM, 2023, section IV-B): anomalous if the log window says so, or at least two metric
+models do, or a change is verified, or a hard event happened. An abstention is not a "no". Beyond that source the metric
+models' mean may open an incident too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+
+from detectors.job.common_mode import quiet_median
+from detectors.job.window import Window, job_duration_s
+from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
+from trainwarden.settings import Config
+
+LOG_VOTES: Final = frozenset({"log_window", "template_burst"})
+# Kinds that say what fails, the most specific first; slowness without a culprit is the least specific.
+KIND_ORDER: Final[tuple[IncidentKind, ...]] = (
+    "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
+    "cuda_out_of_memory", "out_of_memory", "data_stall", "checkpoint", "collective_mismatch", "silent_corruption",
+    "user_error", "exception", "crash", "restart_loop", "hang", "gpu_throttle", "slow_link", "congestion",
+    "host_contention", "slow_compute", "log_storm", "slow_job", "data_quality", "pipeline", "metric_anomaly",
+)  # fmt: skip
+SLOW_KINDS: Final = frozenset({"slow_compute", "slow_link", "slow_job", "metric_anomaly", "congestion", "gpu_throttle"})
+FAILURE_KINDS: Final = frozenset(
+    {
+        "crash", "exception", "hang", "cuda_out_of_memory", "out_of_memory", "user_error", "data_stall", "checkpoint",
+        "collective_mismatch", "restart_loop",
+    }
+)  # fmt: skip
+SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
+MAX_SUSPECTS: Final = 16
+
+
+class EnsembleConfig(Config, frozen=True, kw_only=True):
+    """The rule, its weights, and how often the service asks.
+
+    Attributes
+    ----------
+    window_every_s : float
+        Seconds between two windows of a job; hard events are judged at once.
+    verdict_every_s : float
+        An unchanged opinion is published at most this often.
+    metric_votes : float
+        Weight of the metric votes that must agree on one entity.
+    weights : dict
+        Weight of a detector among the metric votes; 1 where not named, 0 silences it. Models that look at the level of
+        metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have half a voice each, `neighbor_profile` too, as
+        it is behind the simple baselines; `lof` and `zlength` did not earn one (measured in docs/detection.md).
+        `metric_mean` is the opinion of all of them and may open an incident by itself.
+    log_opens, verified_opens, hard_opens : bool
+        What may open an incident alone.
+    forget_s : float
+        A job that has ended, or has sent nothing, is forgotten after this time.
+    """
+
+    window_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 0.5
+    verdict_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
+    metric_votes: Annotated[float, msgspec.Meta(gt=0.0, le=20.0)] = 2.0
+    weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(
+        default_factory=lambda: {
+            "kmeans": 0.5,
+            "nearest": 0.5,
+            "pca": 0.5,
+            "neighbor_profile": 0.5,
+            "lof": 0.0,
+            "zlength": 0.0,
+            "metric_mean": 2.0,
+        }
+    )
+    log_opens: bool = True
+    verified_opens: bool = True
+    hard_opens: bool = True
+    close_after_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 2.0
+    forget_s: Annotated[float, msgspec.Meta(gt=0.0)] = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the believed votes of one family of kinds say together; the joiner makes incidents of these."""
+
+    family: str
+    kind: IncidentKind
+    severity: Severity
+    reason: str
+    suspects: tuple[Suspect, ...]
+    onset_s: float | None
+    onset_step: int | None
+    at_step: int | None
+    score: float
+    hard: bool
+    metrics: tuple[str, ...]
+
+
+def family_of(kind: IncidentKind) -> str:
+    """Kinds of one family are views of one problem: a crash is also an exception and a hang.
+
+    Examples
+    --------
+    >>> family_of("hang"), family_of("slow_job"), family_of("nic_down")
+    ('failure', 'slow', 'nic_down')
+    """
+    if kind in FAILURE_KINDS:
+        return "failure"
+    return "slow" if kind in SLOW_KINDS else kind
+
+
+def candidates(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig) -> list[Candidate]:
+    """The believed votes, joined by family, what comes first most urgent."""
+    deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
+    believed = {name: vote for name, vote in deciding.items() if _opens_alone(name, vote, config)}
+    company = {name: vote for name, vote in deciding.items() if name not in LOG_VOTES and not vote.hard}
+    believed |= {name: vote for name, vote in _agreeing(company, config).items() if name not in believed}
+    groups: dict[str, list[Vote]] = {}
+    for vote in believed.values():
+        groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
+    joined = [_join(family, members) for family, members in groups.items()]
+    return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
+
+
+def versions_used(votes: Mapping[str, Vote], window: Window) -> dict[str, str]:
+    """Versions of the models whose votes these are."""
+    return {
+        name: version
+        for name, version in window.model_versions.items()
+        if name in votes and votes[name].opinion != "abstain"
+    }
+
+
+def judge(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig) -> VerdictRecord:
+    """The verdict on one window: its most urgent candidate, with every vote.
+
+    Examples
+    --------
+    >>> from detectors.job.state import JobState
+    >>> window = JobState("j").window(now_s=1.0)
+    >>> vote = Vote(opinion="anomalous", score=1.0, kind="crash", hard=True)
+    >>> judge(window, {"hard_event": vote}, EnsembleConfig()).kind
+    'crash'
+    """
+    found = candidates(window, votes, config)
+    first = found[0] if found else None
+    recent_s = float(quiet_median(job_duration_s(window, slice(-10, None))))
+    return VerdictRecord(
+        id=hashlib.sha256(f"{window.job}/{window.now_s!r}/{first and first.kind}".encode()).hexdigest()[:20],
+        job=window.job,
+        time_s=window.now_s,
+        window_s=float(window.end_s - window.ends_s[0]) if len(window.ends_s) else 0.0,
+        anomalous=first is not None,
+        reason=first.reason if first else _calm_reason(window, votes),
+        votes=dict(votes),
+        kind=first.kind if first else None,
+        severity=first.severity if first else None,
+        suspects=first.suspects if first else (),
+        phase=window.phase,
+        step=int(window.steps[-1]) if len(window.steps) else None,
+        model_versions=versions_used(votes, window),
+        iteration_s=recent_s if np.isfinite(recent_s) else None,
+    )
+
+
+def _agreeing(company: Mapping[str, Vote], config: EnsembleConfig) -> dict[str, Vote]:
+    """The votes that are enough together, each with those suspects alone that enough others agree on.
+
+    Two votes about different entities do not support each other. A vote that names nobody is about the whole job and
+    supports everyone.
+    """
+    weights = {name: config.weights.get(name, 1.0) for name in company}
+    everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
+    totals: dict[tuple[Any, ...], float] = {}
+    for name, vote in company.items():
+        for key in {key for suspect in vote.suspects for key in _who(suspect)}:
+            totals[key] = totals.get(key, everyone) + weights[name]
+    agreed = {key for key, total in totals.items() if total >= config.metric_votes}
+    found: dict[str, Vote] = {}
+    for name, vote in company.items():
+        suspects = tuple(suspect for suspect in vote.suspects if agreed.intersection(_who(suspect)))
+        if weights[name] > 0.0 and (suspects or (not vote.suspects and (agreed or everyone >= config.metric_votes))):
+            found[name] = msgspec.structs.replace(vote, suspects=suspects)
+    return found
+
+
+def _who(suspect: Suspect) -> list[tuple[Any, ...]]:
+    """What `suspect` may be recognised by: its rank, its device; its node only if nothing finer is known."""
+    keys: list[tuple[Any, ...]] = []
+    if suspect.rank is not None:
+        keys.append(("rank", suspect.rank))
+    if suspect.device is not None:
+        keys.append(("device", suspect.node, suspect.device))
+    return keys or [("node", suspect.node)]
+
+
+def _join(family: str, votes: list[Vote]) -> Candidate:
+    ranked = sorted(votes, key=lambda vote: (not vote.hard, _place(vote.kind), -vote.score))
+    first = ranked[0]
+    same = [vote for vote in ranked if vote.kind == first.kind]
+    onsets = [vote.onset_s for vote in same if vote.onset_s is not None]
+    steps = [vote.onset_step for vote in same if vote.onset_step is not None]
+    return Candidate(
+        family=family,
+        kind=first.kind or "metric_anomaly",
+        severity=min(vote.severity or "sev3" for vote in same),
+        reason=first.reason,
+        suspects=_join_suspects(same),
+        onset_s=min(onsets) if onsets else None,
+        onset_step=min(steps) if steps else None,
+        at_step=first.at_step,
+        score=first.score,
+        hard=first.hard,
+        metrics=tuple(dict.fromkeys(name for vote in same for name in vote.metrics)),
+    )
+
+
+def _counts(window: Window, vote: Vote) -> bool:
+    """False where the job's phase explains what the vote is about; facts are explained by nothing."""
+    if vote.hard or vote.kind not in SLOW_KINDS:
+        return True
+    if vote.kind == "slow_compute" and vote.verified:
+        return window.phase != "restart"  # a rank that differs from its peers does so in any phase
+    return window.phase not in SLOW_PHASES
+
+
+def _opens_alone(name: str, vote: Vote, config: EnsembleConfig) -> bool:
+    if config.weights.get(name, 1.0) == 0.0:
+        return False
+    if vote.hard:
+        return config.hard_opens
+    if name in LOG_VOTES:
+        return config.log_opens
+    return vote.verified and config.verified_opens
+
+
+def _place(kind: IncidentKind | None) -> int:
+    """How specific a kind is; 0 is the most."""
+    return KIND_ORDER.index(kind) if kind in KIND_ORDER else len(KIND_ORDER)
+
+
+def _join_suspects(votes: list[Vote]) -> tuple[Suspect, ...]:
+    """Suspects of all votes of one kind; who is named twice keeps the higher score."""
+    best: dict[tuple[int | None, str | None, str | None], Suspect] = {}
+    for vote in votes:
+        for suspect in vote.suspects:
+            key = (suspect.rank, suspect.node, suspect.device)
+            if key not in best or suspect.score > best[key].score:
+                best[key] = suspect
+    return tuple(sorted(best.values(), key=lambda suspect: -suspect.score)[:MAX_SUSPECTS])
+
+
+def _calm_reason(window: Window, votes: Mapping[str, Vote]) -> str:
+    if window.phase in SLOW_PHASES:
+        return f"phase {window.phase} explains what is seen"
+    abstained = [name for name, vote in votes.items() if vote.opinion == "abstain"]
+    if len(abstained) == len(votes) and votes:
+        return "no detector can tell yet"
+    return "nothing unusual"

@@ -1,0 +1,263 @@
+"""Verdicts of one cause joined into one incident: opened, updated on change, closed on relief. One per problem.
+
+Identities are deterministic, so that a detection service that was killed and reads the log again finds its incidents
+on the bus and opens none twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from detectors.job.window import Window
+from detectors.verdict.ensemble import Candidate, EnsembleConfig, family_of, versions_used
+from detectors.verdict.evidence import slowness
+from detectors.verdict.revisions import any_place, any_rank, better, moved, overlap
+from trainwarden.records import IncidentRecord, Vote
+
+SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
+SLOW_BEFORE_HANG_S: Final = 60.0  # slow steps this shortly before a standstill of the same rank belong to it
+STORM_BEFORE_FAILURE_S: Final = 10.0
+PROGRESS_STEPS: Final = 3  # steps that show that a failed job is running again
+EVIDENCE_EVERY_S: Final = 2.0
+KEEP_CLOSED: Final = 200
+
+
+@dataclass(slots=True)
+class _Open:
+    record: IncidentRecord
+    supported_s: float
+    published: bool
+    hard: bool
+    evidence_s: float = 0.0
+
+
+class Joiner:
+    """The incidents of one job.
+
+    Parameters
+    ----------
+    job : str
+        The job's name.
+    config : EnsembleConfig
+        `close_after_s` is the relief that closes an incident.
+    """
+
+    def __init__(self, job: str, config: EnsembleConfig) -> None:
+        self._job = job
+        self._config = config
+        self._open: dict[str, _Open] = {}
+        self._closed: list[IncidentRecord] = []
+
+    def resume(self, record: IncidentRecord) -> None:
+        """Take over the newest revision of an incident that was published before."""
+        if record.state == "closed":
+            self._closed = [*self._closed[-KEEP_CLOSED:], record]
+        else:
+            self._open[record.id] = _Open(record, record.updated_at_s, published=True, hard=False)
+
+    @property
+    def open(self) -> list[IncidentRecord]:
+        """What is open now."""
+        return [entry.record for entry in self._open.values()]
+
+    def join(
+        self, found: list[Candidate], votes: Mapping[str, Vote], window: Window, *, live: bool = True
+    ) -> list[IncidentRecord]:
+        """New revisions that follow from one window.
+
+        Parameters
+        ----------
+        found : list of Candidate
+            What the ensemble believes now.
+        live : bool
+            False while an already handled part of the log is read again: nothing is returned then, and what has
+            no counterpart on the bus is told by the first live window that still supports it.
+        """
+        out: list[IncidentRecord] = []
+        for candidate in found:
+            out.extend(self._take(candidate, votes, window, live))
+        out.extend(self._relieve(found, window, live))
+        return out
+
+    def unpublished(self) -> list[IncidentRecord]:
+        """Facts found while reading again that nobody has been told; they count as told from now on."""
+        out = []
+        for entry in self._open.values():
+            if not entry.published and entry.hard:
+                entry.published = True
+                out.append(entry.record)
+        return out
+
+    # -- joining ---------------------------------------------------------------------------------------------
+
+    def _take(
+        self, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
+    ) -> list[IncidentRecord]:
+        known = self._related(candidate, window)
+        if known is not None:
+            known.supported_s = window.now_s
+            proven = candidate.hard and not known.hard
+            known.hard |= candidate.hard
+            return self._revise(known, candidate, votes, window, live, proven)
+        if self._explained(candidate, window):
+            return []
+        record = self._opened(candidate, votes, window)
+        if record.id in self._open or any(closed.id == record.id for closed in self._closed):
+            return []
+        self._open[record.id] = _Open(record, window.now_s, live, candidate.hard, window.now_s)
+        return [record] if live else []
+
+    def _related(self, candidate: Candidate, window: Window) -> _Open | None:
+        """The open incident of the same cause, of the same family if there is one."""
+        for entry in self._open.values():
+            if family_of(entry.record.kind) == candidate.family and self._same(candidate, entry.record):
+                return entry
+        for entry in self._open.values():
+            if self._grown_out_of(candidate, entry.record, window):
+                return entry
+        return None
+
+    def _same(self, candidate: Candidate, record: IncidentRecord) -> bool:
+        if candidate.family == "failure":
+            return True
+        if not candidate.suspects or not record.suspects:
+            return True
+        if candidate.family == "slow" and any_rank(candidate.suspects) and any_rank(record.suspects):
+            return overlap(candidate.suspects, record.suspects, ("rank",))
+        if not any_place(candidate.suspects) or not any_place(record.suspects):
+            return True  # about the job as a whole
+        if overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
+            return True
+        # Many nodes sick in the same way at the same time have one cause, e.g. their leaf switch.
+        return abs((candidate.onset_s or 0.0) - (record.onset_s or 0.0)) <= SAME_CAUSE_S
+
+    def _grown_out_of(self, candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
+        """True if `candidate` is a later face of an incident of another family."""
+        onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
+        before_s = onset_s - (record.onset_s if record.onset_s is not None else record.opened_at_s)
+        family = family_of(record.kind)
+        if candidate.family == "failure":
+            if family == "slow":
+                named = not record.suspects or overlap(candidate.suspects, record.suspects, ("rank",))
+                return named and onset_s - record.opened_at_s <= SLOW_BEFORE_HANG_S
+            if family == "log_storm":
+                return before_s <= STORM_BEFORE_FAILURE_S
+            near = record.kind == "node_lost" or overlap(candidate.suspects, record.suspects, ("node",))
+            return abs(before_s) <= SAME_CAUSE_S and near
+        if family == "failure" and candidate.hard:
+            return abs(before_s) <= SAME_CAUSE_S and overlap(candidate.suspects, record.suspects, ("node",))
+        return False
+
+    def _explained(self, candidate: Candidate, window: Window) -> bool:
+        """True if another incident explains it, or it is an echo of one that is closed."""
+        failures = [entry.record for entry in self._open.values() if family_of(entry.record.kind) == "failure"]
+        if failures and candidate.family in {"slow", "log_storm"}:
+            return True
+        onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
+        for closed in self._closed:
+            if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:
+                continue
+            if candidate.family == "failure" and onset_s <= closed.closed_at_s:
+                return True
+            began_s = closed.onset_s if closed.onset_s is not None else closed.opened_at_s
+            if began_s - 2.0 <= onset_s <= began_s + 2.0 and self._same(candidate, closed):
+                return True
+        return False
+
+    # -- revisions -------------------------------------------------------------------------------------------
+
+    def _opened(self, candidate: Candidate, votes: Mapping[str, Vote], window: Window) -> IncidentRecord:
+        onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
+        at_step = candidate.at_step
+        if at_step is None and len(window.steps):
+            at_step = int(window.steps[-1])
+        return IncidentRecord(
+            id=incident_id(self._job, candidate, onset_s),
+            job=self._job,
+            kind=candidate.kind,
+            severity=candidate.severity,
+            state="opened",
+            revision=1,
+            opened_at_s=window.now_s,
+            updated_at_s=window.now_s,
+            reason=candidate.reason,
+            onset_s=onset_s,
+            onset_step=candidate.onset_step,
+            opened_step=at_step,
+            suspects=candidate.suspects,
+            metrics=candidate.metrics,
+            votes=_scores(votes),
+            model_versions=versions_used(votes, window),
+            evidence=_evidence(candidate, window),
+        )
+
+    def _revise(
+        self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool, proven: bool
+    ) -> list[IncidentRecord]:
+        record = entry.record
+        changed = better(record, candidate, proven)
+        worth_telling = changed is not None
+        if changed is None and candidate.family == "slow" and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S:
+            evidence = slowness(window, record.onset_step)
+            if moved(record.evidence, evidence):
+                changed, worth_telling = msgspec.structs.replace(record, evidence=evidence), True
+        if changed is not None:
+            if family_of(changed.kind) == "slow":
+                changed = msgspec.structs.replace(changed, evidence=slowness(window, changed.onset_step))
+            entry.evidence_s = window.now_s
+            entry.record = msgspec.structs.replace(
+                changed, state="updated" if entry.published else "opened", revision=record.revision + 1,
+                updated_at_s=window.now_s, votes=_scores(votes),
+            )  # fmt: skip
+        if not live or (entry.published and not worth_telling):
+            return []
+        entry.published = True
+        return [entry.record]
+
+    def _relieve(self, found: list[Candidate], window: Window, live: bool) -> list[IncidentRecord]:
+        out = []
+        for key, entry in list(self._open.items()):
+            quiet_s = window.now_s - entry.supported_s
+            if window.finished:
+                over = quiet_s >= self._config.close_after_s or window.now_s - window.end_s > self._config.close_after_s
+            elif family_of(entry.record.kind) == "failure":
+                over = quiet_s >= self._config.close_after_s and _progress(window, entry.record)
+            else:
+                over = quiet_s >= self._config.close_after_s
+            if not over:
+                continue
+            del self._open[key]
+            closed = msgspec.structs.replace(
+                entry.record, state="closed", revision=entry.record.revision + 1, updated_at_s=window.now_s,
+                closed_at_s=window.now_s,
+            )  # fmt: skip
+            self._closed = [*self._closed[-KEEP_CLOSED:], closed]
+            if live and entry.published:
+                out.append(closed)
+        return out
+
+
+def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
+    """Identity of the incident that `candidate` opens: job, family, first suspect, onset to a tenth of a second."""
+    first = candidate.suspects[0] if candidate.suspects else None
+    who = (first.rank, first.node, first.device) if first else None
+    return hashlib.sha256(f"{job}/{candidate.family}/{who}/{onset_s:.1f}".encode()).hexdigest()[:16]
+
+
+def _scores(votes: Mapping[str, Vote]) -> dict[str, float]:
+    return {name: vote.score for name, vote in votes.items() if vote.opinion != "abstain"}
+
+
+def _evidence(candidate: Candidate, window: Window) -> dict[str, Any]:
+    return slowness(window, candidate.onset_step) if candidate.family == "slow" else {}
+
+
+def _progress(window: Window, record: IncidentRecord) -> bool:
+    since_s = record.onset_s if record.onset_s is not None else record.opened_at_s
+    return int(np.count_nonzero(window.ends_s > max(since_s, record.opened_at_s))) >= PROGRESS_STEPS

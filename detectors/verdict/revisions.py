@@ -1,0 +1,89 @@
+"""What a newer view of a problem changes about its incident, and whether two name the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
+from trainwarden.records import IncidentRecord, Suspect
+
+
+def better(record: IncidentRecord, candidate: Candidate, proven: bool) -> IncidentRecord | None:
+    """`record` with what `candidate` knows better; None if that is nothing. `proven`: the first fact about a guess."""
+    more_specific = KIND_ORDER.index(candidate.kind) < KIND_ORDER.index(record.kind)
+    same_family = family_of(record.kind) == candidate.family
+    if candidate.hard and same_family and record.kind != candidate.kind:
+        # Facts correct guesses, but what ends a hung job (a person, a watchdog) is not what hung it.
+        # What the ranks' own recorders say of a hang is.
+        take = not (record.kind == "hang" and record.suspects) or candidate.kind == "collective_mismatch"
+    elif candidate.hard and same_family:
+        sure, surest = _surest(candidate.suspects), _surest(record.suspects)
+        other = sure == surest and _keys(candidate.suspects) != _keys(record.suspects)
+        take = sure > surest or other or (proven and record.reason != candidate.reason)
+        return _with(record, candidate) if take else None
+    else:
+        take = more_specific and not (record.kind in FAILURE_KINDS and same_family and not candidate.suspects)
+    if take:
+        return _with(record, candidate)
+    if record.kind == candidate.kind and set(_keys(candidate.suspects)) - set(_keys(record.suspects)):
+        return _with(record, candidate)
+    return None
+
+
+def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
+    onset_s, onset_step = record.onset_s, record.onset_step
+    if onset_s is None:
+        onset_s, onset_step = candidate.onset_s, candidate.onset_step
+    suspects = candidate.suspects or record.suspects
+    return msgspec.structs.replace(
+        record,
+        kind=candidate.kind,
+        severity=min(record.severity, candidate.severity),
+        suspects=suspects,
+        reason=candidate.reason,
+        onset_s=onset_s,
+        onset_step=candidate.onset_step if onset_step is None else onset_step,
+        metrics=candidate.metrics or record.metrics,
+    )
+
+
+def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """True if the evidence has changed so much that whoever plans by it should know."""
+    if new.get("slow_iterations", 0) >= 2 * max(old.get("slow_iterations", 0), 5):
+        return True
+    if new.get("micro_batches") != old.get("micro_batches"):
+        return True
+    before, after = old.get("ratio"), new.get("ratio")
+    return before is not None and after is not None and abs(after / before - 1.0) > 0.1
+
+
+def _surest(suspects: tuple[Suspect, ...]) -> float:
+    return max((suspect.score for suspect in suspects), default=0.0)
+
+
+def _keys(suspects: tuple[Suspect, ...]) -> list[tuple[int | None, str | None, str | None]]:
+    return [(suspect.rank, suspect.node, suspect.device) for suspect in suspects]
+
+
+def any_rank(suspects: tuple[Suspect, ...]) -> bool:
+    """True if a rank is named."""
+    return any(suspect.rank is not None for suspect in suspects)
+
+
+def any_place(suspects: tuple[Suspect, ...]) -> bool:
+    """True if a rank, node or device is named."""
+    return any(key != (None, None, None) for key in _keys(suspects))
+
+
+def overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple[str, ...]) -> bool:
+    """True if some suspect of each side agrees in all of `fields` that both know, and in at least one."""
+    for one in left:
+        for other in right:
+            pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
+            known = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if known and all(a == b for a, b in known):
+                return True
+    return False

@@ -1,0 +1,211 @@
+"""Change points of iteration time on recorded runs and injected fail-slows, against the plain methods.
+
+Protocol: a report matches a true change if it begins between 10 iterations before and 30 after it (sampled series: 10
+samples), each once; of a staircase or a drift, also until 30 after it has passed 10 %. A job is right if nothing is
+false and nothing missed; a relief need not be reported, but is no false report. Reports that begin within the first 20
+samples or within an ignored stretch count neither way. Intervals are 95 % bootstrap intervals over runs (nanogpt: over
+records).
+
+Run: ``python -m tests.benchmarks.detection.changes`` (minutes).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from tests.benchmarks.detection.change_baselines import OFFLINE, Report, methods, ours
+from tests.benchmarks.detection.change_series import START, Floats, Series, Split, TrueChange, recorded
+from tests.benchmarks.detection.change_synthetic import residuals, synthetic
+from tests.places import shared_data
+
+PER_CLASS: Final = 200
+SLOW_METHODS: Final = {"rbeast": 24, "bocd": 40, "bocd_verified": 40, "pelt": 24}  # series of each set they get
+LONGEST: Final = 2500  # rows of a series that slow methods get
+DRAWS: Final = 1000
+CLEAR: Final = 1.2
+LASTING: Final = 10  # Falcon's verification: at least 10 % and at least ten iterations
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one method made of one run; `lasting` of the false reports are where the times do change, see `lasts`."""
+
+    group: str
+    iterations: int
+    found: list[tuple[TrueChange, Report]] = field(default_factory=list)
+    missed: list[TrueChange] = field(default_factory=list)
+    false: list[Report] = field(default_factory=list)
+    lasting: int = 0
+
+    @property
+    def right(self) -> bool:
+        """Nothing false, nothing missed but perhaps a relief."""
+        return not self.false and all(change.kind == "relief" for change in self.missed)
+
+
+def match(run: Series, reports: Sequence[Report]) -> Outcome:
+    """Pair reports with true changes, in order, each once.
+
+    Examples
+    --------
+    >>> change = TrueChange(100, 100, 1.5, "step")
+    >>> run = Series("a", "x", "a", np.arange(200), np.ones(200), (change,))
+    >>> outcome = match(run, [Report(101, 104, 1.5), Report(150, 153, 1.2)])
+    >>> len(outcome.found), len(outcome.missed), len(outcome.false), outcome.right
+    (1, 0, 1, False)
+    """
+    outcome, left = Outcome(run.group, len(run.durations)), list(reports)
+    early, late = run.reach
+    for change in run.changes:
+        hit = next((report for report in left if change.at - early <= report.onset <= change.by + late), None)
+        if hit is None:
+            outcome.missed.append(change)
+        else:
+            left.remove(hit)
+            outcome.found.append((change, hit))
+    for report in left:
+        ignored = report.onset < START or any(first <= report.onset <= last for first, last in run.ignores)
+        if not ignored:
+            outcome.false.append(report)
+            outcome.lasting += lasts(run.durations, report.onset)
+    return outcome
+
+
+def lasts(durations: Floats, at: int) -> bool:
+    """True if the medians of the ten times before and from `at` differ by 10 %: perhaps a label is missing.
+
+    It says nothing about whether a report is right; a report that no label covers stays false.
+
+    Examples
+    --------
+    >>> lasts(np.repeat([1.0, 1.2], 20), 20), lasts(np.repeat([1.0, 1.05], 20), 20)
+    (True, False)
+    """
+    before, after = durations[max(0, at - LASTING) : at], durations[at : at + LASTING]
+    if min(len(before), len(after)) < LASTING:
+        return False
+    return bool(abs(np.log(np.median(after) / np.median(before))) >= np.log(1.1))
+
+
+def metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """All figures of one method on one set; None where there is nothing to measure."""
+    onsets = [pair for outcome in outcomes for pair in outcome.found if pair[0].kind != "relief"]
+    reliefs = [pair for outcome in outcomes for pair in outcome.found if pair[0].kind == "relief"]
+    missed = [change for outcome in outcomes for change in outcome.missed]
+    lost = sum(change.kind != "relief" for change in missed)
+    clear = [pair for pair in onsets if max(pair[0].ratio, 1 / pair[0].ratio) >= CLEAR and pair[0].kind != "drift"]
+    clear = [pair for pair in clear if pair[0].kind != "staircase"]
+    slow = [pair for pair in onsets if pair[0].kind in {"drift", "staircase"}]
+    healthy = [outcome for outcome in outcomes if not outcome.found and not outcome.missed]
+    steps = [abs(np.log(report.ratio / change.ratio)) for change, report in [*clear, *reliefs]]
+    return {
+        "jobs": len(outcomes),
+        "iterations": sum(outcome.iterations for outcome in outcomes),
+        "changes": len(onsets) + lost,
+        "job_accuracy": float(np.mean([outcome.right for outcome in outcomes])),
+        "fpr": float(np.mean([bool(outcome.false) for outcome in healthy])) if healthy else None,
+        "fnr": lost / (len(onsets) + lost) if onsets or lost else None,
+        "false": sum(len(outcome.false) for outcome in outcomes),
+        "false_lasting": sum(outcome.lasting for outcome in outcomes),
+        "false_per_1000": _false_rate(outcomes),
+        "delay_median": _quantile([report.reported - change.at for change, report in clear], 50),
+        "delay_p90": _quantile([report.reported - change.at for change, report in clear], 90),
+        "after_passing_median": _quantile([report.reported - change.by for change, report in slow], 50),
+        "after_passing_p90": _quantile([report.reported - change.by for change, report in slow], 90),
+        "relief_found": len(reliefs),
+        "relief_missed": len(missed) - lost,
+        "relief_delay_median": _quantile([report.reported - change.at for change, report in reliefs], 50),
+        "ratio_error_median": _quantile(steps, 50),
+    } | _intervals(outcomes)
+
+
+def _false_rate(outcomes: Sequence[Outcome]) -> float:
+    return 1000.0 * sum(len(one.false) for one in outcomes) / max(1, sum(one.iterations for one in outcomes))
+
+
+def _quantile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _intervals(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """95 % bootstrap intervals; what is drawn are groups."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.group, []).append(outcome)
+    table = np.array(
+        [
+            (
+                sum(o.right for o in group),
+                len(group),
+                sum(len(o.false) for o in group),
+                sum(o.iterations for o in group),
+            )
+            for group in groups.values()
+        ],
+        dtype=np.float64,
+    )
+    drawn = table[np.random.default_rng(0).integers(len(table), size=(DRAWS, len(table)))].sum(axis=1)
+    ends = (2.5, 97.5)
+    return {
+        "job_accuracy_ci": [float(end) for end in np.percentile(drawn[:, 0] / drawn[:, 1], ends)],
+        "false_per_1000_ci": [float(end) for end in np.percentile(1000.0 * drawn[:, 2] / drawn[:, 3], ends)],
+    }
+
+
+def sets(split: Split = "report", per_class: int = PER_CLASS) -> dict[str, list[Series]]:
+    """The series of one half by data set; synthetic ones by class too."""
+    data = shared_data()
+    runs = [run for run in recorded(data) if run.split == split] if data is not None else []
+    named: dict[str, list[Series]] = {}
+    for run in [*runs, *synthetic(split, per_class, residuals(runs))]:
+        named.setdefault(run.dataset, []).append(run)
+        if run.what:
+            named.setdefault(f"{run.dataset}/{run.what}", []).append(run)
+    return named
+
+
+def rows(split: Split = "report", per_class: int = PER_CLASS) -> list[dict[str, Any]]:
+    """One row per method and data set: ``{"table": "changes", "row": method, "set": data set, metric: value}``."""
+    out: list[dict[str, Any]] = []
+    if shared_data() is None:
+        out.append({"table": "changes", "row": "ours", "set": "recorded", "skipped": "no shared data on this machine"})
+    known = methods()
+    out += [
+        {"table": "changes", "row": name, "set": "all", "skipped": "package not installed"}
+        for name in OFFLINE
+        if name not in known
+    ]
+    for name, runs in sets(split, per_class).items():
+        results = {"ours": [match(run, found) for run, found in zip(runs, ours(runs), strict=True)]}
+        for method, find in known.items():
+            few = _subset(runs, SLOW_METHODS.get(method))
+            results[method] = [match(run, find(run.durations)) for run in few]
+        for method, outcomes in results.items():
+            row = {"table": "changes", "row": method, "set": name, "offline": method in OFFLINE}
+            out.append(row | metrics(outcomes))
+    return out
+
+
+def _subset(runs: Sequence[Series], most: int | None) -> list[Series]:
+    """Evenly chosen runs, cut to `LONGEST` rows, for methods that would take hours."""
+    if most is None:
+        return list(runs)
+    chosen = [runs[place] for place in sorted(set(np.linspace(0, len(runs) - 1, min(most, len(runs))).astype(int)))]
+    return [run if len(run.durations) <= LONGEST else _cut(run) for run in chosen]
+
+
+def _cut(run: Series) -> Series:
+    changes = tuple(change for change in run.changes if change.by < LONGEST - 40)
+    return Series(
+        run.name, run.dataset, run.group, run.steps[:LONGEST], run.durations[:LONGEST], changes, run.ignores, run.reach,
+        run.what, run.split,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(rows(), indent=1))

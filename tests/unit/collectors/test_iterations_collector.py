@@ -1,0 +1,337 @@
+"""The iterations collector on files that the hook itself has written and on a kernel folder made up for the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectors.iterations.collector import IterationsCollector
+from collectors.iterations.hook_source import decode_note
+from trainwarden import hook
+from trainwarden.clock import ManualClock
+from trainwarden.hook import Hook
+from trainwarden.protocols import Scope
+from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record, topic_of
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Node:
+    """A run folder, a kernel folder and a collector over both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = folder / "run"
+        self.hook_dir = self.run_dir / "hook"
+        self.hook_dir.mkdir(parents=True)
+        self.proc = folder / "proc"
+        self.proc.mkdir()
+        self.clock = ManualClock(1_000_000.0)
+        self.collector = self.new_collector()
+
+    def new_collector(self, **settings: Any) -> IterationsCollector:
+        config = IterationsCollector.Config(proc=str(self.proc), **settings)
+        return IterationsCollector(config, Scope(job="job", node="node", run_dir=str(self.run_dir)), self.clock)
+
+    def process(self, pid: int, state: str = "S", cpu_s: float = 1.5, started_ticks: int = 0) -> None:
+        folder = self.proc / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = ["0"] * 50
+        fields[0], fields[11], fields[12] = state, str(int(cpu_s * TICKS)), "0"
+        fields[19] = str(started_ticks)
+        (folder / "stat").write_text(f"{pid} (python) odd) name) {' '.join(fields)}\n")
+
+    def collect(self, collector: IterationsCollector | None = None) -> list[Record]:
+        self.clock.sleep(0.2)
+        found = list((collector or self.collector).collect(self.clock.now_s()))
+        for record in found:
+            topic = topic_of(record)
+            assert topic.decode(topic.encode(record)) == record
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.collector.close()
+
+
+@pytest.fixture
+def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Hook]]:
+    """Makes the hook of a rank; its process runs by the made-up kernel folder."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    made: list[Hook] = []
+
+    def build(number: int) -> Hook:
+        monkeypatch.setenv("RANK", str(number))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        built = Hook(str(node.hook_dir))
+        built.missing = []
+        monkeypatch.setattr(os, "getpid", lambda: 100 + number)
+        assert built.activate()
+        monkeypatch.undo()
+        node.process(100 + number)
+        made.append(built)
+        return built
+
+    yield build
+    for built in made:
+        built.live = False
+
+
+def steps(target: Hook, count: int = 1) -> None:
+    for _ in range(count):
+        target.end_backward(target.begin_backward(None))
+        target.leave(target.enter())
+        target.optimizer_stepped()
+
+
+def of(kind: type[Any], records: list[Record]) -> list[Any]:
+    return [record for record in records if isinstance(record, kind)]
+
+
+def events(records: list[Record], kind: str) -> list[EventRecord]:
+    return [record for record in of(EventRecord, records) if record.kind == kind]
+
+
+def test_new_steps_come_once_and_in_order(node: Node, rank: Callable[[int], Hook]) -> None:
+    first, second = rank(0), rank(1)
+    steps(first, 3)
+    steps(second, 2)
+    found = of(IterationRecord, node.collect())
+    assert sorted((record.rank, record.steps) for record in found) == [(0, (0, 1, 2)), (1, (0, 1))]
+    record = next(record for record in found if record.rank == 0)
+    assert record.incarnation == hook.read_header(first.path + ".hook").incarnation  # type: ignore[union-attr]
+    assert record.basis == "host"
+    assert record.role == "collective"
+    assert record.micro_batches == (1, 1, 1)
+    for place, duration_s in enumerate(record.duration_s):
+        parts = (record.compute_s[place], record.wait_s[place], record.pause_s[place])
+        assert sum(part or 0.0 for part in parts) == pytest.approx(duration_s, abs=1e-9)
+    assert of(IterationRecord, node.collect()) == []
+    steps(first)
+    (record,) = of(IterationRecord, node.collect())
+    assert record.steps == (3,)
+
+
+def test_a_restarted_agent_goes_on_where_it_was(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = rank(0)
+    steps(target, 3)
+    node.collect()
+    position = json.loads(json.dumps(node.collector.position()))
+    steps(target, 2)
+    node.collector.close()
+    second = node.new_collector()
+    second.restore(position)
+    found = node.collect(second)
+    assert [record.steps for record in of(IterationRecord, found)] == [(3, 4)]
+    assert events(found, "process_start") == []
+    second.close()
+
+
+def test_positions_of_ranks_not_seen_yet_are_kept(node: Node) -> None:
+    position = {"files": {"rank-0-100.hook": {"steps": 3}}}
+    node.collector.restore(position)
+    assert node.collector.position() == position
+
+
+def test_heartbeats_tell_what_every_rank_is_doing(node: Node, rank: Callable[[int], Hook]) -> None:
+    stuck, busy = rank(2), rank(0)
+    steps(busy)
+    stuck.enter()
+    node.process(102, state="T", cpu_s=7.25)
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert beat.ranks == (0, 2)
+    assert beat.pids == (100, 102)
+    assert beat.phases == ("compute", "wait")
+    assert beat.states == ("S", "T")
+    assert beat.cpu_s == (1.5, 7.25)
+    assert beat.steps == (1, 0)
+    assert beat.step_end_s[0] is not None
+    assert beat.step_end_s[1] is None
+    assert beat.time_s == node.clock.now_s()
+
+
+def test_a_process_that_is_gone_is_told_as_such_for_a_while(node: Node, rank: Callable[[int], Hook]) -> None:
+    steps(rank(0))
+    node.collect()
+    (node.proc / "100" / "stat").unlink()
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert (beat.states, beat.cpu_s) == (("X",), (None,))
+    node.clock.sleep(60.0)
+    assert of(HeartbeatRecord, node.collect()) == []
+
+
+def test_another_process_with_the_same_pid_is_not_the_rank(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = rank(0)
+    header = hook.read_header(target.path + ".hook")
+    assert header is not None
+    (node.proc / "stat").write_text(f"cpu 1 2 3\nbtime {int(header.start_s) - 1000}\n")
+    node.process(100, started_ticks=1000 * TICKS)
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert beat.states == ("S",)
+    node.process(100, started_ticks=2000 * TICKS)
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert beat.states == ("X",)
+
+
+def test_the_first_look_at_a_process_is_an_event(node: Node, rank: Callable[[int], Hook]) -> None:
+    rank(3)
+    (event,) = events(node.collect(), "process_start")
+    assert event.rank == 3
+    assert event.fields["pid"] == 103
+    assert event.fields["world_size"] == 4
+    assert event.id == f"process_start/node/{event.fields['incarnation']}"
+    assert events(node.collect(), "process_start") == []
+
+
+def test_an_exception_is_told_once_by_datagram_or_file(node: Node, rank: Callable[[int], Hook]) -> None:
+    heard, unheard = rank(0), rank(1)
+    node.collect()  # binds the socket
+    assert len(node.collector.wake_fds()) == 1
+    heard.exception(ValueError, ValueError("bad"), None)
+    found = events(node.collect(), "exception")
+    assert [(event.rank, event.message) for event in found] == [(0, "ValueError: bad")]
+    assert found[0].fields["type"] == "ValueError"
+    assert found[0].id == f"exception/node/{found[0].fields['incarnation']}"
+    assert events(node.collect(), "exception") == []
+    (node.hook_dir / "agent.sock").unlink()  # the agent is away
+    unheard.exception(RuntimeError, RuntimeError("alone"), None)
+    (event,) = events(node.collect(), "exception")
+    assert (event.rank, event.message) == (1, "RuntimeError: alone")
+    assert events(node.collect(), "exception") == []
+
+
+def test_the_last_words_of_the_c_code_are_a_fatal_signal(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = rank(0)
+    node.collect()
+    text = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+        '  File "train.py", line 3 in main\n'
+    )
+    Path(target.path + ".fault").write_text(text)
+    (event,) = events(node.collect(), "fatal_signal")
+    assert (event.rank, event.fields["signal"]) == (0, "SIGSEGV")
+    assert event.fields["frame"] == 'File "train.py", line 3 in main'
+    assert events(node.collect(), "fatal_signal") == []
+
+
+def test_an_adopted_plan_is_an_event(node: Node, rank: Callable[[int], Hook], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = rank(1)
+    monkeypatch.setenv("TRAINWARDEN_RUN_DIR", str(node.run_dir))
+    monkeypatch.setitem(vars(sys), "_trainwarden_hook", target)
+    (node.run_dir / "plan.json").write_text(json.dumps({"number": 4, "micro_batches": [3, 1]}))
+    plan = hook.MicroBatchPlan(1, 2, 4)
+    plan.adopt(plan.latest())
+    steps(target)
+    found = node.collect()
+    (event,) = events(found, "microbatch_plan")
+    assert event.fields["number"] == 4
+    assert event.fields["micro_batches"] == "3,1"
+    assert event.fields["step"] == 0
+    assert of(IterationRecord, found)[0].micro_batches == (1,)
+
+
+def test_long_pauses_are_events(node: Node, rank: Callable[[int], Hook], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = rank(0)
+    steps(target)
+    began = hook._clock()
+    times = iter([began, began + 700_000_000, began + 700_000_001, began + 700_000_002])
+    monkeypatch.setattr(hook, "_clock", lambda: next(times))
+    for phase in (hook._CHECKPOINT, hook._DATA):
+        token = target.begin_pause(phase)
+        assert token is not None
+        target.end_pause(token, phase)
+    monkeypatch.undo()
+    found = node.collect()
+    (event,) = events(found, "checkpoint")
+    assert (event.fields["phase"], event.fields["step"]) == ("checkpoint", 1)
+    assert event.fields["duration_s"] == pytest.approx(0.7)
+    assert events(found, "phase") == []  # the other one was short
+
+
+def test_marks_of_a_framework_without_visible_waits_give_no_split(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = rank(0)
+    target.marked(None)
+    (record,) = of(IterationRecord, node.collect())
+    assert record.basis == "marks"
+    assert record.compute_s == ()
+    assert record.wait_s == ()
+    assert len(record.duration_s) == 1
+
+
+def test_the_overhead_is_told_per_step(node: Node, rank: Callable[[int], Hook]) -> None:
+    steps(rank(0), 10)
+    (record,) = of(MetricsRecord, node.collect())
+    assert record.devices == ("agent",)
+    ((overhead_s,),) = record.values
+    assert overhead_s is not None
+    assert overhead_s > 0.0
+
+
+def test_garbage_is_counted_and_passed_over(node: Node, rank: Callable[[int], Hook]) -> None:
+    (node.hook_dir / "rank-9-999.hook").write_bytes(b"\xff" * 10_000)
+    (node.hook_dir / "rank-8-998.hook").write_bytes(b"")
+    (node.hook_dir / "rank-x-1.hook").write_bytes(b"")
+    (node.hook_dir / "notes.txt").write_text("hello")
+    target = rank(0)
+    steps(target)
+    Path(target.path + ".last").write_bytes(b'not json\n{"type": "exception"}\n\xff\xfe\n{"unfinished')
+    assert of(IterationRecord, node.collect())[0].rank == 0
+    for _ in range(30):
+        node.collect()
+    assert node.collector.junk == 3 + 2
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert beat.ranks == (0,)
+
+
+def test_junk_datagrams_are_counted(node: Node) -> None:
+    node.collect()
+    hook.send_datagram(str(node.hook_dir), b"\x00" * 100)
+    hook.send_datagram(str(node.hook_dir), b'{"type":"exception","rank":-1}')
+    node.collect()
+    assert node.collector.junk == 2
+    assert decode_note(b"[" * 100_000) is None
+    assert decode_note(b"[" * 5_000) is None
+
+
+def test_of_two_lives_of_a_rank_the_younger_beats(node: Node, rank: Callable[[int], Hook]) -> None:
+    old = rank(0)
+    young = rank(1)
+    young.words[hook._RANK] = 0
+    young.words[hook._START_NS] = old.words[hook._START_NS] + 10**9
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert (beat.ranks, beat.pids) == ((0,), (101,))
+
+
+def test_files_of_the_long_dead_are_deleted_after_they_were_read(node: Node, rank: Callable[[int], Hook]) -> None:
+    node.collector.close()
+    collector = node.new_collector(forget_after_s=100.0)
+    target = rank(0)
+    steps(target, 2)
+    (node.proc / "100" / "stat").unlink()
+    found = node.collect(collector)
+    assert len(of(IterationRecord, found)) == 1
+    node.clock.sleep(200.0)
+    node.collect(collector)
+    node.clock.sleep(10.0)
+    assert node.collect(collector) == []
+    assert not Path(target.path + ".hook").exists()
+    collector.close()
+    collector.close()
+
+
+def test_unsupported_without_the_folder(tmp_path: Path) -> None:
+    scope = Scope(job="job", node="node", run_dir=str(tmp_path / "nowhere"))
+    collector = IterationsCollector(IterationsCollector.Config(), scope, ManualClock())
+    assert "no folder" in (collector.supported() or "")
+    assert list(collector.collect(1.0)) == []
+    assert collector.wake_fds() == ()
+    collector.close()

@@ -1,0 +1,209 @@
+"""Change points on a seeded mix of injected fail-slows: nearly everything found, soon, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.job.state import JobState
+from detectors.pace.change_point import ChangePoint, for_recording
+from detectors.pace.iteration_threshold import IterationThreshold
+from detectors.pace.level_shifts import LevelShifts
+from detectors.pace.shifts import ShiftConfig
+from detectors.pace.verification import knee, lasting_jitter, refine
+from detectors.verdict.ensemble import EnsembleConfig, candidates
+from detectors.verdict.incidents import Joiner
+from tests.benchmarks.detection.change_baselines import ours
+from tests.benchmarks.detection.change_series import Floats
+from tests.benchmarks.detection.change_synthetic import synthetic
+from tests.benchmarks.detection.changes import match, metrics
+from trainwarden.records import IncidentRecord, IterationRecord
+
+
+def found_in(values: Floats) -> list[tuple[int, int, bool]]:
+    shifts = LevelShifts(ShiftConfig())
+    found = [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]))]
+    return [(shift.onset, shift.reported, shift.slower) for shift in found]
+
+
+def noisy(length: int, width: float = 0.01, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).normal(0.0, width, length)
+
+
+@pytest.fixture(scope="module")
+def mix() -> dict[str, object]:
+    runs = synthetic("tune", 12, ())
+    return metrics([match(run, found) for run, found in zip(runs, ours(runs), strict=True)])
+
+
+def test_a_mix_of_fail_slows_is_judged_right(mix: dict[str, float]) -> None:
+    assert mix["changes"] == 60
+    assert mix["job_accuracy"] >= 0.95
+    assert mix["false_per_1000"] <= 0.04
+
+
+def test_clear_changes_are_known_within_three_iterations(mix: dict[str, float]) -> None:
+    assert mix["delay_median"] <= 3
+    assert mix["relief_delay_median"] <= 5
+    assert mix["after_passing_p90"] <= 30
+    assert mix["ratio_error_median"] <= 0.02
+
+
+def test_a_drift_is_one_entry_from_its_beginning() -> None:
+    values = noisy(900)
+    values += np.clip(np.arange(900) - 200, 0, 500) * np.log(1.1) / 250  # 10 % at 450, 21 % in the end
+    ((onset, reported, slower),) = found_in(values)
+    assert slower
+    assert 190 <= onset <= 240
+    assert 430 <= reported <= 480
+
+
+def test_a_drift_as_slow_as_a_growing_window_from_the_start_is_the_programs_own() -> None:
+    values = noisy(1700) + np.arange(1700) * np.log(1.1) / 1000
+    assert found_in(values) == []
+
+
+def test_the_same_drift_sampled_is_as_slow_as_it_is() -> None:
+    """Every tenth iteration of a rise of 10 % in 2,500 iterations: steep to see, yet slow."""
+    values = noisy(260) + np.arange(260) * np.log(1.1) / 250
+    shifts = LevelShifts(ShiftConfig())
+    assert [s for seq, x in enumerate(values) for s in shifts.update(seq, np.array([x]), 10)] == []
+
+
+def test_two_paces_in_turn_hide_no_change() -> None:
+    values = noisy(300, 0.005) + np.where(np.arange(300) % 2 == 0, 0.0, np.log(34 / 28))
+    assert found_in(values) == []
+    values[200:] += np.log(1.15)
+    ((onset, reported, slower),) = found_in(values)
+    assert slower
+    assert abs(onset - 200) <= 3
+    assert reported <= 225
+
+
+def test_clusters_of_three_slow_steps_are_no_change() -> None:
+    values = noisy(600)
+    for at in (100, 230, 231 + 40, 400):
+        values[at : at + 3] += 0.6
+    assert found_in(values) == []
+
+
+def test_three_slow_steps_and_an_unrelated_fourth_are_no_change() -> None:
+    values = noisy(300)
+    values[200:203] += 0.5
+    values[203] += 1.1
+    assert found_in(values) == []
+
+
+def test_the_slow_start_after_a_restart_is_no_change() -> None:
+    """A pause of 15 times a step, then nine slow ones: as recorded where a run was stopped and resumed."""
+    values = noisy(300)
+    values[200] += np.log(15.0)
+    values[201:210] += np.log(1.6)
+    assert found_in(values) == []
+    values[201:] = noisy(99, seed=1) + np.log(1.6)
+    ((onset, reported, slower),) = found_in(values)
+    assert slower
+    assert abs(onset - 200) <= 1
+    assert reported <= 220
+
+
+def test_a_staircase_begins_with_its_first_stair() -> None:
+    """Several noises: none may name an onset more than ten rows before the first stair."""
+    for seed in range(12):
+        values = noisy(500, 0.012, seed)
+        values[220:] += np.log(1.05)
+        values[260:] += np.log(1.06)
+        values[310:] += np.log(1.05)
+        ((onset, reported, slower),) = found_in(values)
+        assert slower
+        assert 210 <= onset <= 260
+        assert reported <= 290
+
+
+def test_a_single_slow_step_hides_no_drop() -> None:
+    values = noisy(400, 0.005)
+    values[200:] -= np.log(1.12)
+    values[219] += 1.5
+    ((onset, _, slower),) = found_in(values)
+    assert not slower
+    assert abs(onset - 200) <= 1
+
+
+def test_a_slow_step_in_every_few_hides_no_change() -> None:
+    for pattern in ((0.0, 0.0, 0.0, 0.0, 0.35), (0.2, -0.2, 0.1, -0.1, 0.0), (0.0, 0.0, 0.5)):
+        beat = np.tile(pattern, 200)[:400] + noisy(400)
+        assert found_in(beat) == []
+        beat[250:] += np.log(1.12)
+        ((onset, reported, slower),) = found_in(beat)
+        assert slower
+        assert abs(onset - 250) <= 3
+        assert reported <= 275
+
+
+def test_a_skipped_beat_is_no_change() -> None:
+    beat = np.tile([0.0, 0.1, 0.2, -0.2, -0.1], 100)
+    assert found_in(np.delete(beat, [203, 304, 305]) + noisy(497)) == []
+
+
+def test_a_gentle_relief_is_told() -> None:
+    values = noisy(500)
+    values[150:300] += 0.4
+    values[300:] += 0.4 * np.exp(-(np.arange(200)) / 15.0)
+    found = found_in(values)
+    assert [slower for _, _, slower in found] == [True, False]
+    assert 295 <= found[1][0] <= 330
+
+
+def test_a_changed_trend_is_no_noise() -> None:
+    assert lasting_jitter(np.tile([0.0, 0.2], 20), 0.01) == 0.01
+    assert refine(np.r_[np.zeros(30), np.ones(10)], 0, 32) == 30
+    assert knee(np.arange(20), np.maximum(0.0, np.arange(20) - 12.0), 0.0) in (11, 12)
+
+
+def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[IncidentRecord]:
+    """All revisions of incidents of a recorded job; windows of one row each."""
+    state, joiner = JobState("job"), Joiner("job", EnsembleConfig())
+    detectors = {
+        "change_point": ChangePoint(for_recording(planned)),
+        "iteration_threshold": IterationThreshold(IterationThreshold.Config()),
+    }
+    out, end_s = [], 0.0
+    for step, duration_s in enumerate(durations):
+        end_s += float(duration_s) + (3_600.0 if step == 120 else 0.0)  # an evaluation of an hour between two steps
+        state.feed(
+            IterationRecord(
+                job="job",
+                node="",
+                rank=0,
+                incarnation="",
+                steps=(step,),
+                end_s=(end_s,),
+                duration_s=(float(duration_s),),
+            )
+        )
+        window = state.window(end_s)
+        votes = {}
+        for name, detector in detectors.items():
+            detector.update(window)
+            votes[name] = detector.score(window)
+        out += joiner.join(candidates(window, votes, EnsembleConfig()), votes, window)
+    return out
+
+
+def test_a_recorded_slowdown_is_one_incident_until_its_relief() -> None:
+    log_times = noisy(400)
+    log_times[200:300] += np.log(1.3)
+    told = incidents_of(np.exp(log_times))
+    assert [record.state for record in told if record.state != "updated"] == ["opened", "closed"]
+    opened, closed = told[0], told[-1]
+    assert opened.kind == "slow_job"
+    assert (opened.onset_step, opened.opened_step) == (200, 203)
+    assert closed.closed_at_s is not None
+    assert 300 < closed.closed_at_s - 3_600.0 - 0.3 * 100 < 310
+
+
+def test_neither_a_planned_change_nor_a_long_gap_is_an_incident() -> None:
+    log_times = noisy(400)
+    log_times[200:] += np.log(1.5)
+    assert incidents_of(np.exp(log_times), planned=(198,)) == []
+    assert incidents_of(np.exp(noisy(400))) == []

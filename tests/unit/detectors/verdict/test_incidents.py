@@ -1,0 +1,237 @@
+"""Joining: one incident per problem, revisions only on change, closed on relief, identities that can be found again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from detectors.job.state import JobState
+from detectors.job.window import Window
+from detectors.verdict.ensemble import Candidate, EnsembleConfig, candidates, family_of, judge
+from detectors.verdict.incidents import Joiner, incident_id
+from tests.unit.detectors.detection_streams import START_S, Job
+from trainwarden.records import IncidentKind, IncidentRecord, Suspect, Vote
+
+CONFIG = EnsembleConfig()
+
+
+def candidate(kind: IncidentKind, *ranks: int, onset_s: float = START_S, hard: bool = False, score: float = 1.0,
+              node: str = "node0") -> Candidate:  # fmt: skip
+    suspects = tuple(Suspect(score=score, reason="r", rank=rank, node=node) for rank in ranks)
+    return Candidate(
+        family=family_of(kind), kind=kind, severity="sev2" if hard else "sev3", reason=f"because {kind}",
+        suspects=suspects, onset_s=onset_s, onset_step=3, at_step=9, score=score, hard=hard, metrics=(),
+    )  # fmt: skip
+
+
+class Story:
+    """Windows of an idle job, and what the joiner says in them."""
+
+    def __init__(self) -> None:
+        self.state = JobState("job")
+        self.joiner = Joiner("job", CONFIG)
+        self.told: list[IncidentRecord] = []
+
+    def at(self, after_s: float, *found: Candidate, live: bool = True) -> list[IncidentRecord]:
+        revisions = self.joiner.join(list(found), {}, self.window(after_s), live=live)
+        self.told += revisions
+        return revisions
+
+    def window(self, after_s: float) -> Window:
+        return self.state.window(START_S + after_s)
+
+    def progress(self, until_s: float) -> None:
+        for _, record in Job(ranks=1, step_s=0.2).run(5, start_s=START_S + until_s - 1.5).records:
+            self.state.feed(record)
+
+
+def test_a_problem_that_lasts_is_one_incident_and_closes_on_relief() -> None:
+    story = Story()
+    for tenth in range(0, 50, 5):
+        story.at(tenth / 10, candidate("slow_compute", 1))
+    assert [(one.state, one.revision) for one in story.told] == [("opened", 1)]
+    assert story.at(5.0) == []
+    (closed,) = story.at(9.0)
+    assert (closed.state, closed.revision, closed.closed_at_s) == ("closed", 2, START_S + 9.0)
+    assert story.joiner.open == []
+
+
+def test_a_short_gap_does_not_close() -> None:
+    story = Story()
+    story.at(0.0, candidate("slow_compute", 1))
+    story.at(1.5)
+    story.at(2.0, candidate("slow_compute", 1))
+    assert story.at(3.5) == []
+    assert len(story.joiner.open) == 1
+
+
+def test_slowness_whose_culprit_becomes_known_keeps_its_identity() -> None:
+    story = Story()
+    (first,) = story.at(0.0, candidate("slow_job"))
+    (second,) = story.at(1.0, candidate("slow_compute", 2))
+    assert second.id == first.id
+    assert (second.kind, second.state, second.suspects[0].rank) == ("slow_compute", "updated", 2)
+    assert story.at(2.0, candidate("slow_job")) == []
+
+
+def test_a_second_slow_rank_is_told_under_the_same_incident_while_both_last() -> None:
+    story = Story()
+    story.at(0.0, candidate("slow_compute", 1))
+    (again,) = story.at(1.0, candidate("slow_compute", 1, 3))
+    assert [suspect.rank for suspect in again.suspects] == [1, 3]
+
+
+def test_slow_ranks_that_have_nothing_in_common_are_two_problems() -> None:
+    story = Story()
+    story.at(0.0, candidate("slow_compute", 1))
+    story.at(1.0, candidate("slow_compute", 2, onset_s=START_S + 60))
+    assert len({one.id for one in story.told}) == 2
+
+
+def test_what_a_failure_explains_is_not_another_incident() -> None:
+    story = Story()
+    story.at(0.0, candidate("crash", 1, hard=True))
+    for kind in ("slow_job", "log_storm", "slow_compute"):
+        assert story.at(1.0, candidate(kind, 0)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("earlier", "later"), [("slow_compute", "hang"), ("log_storm", "exception")])
+def test_a_failure_takes_over_what_announced_it(earlier: Any, later: Any) -> None:
+    story = Story()
+    (first,) = story.at(0.0, candidate(earlier, 1))
+    (second,) = story.at(5.0, candidate(later, 1, onset_s=START_S + 5, hard=later == "exception"))
+    assert (second.id, second.kind) == (first.id, later)
+
+
+def test_the_end_of_a_hung_job_does_not_rename_its_hang() -> None:
+    story = Story()
+    story.at(0.0, candidate("hang", 1))
+    assert story.at(9.0, candidate("crash", 0, onset_s=START_S + 9, hard=True)) == []
+
+
+def test_what_the_recorders_say_of_an_open_hang_becomes_its_reason() -> None:
+    story = Story()
+    story.at(0.0, candidate("hang", 1))
+    told = replace(candidate("hang", 1, hard=True, score=0.9), reason="rank 1 did not reach all_reduce 812")
+    (revised,) = story.at(1.0, told)
+    assert (revised.revision, revised.reason) == (2, told.reason)
+    assert story.at(2.0, told) == []  # once
+    (mismatch,) = story.at(3.0, replace(candidate("collective_mismatch", 1, hard=True), reason="sizes differ"))
+    assert (mismatch.id, mismatch.kind) == (revised.id, "collective_mismatch")
+
+
+def test_a_guess_is_corrected_by_the_root() -> None:
+    story = Story()
+    (guess,) = story.at(0.0, candidate("crash", 0, hard=True, score=0.3))
+    (right,) = story.at(1.0, candidate("crash", 2, hard=True))
+    assert right.id == guess.id
+    assert [suspect.rank for suspect in right.suspects] == [2]
+    assert story.at(1.5, candidate("crash", 0, hard=True, score=0.3)) == []
+
+
+def test_a_failure_closes_when_the_job_has_made_steps_again_and_its_echo_opens_nothing() -> None:
+    story = Story()
+    story.at(0.0, candidate("crash", 1, hard=True))
+    assert story.at(30.0) == []
+    story.progress(until_s=40.0)
+    (closed,) = story.at(40.0)
+    assert closed.state == "closed"
+    assert story.at(41.0, candidate("crash", 1, hard=True)) == []
+    (fresh,) = story.at(50.0, candidate("crash", 1, onset_s=START_S + 49, hard=True))
+    assert (fresh.state, fresh.id != closed.id) == ("opened", True)
+
+
+def test_a_device_fault_and_the_failure_that_follows_are_one_problem_in_either_order() -> None:
+    for order in (("gpu_lost", "exception"), ("exception", "gpu_lost")):
+        story = Story()
+        for place, kind in enumerate(order):
+            story.at(float(place), candidate(kind, 1, onset_s=START_S + place, hard=True))  # type: ignore[arg-type]
+        assert {one.kind for one in story.joiner.open} == {"gpu_lost"}
+        assert len({one.id for one in story.told}) == 1
+
+
+def test_faults_of_different_nodes_far_apart_in_time_are_two() -> None:
+    story = Story()
+    story.at(0.0, candidate("gpu_lost", 1, hard=True))
+    story.at(100.0, candidate("gpu_lost", 9, onset_s=START_S + 100, hard=True, node="node7"))
+    assert len({one.id for one in story.told}) == 2
+
+
+def test_what_names_no_place_joins_the_fault_that_does() -> None:
+    story = Story()
+    story.at(0.0, candidate("nic_error", 0))
+    nowhere = candidate("nic_error", onset_s=START_S - 200.0)
+    story.at(1.0, replace(nowhere, suspects=(Suspect(score=0.9, reason="the fabric"),)))
+    assert len(story.joiner.open) == 1
+
+
+def test_identities_are_deterministic() -> None:
+    one, two = candidate("crash", 1), candidate("exception", 1)
+    assert incident_id("job", one, 5.0) == incident_id("job", two, 5.01)  # one family, one moment, one suspect
+    assert incident_id("job", one, 5.0) != incident_id("job2", one, 5.0)
+    assert incident_id("job", one, 5.0) != incident_id("job", candidate("crash", 2), 5.0)
+
+
+def test_reading_again_tells_nothing_that_was_told_and_everything_that_was_not() -> None:
+    before = Story()
+    (known,) = before.at(0.0, candidate("slow_compute", 1))
+    after = Story()
+    after.joiner.resume(known)
+    assert after.at(0.5, candidate("slow_compute", 1, onset_s=START_S + 0.3), live=False) == []
+    assert after.at(1.0, candidate("crash", 1, onset_s=START_S + 90, hard=True), live=False) == []
+    (missed,) = after.joiner.unpublished()
+    assert (missed.kind, missed.state) == ("crash", "opened")
+    assert after.joiner.unpublished() == []
+    (closed,) = after.at(9.0, candidate("crash", 1, onset_s=START_S + 90, hard=True))
+    assert (closed.id, closed.state) == (known.id, "closed")
+
+
+def test_what_was_found_while_reading_again_is_told_by_the_first_live_window() -> None:
+    story = Story()
+    assert story.at(0.0, candidate("slow_compute", 1), live=False) == []
+    (told,) = story.at(0.5, candidate("slow_compute", 1))
+    assert told.state == "opened"
+
+
+# -- the vote ----------------------------------------------------------------------------------------------------
+
+
+def vote(kind: IncidentKind, **more: Any) -> Vote:
+    return Vote(opinion="anomalous", score=0.8, kind=kind, severity="sev3", reason="r", **more)
+
+
+CALM, SILENT = Vote(opinion="normal"), Vote(opinion="abstain", reason="warm-up")
+
+
+def voted(votes: dict[str, Vote], config: EnsembleConfig = CONFIG, phase: str = "") -> bool:
+    window = replace(JobState("job").window(START_S), phase=phase)
+    return judge(window, votes, config).anomalous
+
+
+def test_the_rule() -> None:
+    one, two = {"a": vote("slow_job")}, {"a": vote("slow_job"), "b": vote("slow_job")}
+    assert not voted({**one, "b": CALM})
+    assert not voted({**one, "b": SILENT})
+    assert voted(two)
+    assert not voted(two, EnsembleConfig(weights={"a": 0.5}))
+    assert voted({"log_window": vote("log_storm"), "b": CALM})
+    assert voted({"change_point": vote("slow_job", verified=True), "iteration_threshold": CALM})
+    assert voted({"hard_event": vote("crash", hard=True)})
+    assert not voted({"hard_event": vote("crash", hard=True)}, EnsembleConfig(hard_opens=False))
+    assert not voted({"change_point": vote("slow_job", verified=True)}, EnsembleConfig(weights={"change_point": 0.0}))
+
+
+@pytest.mark.parametrize("phase", ["start", "restart", "exit"])
+def test_phases_explain_slowness_but_no_facts(phase: str) -> None:
+    assert not voted({"change_point": vote("slow_job", verified=True)}, phase=phase)
+    assert voted({"hard_event": vote("crash", hard=True)}, phase=phase)
+
+
+def test_facts_come_before_guesses_and_the_specific_before_the_vague() -> None:
+    votes = {"a": vote("slow_job", verified=True), "b": vote("hang", verified=True), "c": vote("crash", hard=True)}
+    window = replace(JobState("job").window(START_S), phase="")
+    assert [one.kind for one in candidates(window, votes, CONFIG)] == ["crash", "slow_job"]
+    del votes["c"]
+    assert judge(window, votes, CONFIG).kind == "hang"

@@ -1,0 +1,182 @@
+"""`trainwarden detect --data` as people and scripts call it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.unit.detectors import recordings
+from trainwarden.cli import main as command_line
+from trainwarden.errors import DetectorError
+
+INCIDENT = {
+    "id", "job", "kind", "severity", "opened_at_s", "closed_at_s", "onset_s", "onset_step", "opened_step", "reason",
+    "suspects", "metrics", "votes", "model_versions",
+}  # fmt: skip
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The console script with `arguments`; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["trainwarden", "detect", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run()
+    return int(ended.value.code or 0)
+
+
+def answer(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.fixture
+def slow_rank(tmp_path: Path) -> Path:
+    table = recordings.iterations(ranks=4, slow=lambda rank, step: 1.6 if rank == 2 and step >= 150 else 1.0)
+    return recordings.write(recordings.job("slow", iterations=table), tmp_path / "slow")
+
+
+def test_a_finding_is_exit_code_1_and_one_object(
+    slow_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--data", slow_rank, "--json") == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    (job,) = found["jobs"]
+    assert found["wall_s"] > 0
+    assert job["job"] == "slow"
+    assert set(job["input"]) >= {"metrics_rows", "entities", "metrics", "iterations", "log_lines", "span_s"}
+    (incident,) = job["incidents"]
+    assert set(incident) >= INCIDENT
+    assert (incident["kind"], incident["suspects"][0]["rank"]) == ("slow_compute", 2)
+    assert (job["stragglers"][0]["rank"], job["stragglers"][0]["to_step"]) == (2, None)
+    assert "slow_compute" in said.err
+
+
+def test_nothing_found_is_exit_code_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = recordings.write(recordings.job(iterations=recordings.iterations()), tmp_path / "calm")
+    assert run(monkeypatch, "--data", folder, "--json", tmp_path / "out.json") == 0
+    (job,) = answer(tmp_path / "out.json")["jobs"]
+    assert (job["incidents"], job["change_points"]) == ([], [])
+
+
+def test_a_batch_goes_on_past_a_folder_that_cannot_be_read(
+    slow_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "iterations.csv").write_text("step,duration_s\n1,0.5\n2,often\n")
+    assert run(monkeypatch, "--data", tmp_path, "--json", tmp_path / "out.json") == 1
+    first, second = answer(tmp_path / "out.json")["jobs"]
+    assert set(first) == {"job", "error"}
+    assert first["job"] == "bad"
+    assert "iterations.csv line 3, column duration_s" in first["error"]
+    assert (second["job"], len(second["incidents"])) == ("slow", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--normal-until", "soon"], "neither a number of seconds nor an ISO 8601 time"),
+        (["--normal-until", "5", "--normal", "."], "exclude each other"),
+        (["--detectors", "lof,magic"], "there is no detector 'magic'"),
+        (["--scores", "scores.txt"], "must end in .csv, .csv.gz or .parquet"),
+        (["--models", "nowhere"], "nowhere"),
+        (["--normal", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = recordings.write(recordings.job(metrics=recordings.metrics(rows=20)), tmp_path / "job")
+    assert run(monkeypatch, "--data", folder, *arguments) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert says in said[-1]
+    assert said[-1].startswith("trainwarden: ")
+
+
+def test_a_folder_that_cannot_be_read_is_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.csv").write_text("time_s,load\n1,2\n2,much\n")
+    assert run(monkeypatch, "--data", tmp_path) == 2
+    assert "metrics.csv line 3, column load: 'much' is not a number" in capsys.readouterr().err
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    table = recordings.metrics(strange=lambda entity, row: 12.0 if entity == 2 and 700 <= row < 740 else 0.0)
+    return recordings.write(recordings.job("strange", metrics=table), tmp_path / "strange")
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "scores.csv.gz", "scores.parquet"])
+def test_scores_have_one_row_for_each_time_and_entity(
+    name: str, strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until_s = recordings.START_S + 6_000.0
+    target = tmp_path / name
+    assert run(monkeypatch, "--data", strange, "--normal-until", until_s, "--scores", target, "--detectors",
+               "metric_change,kmeans,nearest,pca") == 1  # fmt: skip
+    frame = pd.read_parquet(target) if name.endswith("parquet") else pd.read_csv(target)
+    assert len(frame) == 3_600
+    assert list(frame.columns[:2]) == ["job", "time_s"]
+    assert {"node", "training", "kmeans", "pca", "ensemble"} <= set(frame.columns)
+    assert (frame.training == (frame.time_s < until_s)).all()
+    scored = frame.dropna(subset=["ensemble"])
+    assert scored.ensemble.between(0.0, 1.0).all()
+    worst = scored.loc[scored[scored.training == 0].ensemble.idxmax()]
+    assert worst.node == "node2"
+    assert 700 <= (worst.time_s - recordings.START_S) / 10.0 < 745
+
+
+def test_scores_are_written_though_no_model_votes(
+    strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "scores.csv"
+    until_s = recordings.START_S + 6_000.0
+    assert run(monkeypatch, "--data", strange, "--normal-until", until_s, "--scores", target, "--detectors",
+               "change_point") == 0  # fmt: skip
+    frame = pd.read_csv(target)
+    assert frame.node[frame.ensemble.idxmax()] == "node2"
+    assert "kmeans" not in frame.columns
+
+
+def test_a_normal_folder_trains_and_is_not_scored(
+    strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = recordings.write(recordings.job(metrics=recordings.metrics(seed=7, rows=600)), tmp_path / "calm")
+    scores = tmp_path / "scores.csv.gz"
+    assert run(monkeypatch, "--data", strange, "--normal", calm, "--scores", scores, "--json",
+               tmp_path / "out.json") == 1  # fmt: skip
+    (job,) = answer(tmp_path / "out.json")["jobs"]
+    assert job["incidents"][0]["suspects"][0]["node"] == "node2"
+    assert "lof" not in job["abstained"]
+    with gzip.open(scores, "rt") as file:
+        frame = pd.read_csv(file)
+    assert len(frame) == 3_600
+    assert not frame.training.any()
+
+
+def test_models_that_are_refused_are_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(registry: str) -> Path:
+        raise DetectorError(f"{registry}: lof.npz is damaged")
+
+    monkeypatch.setattr("trainer_offline.registry.champions.local_bundle", refused)
+    folder = recordings.write(recordings.job(metrics=recordings.metrics(rows=20)), tmp_path / "job")
+    assert run(monkeypatch, "--data", folder, "--models", "http://mlflow") == 2
+    assert "http://mlflow: lof.npz is damaged" in capsys.readouterr().err
+
+
+def test_without_anything_normal_the_models_abstain(
+    strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(monkeypatch, "--data", strange, "--json", tmp_path / "out.json") == 0
+    (job,) = answer(tmp_path / "out.json")["jobs"]
+    assert "nothing says what is normal" in job["abstained"]["lof"]

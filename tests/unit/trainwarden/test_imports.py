@@ -1,0 +1,44 @@
+"""Heavy libraries stay where they are needed: the command line's start and the agent are light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("numpy", "scipy", "sklearn", "pandas", "torch", "mlflow", "stumpy", "tslearn", "ruptures", "pyarrow")
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(json.loads(done.stdout))
+
+
+def test_the_command_line_starts_light() -> None:
+    loaded = modules_after("import trainwarden.cli.main")
+    assert not loaded & {*HEAVY, "kafka", "prometheus_client", "collectors.agent.agent", "detectors.service"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "collectors.agent.agent",
+        "collectors.gpu.collector",
+        "collectors.nic.collector",
+        "collectors.host.collector",
+        "collectors.logs.collector",
+    ],
+)
+def test_the_agent_needs_no_heavy_library(module: str) -> None:
+    assert not modules_after(f"import {module}") & set(HEAVY)
+
+
+def test_the_hook_imports_the_standard_library_alone() -> None:
+    loaded = modules_after("import trainwarden.hook")
+    foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - {"trainwarden", "__main__"}
+    # What site-packages' own .pth files load at every start is not the hook's doing.
+    foreign -= {name.partition(".")[0] for name in modules_after("pass")}
+    assert foreign == set()

@@ -1,0 +1,132 @@
+"""The service loop: handle, publish, flush, then commit; a bus that is away loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.clock import ManualClock
+from trainwarden.errors import BusUnavailable, WardenError
+from trainwarden.protocols import Bus, Consumer, Message
+from trainwarden.records import EVENTS, VERDICTS, EventRecord, Topic, VerdictRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service import Output, ServiceLoop
+
+
+class Echo:
+    """A handler that answers each event with a verdict, and fails when told to."""
+
+    topics: Sequence[Topic[Any]] = (EVENTS,)
+    group = "echo"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.starts = 0
+        self.start_error: Exception | None = None
+        self.handle_error: Exception | None = None
+
+    def start(self, bus: Bus, consumer: Consumer) -> None:
+        if self.start_error is not None:
+            error, self.start_error = self.start_error, None
+            raise error
+        self.starts += 1
+
+    def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
+        if self.handle_error is not None:
+            error, self.handle_error = self.handle_error, None
+            raise error
+        for message in messages:
+            record = message.record
+            assert isinstance(record, EventRecord)
+            self.seen.append(record.id)
+            verdict = VerdictRecord(id=record.id, job="j", time_s=1.0, window_s=1.0, anomalous=False, reason="r")
+            yield "j", verdict
+
+    def tick(self, now_s: float) -> Iterable[Output]:
+        return ()
+
+
+def publish(bus: EmbeddedBus, *ids: str) -> None:
+    for name in ids:
+        bus.publish(EVENTS, "j", EventRecord(id=name, job="j", node="n", time_s=1.0, kind="job_start"))
+    bus.flush()
+
+
+def verdicts(bus: EmbeddedBus) -> list[str]:
+    return [message.record.id for message in bus.read(VERDICTS) if isinstance(message.record, VerdictRecord)]
+
+
+def loop_of(bus: EmbeddedBus, handler: Echo) -> tuple[ServiceLoop, SelfMetrics]:
+    metrics = SelfMetrics("echo")
+    return ServiceLoop(bus, handler, ManualClock(100.0), metrics, poll_timeout_s=0.0), metrics
+
+
+def test_each_record_is_answered_once(tmp_path: Path) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a", "b")
+    loop, _ = loop_of(bus, handler)
+    for _ in range(4):
+        loop.step()
+    publish(bus, "c")
+    for _ in range(2):
+        loop.step()
+    assert handler.seen == ["a", "b", "c"]
+    assert verdicts(bus) == ["a", "b", "c"]
+    bus.close()
+
+
+def test_a_start_that_failed_is_tried_again(tmp_path: Path) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a")
+    handler.start_error = BusUnavailable("away")
+    loop, metrics = loop_of(bus, handler)
+    for _ in range(4):
+        loop.step()
+    assert handler.starts == 1
+    assert handler.seen == ["a"]
+    assert metrics.value("bus_unavailable_total") == 1.0
+    bus.close()
+
+
+@pytest.mark.parametrize("error", [BusUnavailable("away"), WardenError("broken")])
+def test_errors_are_counted_and_nothing_is_lost(tmp_path: Path, error: WardenError) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a")
+    loop, metrics = loop_of(bus, handler)
+    loop.step()
+    handler.handle_error = error
+    for _ in range(4):
+        loop.step()
+    publish(bus, "b")
+    for _ in range(2):
+        loop.step()
+    bus.close()
+    assert handler.seen == ["a", "b"]
+    counted = metrics.value("bus_unavailable_total") or metrics.value("errors_total", kind="WardenError")
+    assert counted == 1.0
+
+
+def test_what_was_not_flushed_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a")
+    loop, _ = loop_of(bus, handler)
+
+    def away(timeout_s: float = 0.0) -> None:
+        raise BusUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bus, "flush", away)
+        loop.step()
+        assert handler.seen == ["a"]
+    bus.close()
+    # A second process of the group, as after a kill of the first, meets the record again.
+    later, other = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    again, _ = loop_of(later, other)
+    for _ in range(3):
+        again.step()
+    later.close()
+    assert other.seen == ["a"]

@@ -1,0 +1,218 @@
+"""One recorded job, read and made ready: domain list, initialisation phase, grid, marks, thinning."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from detectors.peers.roles import roles
+from detectors.recorded.metrics import MetricGrid, metric_grids
+from trainer_offline.archive.files import job_folder
+from trainer_offline.archive.part import export_part
+from trainer_offline.data.grids import (
+    Flags,
+    Floats,
+    JobGrid,
+    PrepareConfig,
+    Span,
+    inside,
+    on_grid,
+    settled_index,
+    thinned,
+)
+from trainwarden.catalogue import lookup
+from trainwarden.errors import DataError
+from trainwarden.recorded.folder import read_metrics_of
+from trainwarden.recorded.job import RecordedJob
+from trainwarden.recorded.part import ReadLimit
+
+_READ = ("metrics.", "job.toml")
+
+
+@dataclass(slots=True)
+class PreparedJob:
+    """One job's grids, and what was done to them."""
+
+    name: str
+    grids: list[JobGrid]
+    initialisation_s: float = 0.0
+    dropped: dict[str, str] = field(default_factory=dict)
+    measured: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rows: int = 0
+    hours: float = 0.0
+    digest: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One job as it is sent to a worker process."""
+
+    folder: Path
+    name: str | None
+    until_s: float | None
+    keep_start: bool
+    spans: Mapping[str, list[Span]]
+    budget: int
+    config: PrepareConfig
+    seed: int
+    judged: bool = True  # also what is not normal is needed, for the gate
+    archived: bool = False  # `folder` is an archive that holds the job `name`
+
+    @property
+    def label(self) -> str:
+        """What the job is called in messages."""
+        return self.name or self.folder.name
+
+
+def files_of(task: Task) -> list[Path]:
+    """What a worker has to see to prepare the job."""
+    if task.archived:
+        return [task.folder / "metrics" / job_folder(task.label)]
+    try:
+        return [task.folder, *(path for path in sorted(task.folder.iterdir()) if path.name.startswith(_READ))]
+    except OSError:
+        return [task.folder]  # the job itself will say what is wrong with it
+
+
+def _read(task: Task, out: PreparedJob) -> RecordedJob:
+    """The job's metrics, of a large job the part that fits into memory; a note says which."""
+    spans = tuple(task.spans.get("fault", ())) if task.judged else ()
+    limit = ReadLimit(task.config.max_cells, task.config.max_entities, task.seed, spans)
+    if not task.archived:
+        job = read_metrics_of(task.folder, task.name, limit)
+        share = 1.0 if job.metrics is None else job.metrics.share
+    else:
+        with tempfile.TemporaryDirectory(prefix="trainwarden-prepare-") as temporary:
+            folder = Path(temporary)
+            part, survey = export_part(task.folder, task.label, folder / "metrics.parquet", limit)
+            job = read_metrics_of(folder, task.label)
+            share = 1.0 if part is None else part.share
+            if part is not None:
+                out.digest = hashlib.sha256(str(survey.cells).encode()).hexdigest()
+    if share < 1.0:
+        out.notes.append(f"{job.name}: {share:.2%} of its values were read (trainer.prepare.max_cells)")
+    return job
+
+
+def prepare_job(task: Task) -> PreparedJob:
+    """One job: read, cut, laid on a grid, marked and thinned.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read or has no normal rows.
+    """
+    out = PreparedJob("", [])
+    job = _read(task, out)
+    out.name = job.name
+    if job.metrics is None or not job.metrics.times_s.size:
+        raise DataError("there are no metrics")
+    # Pipeline stages follow from the highest rank, which may not be among those that were read.
+    ranks = sorted({one for one in (*job.metrics.ranks, job.metrics.last_rank) if one is not None})
+    role_of = dict(zip(ranks, roles(ranks, job.parallel), strict=True))
+    until_s = job.normal_until_s if job.normal_until_s is not None else task.until_s
+    grids = [_selected(grid, task.config, out) for grid in metric_grids(job.metrics)]
+    start_s = _start_s(grids, until_s, task, out)
+    laid = [_laid_out(grid, role_of, until_s, start_s, task) for grid in grids if grid.names]
+    cells = sum(len(grid.entities) * grid.times_s.size for grid in laid)
+    for grid in laid:
+        _count(grid, out)
+        wanted = grid if task.judged else grid.part(grid.normal)
+        share = len(grid.entities) * grid.times_s.size / max(cells, 1)
+        out.grids.append(thinned(wanted, int(task.budget * share), task.config, task.seed))
+    if not out.rows:
+        before = "" if until_s is None else f" before {until_s:g} s"
+        raise DataError(f"no row of metrics{before} is normal")
+    return out
+
+
+def _selected(grid: MetricGrid, config: PrepareConfig, out: PreparedJob) -> MetricGrid:
+    """The grid without the metrics that the domain list leaves out."""
+    keep = []
+    for place, name in enumerate(grid.names):
+        pattern = next((one for one in config.leave_out if lookup(name) and fnmatch.fnmatchcase(name, one)), None)
+        if pattern is None:
+            keep.append(place)
+        else:
+            out.dropped[name] = f"domain list: '{pattern}' says what a device is, not how it does"
+    return replace(grid, names=tuple(grid.names[one] for one in keep), values=grid.values[:, keep])
+
+
+def _start_s(grids: Sequence[MetricGrid], until_s: float | None, task: Task, out: PreparedJob) -> float:
+    """When the job had settled; an annotated initialisation goes before the detected one."""
+    if task.spans.get("initialisation"):
+        ends = [to_s for _, to_s in task.spans["initialisation"]]
+        out.notes.append(f"{out.name}: initialisation as annotated")
+        return -math.inf if task.keep_start or math.inf in ends else min(ends)
+    found_s = -math.inf
+    if task.keep_start:
+        return found_s
+    for grid in grids:
+        before = grid.column_s < (math.inf if until_s is None else until_s)
+        if before.sum() and grid.names:
+            with np.errstate(invalid="ignore"):
+                values = _median(grid.values[:, :, before])
+            index = settled_index(values, task.config.start_share)
+            if index:
+                found_s = max(found_s, float(grid.column_s[before][index]))
+                first_s = float(grid.column_s[0])
+                out.initialisation_s = max(out.initialisation_s, found_s - first_s)
+    return found_s
+
+
+def _median(values: Floats) -> Floats:
+    """Median over entities ``[r, d, n]`` to ``[d, n]``, NaN where none has a value."""
+    if len(values) == 1:
+        return np.asarray(values[0], dtype=np.float64)
+    there = ~np.isnan(values).all(axis=0)
+    out = np.full(values.shape[1:], np.nan)
+    out[there] = np.nanmedian(values[:, there], axis=0)
+    return out
+
+
+def _laid_out(
+    grid: MetricGrid, role_of: Mapping[int, str], until_s: float | None, start_s: float, task: Task
+) -> JobGrid:
+    """The grid with its marks: normal is what is before T or annotated so, and nothing else is said of it."""
+    times_s, values, every_s = on_grid(grid, task.config.every_s, task.config.fill_samples)
+    spans = task.spans
+    normal: Flags = np.full(times_s.size, until_s is None) | (times_s < (until_s if until_s is not None else -math.inf))
+    fault = inside(times_s, spans.get("fault", []))
+    ignored = inside(times_s, spans.get("ignore", [])) | inside(times_s, spans.get("initialisation", []))
+    normal |= inside(times_s, spans.get("normal", []))
+    usable = ~ignored & (times_s >= start_s)
+    return JobGrid(
+        family=grid.family,
+        names=grid.names,
+        entities=grid.entities,
+        roles=tuple("" if one.rank is None else role_of.get(one.rank, "") for one in grid.entities),
+        every_s=every_s,
+        times_s=times_s,
+        values=values,
+        normal=normal & ~fault & usable,
+        # Whoever marks faults has looked at the whole job: what is not marked is quiet, though not learnt from.
+        quiet=~fault & usable & (normal | bool(spans.get("fault"))),
+        fault=fault & ~ignored,
+    )
+
+
+def _count(grid: JobGrid, out: PreparedJob) -> None:
+    out.rows += grid.normal_rows
+    if grid.normal.any():
+        spans = grid.times_s[grid.normal]
+        out.hours = max(out.hours, float(spans[-1] - spans[0]) / 3600.0)
+    measured = (~np.isnan(grid.values[:, :, grid.normal])).sum(axis=(0, 2))
+    total = len(grid.entities) * int(grid.normal.sum())
+    for name, count in zip(grid.names, measured.tolist(), strict=True):
+        key = f"{grid.family}/{name}" if grid.family else name
+        before = out.measured.get(key, (0, 0))
+        out.measured[key] = (before[0] + count, before[1] + total)
+    out.digest = hashlib.sha256((out.digest + grid.digest()).encode()).hexdigest()

@@ -1,0 +1,4 @@
+"""Fitting every trainable detector, judging it on test jobs, and the gate.
+
+Read `trainer_offline.fit.train` first.
+"""

@@ -1,0 +1,186 @@
+"""From aliases to models that serve: fetched, verified, put together, and the last good ones kept on disk.
+
+On disk lies one folder for each set of versions (`ModelBundle.save`) and ``served.json``, which names the newest good
+set of each alias and is replaced in one step. Whatever happens to the registry or to an artifact in it, the set named
+there serves on; if that is damaged too, none does, and detectors that need no models still vote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.source import ModelSet
+from trainer_offline.registry.address import cache_folder
+from trainer_offline.registry.assembly import ENSEMBLE, join
+from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry
+from trainwarden.errors import ConfigError, DataError, DetectorError
+from trainwarden.state import load_json, save_json
+
+SERVED: Final = "served.json"
+KEPT_SETS: Final = 4  # older ones are removed
+
+
+def versions_for(registry: Registry, alias: str) -> dict[str, str]:
+    """Version of each detector that serves under `alias`; a challenger's missing members are the champion's.
+
+    Empty where nobody has the alias.
+    """
+    wanted = registry.aliases(alias)
+    return {**registry.aliases(CHAMPION), **wanted} if wanted and alias != CHAMPION else wanted
+
+
+def assemble(registry: Registry, alias: str = CHAMPION) -> tuple[dict[str, str], ModelBundle]:
+    """The versions under `alias`, and their models as one bundle.
+
+    Raises
+    ------
+    DetectorError
+        If a version is refused (the message says why), or the set cannot serve.
+    RegistryAway
+        If the registry cannot be reached.
+    """
+    versions = versions_for(registry, alias)
+    if ENSEMBLE not in versions or len(versions) < 2:
+        have = ", ".join(sorted(versions)) or "none"
+        raise DetectorError(
+            f"alias {alias} needs a version of the ensemble and of one detector at least, it has {have}"
+        )
+    parts: dict[str, ModelBundle] = {}
+    for name, number in versions.items():
+        try:
+            one = registry.version(name, number)
+        except ConfigError as error:
+            raise DetectorError(f"alias {alias} of {name} points to version {number}, which does not exist") from error
+        parts[name] = registry.fetch(one)
+    members = {name: part for name, part in parts.items() if name != ENSEMBLE}
+    return versions, join(parts[ENSEMBLE], members, versions)
+
+
+def load_bundle(registry: str | None, alias: str = CHAMPION) -> ModelBundle:
+    """What serves under `alias`, or the last good set where the registry is away or an artifact is refused.
+
+    Raises
+    ------
+    DetectorError
+        If there is neither.
+    """
+    return ModelBundle.load(local_bundle(registry, alias))
+
+
+def local_bundle(registry: str | None, alias: str = CHAMPION) -> Path:
+    """Folder of a `ModelBundle` with what serves under `alias`, brought up to date if the registry allows."""
+    source = RegistrySource(Registry.at(registry), alias=alias)
+    try:
+        source.poll()
+    except (DataError, DetectorError) as error:
+        folder = source.kept(alias)
+        if folder is None:
+            raise DetectorError(str(error)) from error
+    kept = source.kept(alias)
+    assert kept is not None
+    return kept
+
+
+@dataclass(slots=True)
+class RegistrySource:
+    """A `detectors.metrics.source.ModelSource` that follows a registry's aliases.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where the last good sets are kept; by default beside a local registry, else in the user's cache.
+    alias : str
+        Who serves.
+    """
+
+    registry: Registry
+    folder: Path | None = None
+    alias: str = CHAMPION
+    shadow: str | None = None
+    _told: tuple[Any, Any] | None = field(default=None, init=False)
+
+    def poll(self) -> ModelSet | None:
+        """The set to serve if it is another than last time, else None.
+
+        Raises
+        ------
+        DetectorError
+            If the champions are refused or their registry is away; what was served so far stays valid.
+        """
+        try:
+            wanted = versions_for(self.registry, self.alias)
+            # A challenger equal to the champion has nothing to show.
+            shadow = versions_for(self.registry, self.shadow) if self.shadow else {}
+            shadow = {} if shadow == wanted else shadow
+            if self._told == (wanted, shadow):
+                return None
+            bundle = self._current(self.alias, wanted)
+        except DataError as error:
+            raise DetectorError(str(error)) from error
+        challenger, why = None, ""
+        if shadow and self.shadow:
+            try:
+                challenger = self._current(self.shadow, shadow)
+            except (DetectorError, DataError) as error:
+                why = str(error)  # the champion serves, whatever is wrong with who is not in charge
+        self._told = (wanted, shadow)
+        return ModelSet(bundle, challenger, why)
+
+    def last_good(self) -> ModelSet | None:
+        """What is kept on disk, for a start without a registry."""
+        folder = self.kept(self.alias)
+        if folder is None:
+            return None
+        shadow = self.kept(self.shadow) if self.shadow else None
+        return ModelSet(ModelBundle.load(folder), None if shadow is None else ModelBundle.load(shadow))
+
+    def kept(self, alias: str) -> Path | None:
+        """Folder of the last good set of `alias`; None if there is none or it is damaged."""
+        named = (load_json(self._place() / SERVED) or {}).get(alias)
+        if not isinstance(named, str):
+            return None
+        try:
+            ModelBundle.load(self._place() / named)
+        except DetectorError:
+            return None
+        return self._place() / named
+
+    def _current(self, alias: str, versions: dict[str, str]) -> ModelBundle:
+        """The set `versions`, from disk where it is kept already."""
+        name = _set_name(self.registry.uri, versions)
+        folder = self._place() / name
+        if versions and self.kept(alias) == folder:
+            return ModelBundle.load(folder)
+        found, bundle = assemble(self.registry, alias)
+        name = _set_name(self.registry.uri, found)
+        bundle.save(self._place() / name)
+        self._keep(alias, name)
+        return bundle
+
+    def _keep(self, alias: str, name: str) -> None:
+        place = self._place()
+        named = load_json(place / SERVED) or {}
+        named[alias] = name
+        save_json(place / SERVED, named)
+        sets = sorted((one for one in place.glob("set-*") if one.is_dir()), key=lambda one: one.stat().st_mtime)
+        for old in sets[:-KEPT_SETS]:
+            if old.name not in named.values():
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _place(self) -> Path:
+        return self.folder or cache_folder(self.registry.uri)
+
+
+def _set_name(uri: str, versions: dict[str, str]) -> str:
+    text = msgspec.json.encode([uri, sorted(versions.items())])
+    return f"set-{hashlib.sha256(text).hexdigest()[:16]}"
+
+
+__all__ = ["CHALLENGER", "CHAMPION", "RegistrySource", "assemble", "load_bundle", "local_bundle"]

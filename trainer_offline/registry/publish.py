@@ -1,0 +1,185 @@
+"""One training run into the registry: a run with card and plots, a version of every detector, and who gets an alias."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainer_offline.data.card import DataCard
+from trainer_offline.fit.gate import GateResult
+from trainer_offline.fit.judge import Tally
+from trainer_offline.fit.plots import draw
+from trainer_offline.progress import Tell, silent
+from trainer_offline.registry.address import asking, experiment_of
+from trainer_offline.registry.assembly import ENSEMBLE, parts_of, preparation_hash
+from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry, Version, registered_name
+
+LOADER = "trainer_offline.registry.pyfunc"
+REQUIREMENTS = ["trainwarden[detect]"]
+MAX_TAG = 4_900  # MLflow keeps tags of up to 5,000 characters
+
+
+def register(
+    registry: Registry,
+    bundle: ModelBundle,
+    results: Mapping[str, GateResult],
+    tallies: Mapping[str, Tally],
+    card: DataCard,
+    settings: Mapping[str, Any],
+    *,
+    promote: bool = False,
+    tell: Tell = silent,
+) -> tuple[str, list[Version]]:
+    """Keep every detector of `bundle`; the run's id and the versions made.
+
+    A version that passed becomes champion where there is none (or with `promote`), else challenger; one that failed is
+    kept with the tag ``gate`` = ``rejected`` and gets no alias.
+
+    Raises
+    ------
+    RegistryAway
+        If the registry cannot be reached or refuses.
+    """
+    parts = parts_of(bundle)
+    tell("keeping the run with its card and plots", 0, len(parts))
+    had = registry.aliases(CHAMPION)
+    with tempfile.TemporaryDirectory(prefix="trainwarden-train-") as temporary, asking(registry.uri):
+        import mlflow
+
+        client = registry.client
+        mlflow.set_tracking_uri(registry.uri)
+        mlflow.set_registry_uri(registry.uri)
+        with mlflow.start_run(experiment_id=experiment_of(client, registry.uri)) as run:
+            run_id = str(run.info.run_id)
+            mlflow.log_params({"data_hash": card.hash, **settings})
+            mlflow.log_dict(msgspec.to_builtins(card), "data-card.json")
+            mlflow.log_metrics(_numbers(results))
+            for name, tally in tallies.items():
+                for path in draw(name, tally, Path(temporary)):
+                    mlflow.log_artifact(str(path), "plots")
+            numbers = {}
+            for done, (name, part) in enumerate(parts.items()):
+                tell(f"registering {registered_name(name)}", done, len(parts))
+                numbers[name] = _kept(client, bundle, name, part, Path(temporary), run_id, results[name], card)
+    with _uninterrupted():
+        for name, number in numbers.items():
+            if results[name].passed:
+                if promote or name not in had:
+                    registry.promote(name, number)
+                else:
+                    registry.challenge(registry.version(name, number))
+        tell("registered", len(parts), len(parts))
+    return run_id, [registry.version(name, number) for name, number in numbers.items()]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Aliases move together: Ctrl-C waits until all have. Elsewhere than in the main thread it never comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        signal.raise_signal(signal.SIGINT)  # to whoever handled it before
+
+
+def _kept(
+    client: Any, bundle: ModelBundle, name: str, part: ModelBundle, temporary: Path, run_id: str, result: GateResult,
+    card: DataCard,
+) -> str:  # fmt: skip
+    """Log and register one artifact; the version's number. Tags come last: without them nothing is served."""
+    import mlflow
+    from mlflow.models import infer_signature
+
+    folder = temporary / name
+    part.save(folder)
+    example = _example(bundle, name)
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # MLflow prints its progress
+        warnings.simplefilter("ignore")  # of MLflow's own making: hints on types and on missing environments
+        info = mlflow.pyfunc.log_model(
+            name=registered_name(name),
+            loader_module=LOADER,
+            data_path=str(folder),
+            signature=infer_signature(example, [0.0]),
+            input_example=example,
+            pip_requirements=REQUIREMENTS,
+            registered_model_name=registered_name(name),
+            metadata={"detector": name},
+        )
+    number = str(info.registered_model_version)
+    tags = {
+        "detector": name,
+        "run": run_id,
+        "content": part.versions[name],
+        "preparation": preparation_hash(part),
+        "manifest_sha256": hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest(),
+        **_card_tags(card),
+        "gate_reasons": msgspec.json.encode(result.reasons).decode()[:MAX_TAG],
+        "gate_metrics": msgspec.json.encode(result.metrics).decode()[:MAX_TAG],
+        "gate": "passed" if result.passed else "rejected",
+    }
+    for key, value in tags.items():
+        client.set_model_version_tag(registered_name(name), number, key, value)
+    why = "; ".join(result.reasons)
+    client.update_model_version(registered_name(name), number, f"gate {tags['gate']}: {why}"[:MAX_TAG])
+    return number
+
+
+def _card_tags(card: DataCard) -> dict[str, str]:
+    return {
+        "data_hash": card.hash,
+        "data_jobs": str(card.jobs),
+        "data_rows": str(card.rows),
+        "data_hours": f"{card.hours:g}",
+        "data_split": card.split,
+        "data_train_jobs": ", ".join(card.train_jobs)[:MAX_TAG],
+        "data_train_digests": ", ".join(card.train_digests)[:MAX_TAG],
+        "data_scales": "; ".join(f"{family}: {why}" for family, why in card.scales.items())[:MAX_TAG],
+        "data_test_jobs": ", ".join(card.test_jobs)[:MAX_TAG],
+        "data_metrics_kept": ", ".join(card.metrics_kept)[:MAX_TAG],
+        "data_metrics_dropped": ", ".join(one["name"] for one in card.metrics_dropped)[:MAX_TAG],
+    }
+
+
+def _example(bundle: ModelBundle, name: str) -> Any:
+    """A row as the model takes it: normal metric values, or for the ensemble its members' scores."""
+    import pandas as pd
+
+    from trainer_offline.fit.train import blank_row
+
+    vote = next(vote for vote in bundle.votes.values() if name == ENSEMBLE or name in vote.models)
+    row = dict.fromkeys(vote.models, 0.1) if name == ENSEMBLE else blank_row(vote)
+    return pd.DataFrame([row] * 2)
+
+
+def _numbers(results: Mapping[str, GateResult]) -> dict[str, float]:
+    return {
+        f"{name}.{key}": float(value)
+        for name, result in results.items()
+        for key, value in ({**result.metrics, "passed": result.passed}).items()
+        if value is not None
+    }
+
+
+os.environ.setdefault("MPLBACKEND", "Agg")  # plots are files; a training run has no screen
+# At the end of a run MLflow tells a server's pages on standard output, which may be a program's JSON.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+
+__all__ = ["CHALLENGER", "CHAMPION", "register"]

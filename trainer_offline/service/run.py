@@ -1,0 +1,119 @@
+"""A whole training run: prepare, fit, judge, register; what `trainwarden train` and the trainer service do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.bundle.members import VoteConfig
+from trainer_offline.data.card import BY_TIME
+from trainer_offline.data.grids import PrepareConfig
+from trainer_offline.data.prepare import prepare
+from trainer_offline.fit.gate import GateConfig, Seen, gate
+from trainer_offline.fit.train import fit
+from trainer_offline.progress import Tell, TellStage, silent_stage
+from trainer_offline.registry.champions import assemble
+from trainer_offline.registry.publish import register
+from trainer_offline.registry.versions import CHAMPION, Registry
+from trainwarden.errors import DetectorError
+from trainwarden.settings import Config
+
+
+class TrainConfig(Config, frozen=True, kw_only=True):
+    """Everything that decides what a training run makes of its data."""
+
+    prepare: PrepareConfig = PrepareConfig()
+    models: VoteConfig = msgspec.field(default_factory=VoteConfig)
+    gate: GateConfig = GateConfig()
+
+
+def train(
+    data: Path,
+    registry: Registry,
+    config: TrainConfig,
+    *,
+    normal_until_s: float | None = None,
+    keep_start: bool = False,
+    seed: int = 0,
+    promote: bool = False,
+    dask: str | None = None,
+    tell: TellStage = silent_stage,
+) -> dict[str, Any]:
+    """Train on `data` (a recorded folder, a batch or an archive); the object of contracts 7.
+
+    Parameters
+    ----------
+    dask : str, optional
+        Address of a Dask scheduler whose workers read and prepare the jobs (`trainer_offline.data.dask_cluster`).
+
+    Raises
+    ------
+    ConfigError
+        If `dask` is no address, or Dask is not installed.
+    DataError
+        If nothing can be learnt, the registry is away (before anything is worked out), or the workers are lost.
+    """
+    began_s = time.monotonic()
+    champion, seen = _champion(registry, partial(tell, "reading"))
+    ready = prepare(
+        data,
+        config.prepare,
+        normal_until_s=normal_until_s,
+        keep_start=keep_start,
+        seed=seed,
+        dask=dask,
+        tell=partial(tell, "preparing"),
+    )
+    bundle = fit(ready, config.models, seed, partial(tell, "fitting"))
+    judging: Tell = partial(tell, "judging")
+    judging(f"judging on {', '.join(ready.card.test_jobs)} ({ready.card.split})")
+    if not ready.card.split.startswith(BY_TIME):
+        seen = replace(seen, before=frozenset())  # a whole job is the test now
+    results, tallies = gate(bundle, champion, ready.test, config.gate, seed, seen, judging)
+    settings = {"seed": seed, "data": data.name, "normal_until_s": normal_until_s}
+    run_id, made = register(
+        registry, bundle, results, tallies, ready.card, settings, promote=promote, tell=partial(tell, "registering")
+    )
+    answers = []
+    for one in made:
+        result = results[one.detector]
+        shown = {"passed": result.passed, "reasons": result.reasons, "metrics": result.metrics}
+        answers.append({"detector": one.detector, "version": one.version, "aliases": list(one.aliases), "gate": shown})
+    return {
+        "run_id": run_id,
+        "registry": registry.uri,
+        "data": msgspec.to_builtins(ready.card),
+        "models": answers,
+        "wall_s": round(time.monotonic() - began_s, 3),
+    }
+
+
+def _champion(registry: Registry, tell: Tell) -> tuple[ModelBundle | None, Seen]:
+    """Today's champions and what they were trained on; None where there are none that can be compared with."""
+    try:
+        serving = registry.aliases(CHAMPION)
+        if not serving:
+            return None, Seen()
+        versions, bundle = assemble(registry, CHAMPION)
+    except DetectorError as error:
+        tell(f"no comparison with the champion: {error}")
+        return None, Seen()
+    serves = [one.tags for one in registry.versions() if versions.get(one.detector) == one.version]
+    jobs: set[str] = set()
+    whole: set[str] = set()
+    part: set[str] = set()
+    for tags in serves:
+        jobs |= _listed(tags, "data_train_jobs")
+        (part if tags.get("data_split", "").startswith(BY_TIME) else whole).update(_listed(tags, "data_train_digests"))
+    return bundle, Seen(frozenset(jobs), frozenset(whole | part), frozenset(part - whole))
+
+
+def _listed(tags: Mapping[str, str], name: str) -> set[str]:
+    return {one for one in tags.get(name, "").split(", ") if one}

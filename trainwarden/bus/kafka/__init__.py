@@ -1,0 +1,4 @@
+"""The bus on Apache Kafka.
+
+Read `trainwarden.bus.kafka.engine` first.
+"""

@@ -1,0 +1,297 @@
+"""The reading side of the Kafka engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.errors import (
+    CommitFailedError,
+    IllegalGenerationError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from kafka.structs import OffsetAndMetadata
+
+from trainwarden.bus.dead_letters import Decoder
+from trainwarden.bus.kafka.buffers import Buffers
+from trainwarden.bus.kafka.client import Clients
+from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
+from trainwarden.errors import BusError, BusUnavailable
+from trainwarden.protocols import Message
+from trainwarden.records import Topic
+
+_NOT_OURS_ANY_MORE = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
+_PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked whether it is there
+_MERGE_WAIT_S = 1.0  # longest that one partition which does not come holds back the others
+_ALL = 2**31 - 1
+_SLICE_S = 0.1  # the library's poll does not return when the assignment changes, so ask in slices
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Notes what the group assigns; called from inside `poll` on the library's own loop."""
+
+    def __init__(self) -> None:
+        self.assigned: frozenset[TopicPartition] = frozenset()
+        self.changes = 0
+
+    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        self.assigned = frozenset()
+        self.changes += 1
+
+    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+        self.assigned = frozenset(assigned)
+        self.changes += 1
+
+
+class GroupConsumer:
+    """One member of a group; see `trainwarden.protocols.Consumer`. Made by `KafkaBus.consumer`.
+
+    The group joins at the first polls. Partitions are shared out by range, so that partition p of every topic, and
+    with it every record of a key, meets in one member. Records of all its partitions come in the order of the times
+    at which they were written, as far as the cluster delivers them: a partition that is known to hold more, but does
+    not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
+    that a caller sees the change before any record that follows from it. After `seek_to_time` a `commit` does not
+    fall behind what the group had reached before.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        topics: Sequence[Topic[Any]],
+        group: str,
+        *,
+        start: str,
+        decoder: Decoder,
+        flush: Callable[[], None],
+    ) -> None:
+        self._clients = clients
+        self._decoder = decoder
+        self._flush = flush
+        self._timeout_ms = int(clients.config.request_timeout_s * 1000)
+        self._lock = threading.RLock()
+        self._listener = _Listener()
+        self._seen_changes = 0
+        self._buffers = Buffers()
+        self._paused: set[TopicPartition] = set()
+        self._next: dict[TopicPartition, int] = {}
+        self._started_s = time.monotonic()
+        self._held_back_s: float | None = None
+        self._returned: dict[TopicPartition, int] = {}
+        self._reached: dict[TopicPartition, int] = {}
+        self._kept: dict[TopicPartition, int | None] = {}
+        self._heard_s = time.monotonic()
+        self.closed = False
+        names = [clients.topic_name(topic) for topic in topics]
+        self._probe = TopicPartition(names[0], 0)
+        session_ms = int(clients.config.session_timeout_s * 1000)
+        clients.reach()
+        with clients.guard("connecting"):
+            self._consumer = KafkaConsumer(
+                **clients.consumer(),
+                group_id=clients.config.topic_prefix + group,
+                auto_offset_reset=start,
+                session_timeout_ms=session_ms,
+                heartbeat_interval_ms=max(100, session_ms // 5),
+                partition_assignment_strategy=[RangePartitionAssignor],
+            )
+            self._consumer.subscribe(names, listener=self._listener)
+            # Wait for the topics' metadata before joining: if it comes while the group is being shared out,
+            # kafka-python 3.0 keeps an empty assignment for good.
+            self._consumer.end_offsets([TopicPartition(name, 0) for name in names], timeout_ms=self._timeout_ms)
+
+    @property
+    def dead_letters(self) -> int:
+        """Undecodable records met so far."""
+        return self._decoder.dead_letters
+
+    def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            self._check_open()
+            while True:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                if not self._buffers or self._held_back():
+                    self._fetch(min(left_s, _SLICE_S))
+                if self._listener.changes != self._seen_changes:
+                    self._take_assignment()
+                    return []
+                messages = self._decoded(max_records)
+                if messages or time.monotonic() >= deadline_s:
+                    return messages
+
+    def commit(self) -> None:
+        with self._lock:
+            self._check_open()
+            self._decoder.keep(self._flush)
+            offsets = {
+                partition: max(offset, self._reached.get(partition, 0))
+                for partition, offset in self._returned.items()
+                if partition in self._listener.assigned
+            }
+            if offsets:
+                with self._clients.guard("committing"):
+                    try:
+                        self._consumer.commit(
+                            {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in offsets.items()},
+                            timeout_ms=self._timeout_ms,
+                        )
+                    except _NOT_OURS_ANY_MORE:
+                        # The group is being shared out anew: whoever gets the partition reads these records again.
+                        return
+                self._heard_s = time.monotonic()
+                self._kept.update(offsets)
+                self._returned.clear()
+
+    def committed(self) -> Mapping[tuple[str, int], int]:
+        with self._lock:
+            self._check_open()
+            kept = self._committed()
+            return {self._place(partition): offset for partition, offset in kept.items()}
+
+    def seek_to_time(self, time_s: float) -> None:
+        with self._lock:
+            self._check_open()
+            partitions = self._listener.assigned
+            if not partitions:
+                return
+            kept = self._committed()
+            with self._clients.guard("seeking"):
+                starts = offsets_at(self._consumer, partitions, time_s, self._timeout_ms)
+                for partition, offset in starts.items():
+                    self._consumer.seek(partition, offset)
+            for partition in partitions:
+                high = max(kept.get(partition, 0), self._returned.get(partition, 0))
+                self._reached[partition] = max(self._reached.get(partition, 0), high)
+            self._buffers.keep_only(())
+            self._next = dict(starts)
+            self._begin_merge()
+
+    def assignment(self) -> frozenset[tuple[str, int]]:
+        with self._lock:
+            return frozenset(self._place(partition) for partition in self._listener.assigned)
+
+    def lag(self) -> int:
+        with self._lock:
+            self._check_open()
+            partitions = self._listener.assigned
+            if not partitions:
+                return 0
+            with self._clients.guard("measuring the lag"):
+                ends = self._consumer.end_offsets(partitions, timeout_ms=self._timeout_ms)
+                lag = 0
+                for partition, end in ends.items():
+                    first = self._buffers.first_offset(partition)
+                    position = self._position(partition) if first is None else first
+                    lag += max(0, end - (end if position is None else position))
+            self._heard_s = time.monotonic()
+            return lag
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self._consumer.close(autocommit=False, timeout_ms=CLOSE_TIMEOUT_MS)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BusError("the consumer is closed")
+
+    def _fetch(self, timeout_s: float) -> None:
+        with self._clients.guard("polling"):
+            full = self._buffers.full() & self._listener.assigned
+            self._consumer.pause(*(full - self._paused))
+            self._consumer.resume(*((self._paused - full) & self._listener.assigned))
+            self._paused = full
+            # All that was fetched, always: kafka-python 3.0 does not give back a part of a fetch that it had to park
+            # because its partition was paused in between. The fetch sizes bound what this can be.
+            batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
+        now_s = time.monotonic()
+        if batches:
+            self._heard_s = now_s
+            for partition, records in batches.items():
+                self._buffers.add(partition, records)
+                self._next[partition] = records[-1].offset + 1
+        elif now_s - self._heard_s >= _PROBE_INTERVAL_S:
+            # The library goes on trying without a word while the broker is away, so ask.
+            with self._clients.guard("polling"):
+                self._consumer.end_offsets([self._probe], timeout_ms=min(2_000, self._timeout_ms))
+            self._heard_s = now_s
+
+    def _held_back(self) -> bool:
+        """Whether some partition is known to hold records that may be older than those at hand."""
+        now_s = time.monotonic()
+        behind = any(self._behind(one) for one in self._listener.assigned if self._buffers.first_offset(one) is None)
+        if not behind:
+            self._held_back_s = None
+            return False
+        if self._held_back_s is None:
+            self._held_back_s = now_s
+        return now_s - self._held_back_s < _MERGE_WAIT_S
+
+    def _behind(self, partition: TopicPartition) -> bool:
+        end = self._consumer.highwater(partition)
+        if end is None:  # not heard of since the assignment; after a while it has nothing to say
+            return time.monotonic() - self._started_s < _MERGE_WAIT_S
+        position = self._position(partition)
+        return position is not None and position < end
+
+    def _position(self, partition: TopicPartition) -> int | None:
+        """Offset of the next record to fetch."""
+        if partition not in self._next:
+            position = self._consumer.position(partition, timeout_ms=self._timeout_ms)
+            if position is None:
+                return None
+            self._next[partition] = position
+        return self._next[partition]
+
+    def _begin_merge(self) -> None:
+        self._started_s = time.monotonic()
+        self._held_back_s = None
+
+    def _take_assignment(self) -> None:
+        """The library starts every partition at its committed offset again, also those that this member keeps."""
+        self._seen_changes = self._listener.changes
+        for table in (self._returned, self._reached, self._kept, self._next):
+            table.clear()
+        self._paused = set()
+        self._buffers.keep_only(self._listener.assigned)
+        self._begin_merge()
+
+    def _decoded(self, max_records: int) -> list[Message]:
+        messages: list[Message] = []
+        if self._held_back():
+            return messages
+        while len(messages) < max_records and (head := self._buffers.peek()) is not None:
+            partition, raw = head
+            try:
+                message = message_of(raw, self._place(partition)[0], self._decoder)
+            except BusUnavailable:
+                if messages:  # what was decoded goes out; the next poll meets this record again
+                    return messages
+                raise
+            self._buffers.take()
+            self._returned[partition] = raw.offset + 1
+            if message is not None:
+                messages.append(message)
+            if self._held_back_s is None and self._buffers.first_offset(partition) is None and self._behind(partition):
+                break
+        return messages
+
+    def _committed(self) -> dict[TopicPartition, int]:
+        with self._clients.guard("reading committed offsets"):
+            for partition in self._listener.assigned:
+                if partition not in self._kept:
+                    self._kept[partition] = self._consumer.committed(partition, timeout_ms=self._timeout_ms)
+        return {
+            partition: offset
+            for partition in self._listener.assigned
+            if (offset := self._kept[partition]) is not None and offset >= 0
+        }
+
+    def _place(self, partition: TopicPartition) -> tuple[str, int]:
+        return partition.topic[len(self._clients.config.topic_prefix) :], partition.partition

@@ -1,0 +1,144 @@
+"""The Kafka engine, by kafka-python: for more than one machine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.errors import TopicAlreadyExistsError
+
+from trainwarden.bus.dead_letters import Decoder
+from trainwarden.bus.kafka.client import Clients, KafkaConfig
+from trainwarden.bus.kafka.consumer import GroupConsumer
+from trainwarden.bus.kafka.producer import OrderedProducer
+from trainwarden.bus.kafka.read import read_all
+from trainwarden.errors import BusError
+from trainwarden.protocols import Message
+from trainwarden.records import DEAD_LETTERS, TOPICS, DeadLetter, Record, Topic
+
+__all__ = ["KafkaBus", "KafkaConfig"]
+
+log = logging.getLogger("trainwarden.bus")
+
+_CLOSE_TIMEOUT_S = 5.0
+_SEGMENTS = 8  # a topic's time is kept in so many files per partition: retention removes whole ones
+_LONGEST_SEGMENT_S = 86_400.0
+
+
+class KafkaBus:
+    """A `trainwarden.protocols.Bus` on an Apache Kafka cluster (2.5 or newer).
+
+    Topics that are missing are made on connecting, with ``retention.ms`` from `Topic.keep_s` and times stamped by the
+    broker, so that no node's wrong clock reorders them. What `flush` returned for is held by all in-sync replicas.
+
+    Parameters
+    ----------
+    servers : list of str
+        ``host:port`` of some brokers.
+    config : KafkaConfig
+        Settings.
+
+    Raises
+    ------
+    ConfigError
+        If the settings contradict each other.
+    BusUnavailable
+        If no broker answers within `KafkaConfig.connect_timeout_s`.
+    BusError
+        If the cluster refuses the credentials or the making of topics.
+    """
+
+    def __init__(self, servers: list[str], config: KafkaConfig) -> None:
+        self._clients = Clients(servers, config)
+        self._lock = threading.RLock()
+        self._topics: dict[str, str] = {}
+        self._consumers: list[GroupConsumer] = []
+        self._closed = False
+        self._make_topics(list(TOPICS.values()))
+        self._producer = OrderedProducer(self._clients)
+
+    def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
+        """Queue `record`; it is sent in the background.
+
+        Raises
+        ------
+        RecordError
+            If the record does not fit the topic.
+        BusUnavailable
+            If the broker is away and the queue is full; the record was not taken.
+        """
+        value = topic.encode(record)
+        name = self._topics.get(topic.name) or self._topic(topic)
+        if self._closed:
+            raise BusError("the bus is closed")
+        self._producer.send(name, key, value)
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        self._producer.flush(timeout_s)
+
+    def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> GroupConsumer:
+        if start not in ("earliest", "latest"):
+            raise ValueError(f"start is 'earliest' or 'latest', not {start!r}")
+        for topic in topics:
+            self._topic(topic)
+        decoder = Decoder({topic.name: topic for topic in topics}, self._publish_dead_letter)
+        consumer = GroupConsumer(self._clients, topics, group, start=start, decoder=decoder, flush=self.flush)
+        self._consumers = [*(one for one in self._consumers if not one.closed), consumer]
+        return consumer
+
+    def read(self, topic: Topic[Any], *, from_time_s: float | None = None) -> Iterable[Message]:
+        """Everything kept of one topic when called; undecodable records are skipped and logged."""
+        self._topic(topic)
+        return read_all(self._clients, topic, from_time_s, Decoder({topic.name: topic}, None))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for consumer in self._consumers:
+            consumer.close()
+        self._producer.close(_CLOSE_TIMEOUT_S)
+
+    def _publish_dead_letter(self, letter: DeadLetter) -> None:
+        self.publish(DEAD_LETTERS, letter.topic, letter)
+
+    def _topic(self, topic: Topic[Any]) -> str:
+        """The topic's name on the cluster, made there if it is missing."""
+        if topic.name not in self._topics:
+            with self._lock:
+                self._make_topics([topic])
+        return self._topics[topic.name]
+
+    def _make_topics(self, topics: Sequence[Topic[Any]]) -> None:
+        names = {self._clients.topic_name(topic): topic for topic in topics}
+        self._clients.reach()
+        with self._clients.guard("making topics"):
+            admin = KafkaAdminClient(**self._clients.common())
+            try:
+                there = set(admin.list_topics())
+                missing = {name: topic for name, topic in names.items() if name not in there}
+                if missing:
+                    try:
+                        admin.create_topics({name: self._options(topic) for name, topic in missing.items()})
+                    except TopicAlreadyExistsError:
+                        log.debug("another process made the topics")
+                    admin.wait_for_topics(list(missing), timeout_ms=self._clients.config.connect_timeout_s * 1000)
+            finally:
+                admin.close()
+        self._topics.update({topic.name: name for name, topic in names.items()})
+
+    def _options(self, topic: Topic[Any]) -> dict[str, Any]:
+        segment_s = min(topic.keep_s / _SEGMENTS, _LONGEST_SEGMENT_S)
+        return {
+            "num_partitions": self._clients.config.partitions,
+            "replication_factor": self._clients.config.replication_factor or -1,
+            "configs": {
+                "retention.ms": str(int(topic.keep_s * 1000)),
+                "segment.ms": str(max(1_000, int(segment_s * 1000))),
+                "message.timestamp.type": "LogAppendTime",
+            },
+        }

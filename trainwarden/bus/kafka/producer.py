@@ -1,0 +1,208 @@
+"""The writing side of the Kafka engine: a queue in front of an idempotent producer that loses nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections import deque
+from typing import Any
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
+
+from trainwarden.bus.kafka.client import Clients
+from trainwarden.errors import BusError, BusUnavailable, RecordError
+
+log = logging.getLogger("trainwarden.bus")
+
+_JOIN_TIMEOUT_S = 2.0
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+
+
+class _Sent:
+    """One record until it is acknowledged."""
+
+    __slots__ = ("future", "key", "topic", "value")
+
+    def __init__(self, topic: str, key: bytes, value: bytes) -> None:
+        self.topic = topic
+        self.key = key
+        self.value = value
+        self.future: Any = None
+
+
+class OrderedProducer:
+    """Keeps every record until the broker has acknowledged it.
+
+    While the broker is away the producer itself retries, in order and without duplicates, for as long as it takes.
+    Only where it gives records up (a fatal error, a lost producer id) they are handed, in their order, to a new one;
+    such a second attempt may write a record twice, which at-least-once delivery allows.
+
+    Parameters
+    ----------
+    clients : Clients
+        Addresses and settings.
+
+    Raises
+    ------
+    BusUnavailable
+        If no broker answers in time.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._lock = threading.RLock()
+        self._flush_lock = threading.Lock()
+        self._pending: deque[_Sent] = deque()
+        self._pending_bytes = 0
+        self._partitions: dict[str, int] = {}
+        self._stalled = False
+        self._producer: KafkaProducer | None = self._new_producer()
+
+    def send(self, topic: str, key: str, value: bytes) -> None:
+        """Queue one record.
+
+        Raises
+        ------
+        BusUnavailable
+            If the queue is full; the record was not taken.
+        RecordError
+            If the record is larger than the producer may send.
+        """
+        record = _Sent(topic, key.encode(), value)
+        with self._lock:
+            self._forget_acknowledged()
+            if self._pending_bytes + len(value) > self._clients.config.max_queue_bytes:
+                raise BusUnavailable(
+                    f"kafka {','.join(self._clients.servers)}: {len(self._pending)} records wait unacknowledged, "
+                    "the queue is full"
+                )
+            if not self._stalled:
+                self._hand_over(record)
+            self._pending.append(record)
+            self._pending_bytes += len(value)
+
+    def flush(self, timeout_s: float) -> None:
+        """Return once everything queued is acknowledged.
+
+        Raises
+        ------
+        BusUnavailable
+            If it is not in time; all of it stays queued.
+        BusError
+            If the broker refuses a record for good (larger than the topic allows); that record is dropped.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._flush_lock:
+            while True:
+                self._recover()
+                self._wait(max(0.0, deadline_s - time.monotonic()))
+                error = self._settle()
+                if not self._pending:
+                    return
+                if time.monotonic() >= deadline_s:
+                    waiting = f"{len(self._pending)} records not acknowledged within {timeout_s:g} s"
+                    raise BusUnavailable(f"kafka {','.join(self._clients.servers)}: {waiting} ({error})")
+                time.sleep(min(0.05, max(0.0, deadline_s - time.monotonic())))
+
+    def close(self, timeout_s: float) -> None:
+        """Flush what can be flushed in `timeout_s` and let go."""
+        try:
+            self.flush(timeout_s)
+        except BusError as error:
+            with self._lock:
+                fields = {"records": len(self._pending), "error": str(error)}
+            log.error("records lost at close", extra={"fields": fields})
+        self._drop_producer()
+
+    def _hand_over(self, record: _Sent) -> None:
+        """Give `record` to the producer; where that cannot be done now, stall until the next flush."""
+        if self._producer is None:
+            self._stalled = True
+            return
+        try:
+            count = self._partitions.get(record.topic)
+            if count is None:
+                count = self._partitions[record.topic] = len(self._producer.partitions_for(record.topic))
+            # The same stable hash as the embedded engine; the library's own is slow and in pure Python.
+            record.future = self._producer.send(
+                record.topic, record.value, key=record.key, partition=zlib.crc32(record.key) % count
+            )
+        except _TOO_LARGE as error:
+            raise RecordError(str(error)) from error
+        except KafkaError:
+            self._stalled = True
+
+    def _recover(self) -> None:
+        """Hand over again what a producer gave up or could not take, in order; a new producer if it gave up any."""
+        with self._lock:
+            if any(record.future is not None and record.future.failed() for record in self._pending):
+                self._drop_producer()
+                for record in self._pending:
+                    if record.future is not None and not record.future.succeeded():
+                        record.future = None
+            if self._producer is None:
+                self._producer = self._new_producer()
+            self._stalled = False
+            for record in self._pending:
+                if record.future is None and not self._stalled:
+                    self._hand_over(record)
+
+    def _new_producer(self) -> KafkaProducer:
+        self._clients.reach()
+        with self._clients.guard("connecting"):
+            return KafkaProducer(**self._clients.producer())
+
+    def _drop_producer(self) -> None:
+        with self._lock:
+            producer, self._producer = self._producer, None
+            self._stalled = True
+        if producer is not None:
+            # `close` alone first waits for what cannot be sent, gives up, and leaves the sending thread at work:
+            # that thread would send again what a new producer sends. Our queue still has it all.
+            producer._sender.force_close()
+            producer._sender.join(_JOIN_TIMEOUT_S)
+            try:
+                producer.close(timeout=0)
+            except KafkaTimeoutError as error:
+                log.warning("producer did not end", extra={"fields": {"error": str(error)}})
+
+    def _wait(self, timeout_s: float) -> None:
+        producer = self._producer
+        if producer is not None:
+            try:
+                producer.flush(timeout=timeout_s)
+            except KafkaTimeoutError:
+                return
+
+    def _settle(self) -> BaseException | None:
+        """Forget what is acknowledged; the first error among the rest."""
+        with self._lock:
+            first: BaseException | None = None
+            refused: BaseException | None = None
+            kept: deque[_Sent] = deque()
+            for record in self._pending:
+                future = record.future
+                if future is not None and future.is_done:
+                    if future.exception is None:
+                        continue
+                    if isinstance(future.exception, _TOO_LARGE):
+                        refused = future.exception
+                        continue
+                    first = first or future.exception
+                kept.append(record)
+            self._pending = kept
+            self._pending_bytes = sum(len(record.value) for record in kept)
+        if refused is not None:
+            raise BusError(f"kafka: the broker refuses a record for good: {refused}")
+        return first
+
+    def _forget_acknowledged(self) -> None:
+        pending = self._pending
+        while pending:
+            future = pending[0].future
+            if future is None or not future.is_done or future.exception is not None:
+                return
+            self._pending_bytes -= len(pending.popleft().value)

@@ -1,0 +1,159 @@
+"""What a recorded folder holds, as arrays in time order. Read by `trainwarden.recorded.folder`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTable:
+    """Rows of `metrics`, by time (stable). One row for each time and entity: of several the last one wins.
+
+    Attributes
+    ----------
+    times_s : float array [n]
+    entity : int array [n]
+        Place in `nodes`, `ranks`, `devices`.
+    nodes, ranks, devices : tuples, one entry for each entity; None = no such column or empty
+    id_columns : tuple of str
+        Which of ``node``, ``rank``, ``device`` the file has, in its order.
+    names : tuple of str, length d
+        Catalogue names where the catalogue knows the column (values in its unit), else as written.
+    values : float array [n, d]
+        NaN = not measured.
+    replaced : int
+        Rows that a later row of the same time and entity replaced.
+    share : float
+        Of the table's cells, about; less than 1 where a limit allowed no more.
+    last_rank : int or None
+        The highest rank of the table, also of rows that were not read.
+    """
+
+    times_s: Floats
+    entity: Ints
+    nodes: tuple[str | None, ...]
+    ranks: tuple[int | None, ...]
+    devices: tuple[str | None, ...]
+    id_columns: tuple[str, ...]
+    names: tuple[str, ...]
+    values: Floats
+    replaced: int = 0
+    share: float = 1.0
+    last_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTable:
+    """Rows of `iterations`, by end of step (stable).
+
+    Attributes
+    ----------
+    rank : int array [n]
+        Place in `ranks` and `nodes`.
+    ranks, nodes : tuples; None = not known (a rank None is the whole job)
+    step : int array [n]
+    end_s : float array [n]
+        As recorded, else counted up from the durations of that rank (`timed` False).
+    duration_s, compute_s, wait_s, pause_s, micro_batches : float arrays [n]
+        NaN = not given; `duration_s` always is.
+    steps : int array [n]
+        The value is the mean over so many steps; 1 where the column is missing.
+    incarnation : tuple of str, or empty
+        Which process of the rank ran the step, for each row.
+    """
+
+    rank: Ints
+    ranks: tuple[int | None, ...]
+    nodes: tuple[str | None, ...]
+    step: Ints
+    end_s: Floats
+    duration_s: Floats
+    compute_s: Floats
+    wait_s: Floats
+    pause_s: Floats
+    micro_batches: Floats
+    steps: Ints
+    timed: bool
+    incarnation: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogTable:
+    """Lines of one log file, in their order.
+
+    Attributes
+    ----------
+    file : str
+        The file's name in the folder.
+    times_s : float array [n]
+        NaN where a line carries no time stamp of its own.
+    nodes, ranks : sequences, one entry a line; None = not known
+    lines : list of str
+        Line i has the number i + 1; lines end at newline only, of a progress bar the last state counts.
+    """
+
+    file: str
+    times_s: Floats
+    nodes: tuple[str | None, ...]
+    ranks: tuple[int | None, ...]
+    lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChange:
+    """A change of pace that was meant."""
+
+    step: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """Everything that one folder holds.
+
+    Attributes
+    ----------
+    flight : mapping of int to object
+        Parsed flight-recorder dump by rank; a dump without entries is evidence too.
+    normal_until_s : float or None
+        `job.toml` may say so; rows before it are normal training.
+    parallel : mapping
+        ``tp``, ``dp``, ``pp`` where `job.toml` has them.
+    """
+
+    name: str
+    folder: Path
+    metrics: MetricTable | None = None
+    iterations: IterationTable | None = None
+    logs: tuple[LogTable, ...] = ()
+    flight: Mapping[int, Any] = field(default_factory=dict)
+    normal_until_s: float | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    planned: tuple[PlannedChange, ...] = ()
+
+    @property
+    def span_s(self) -> tuple[float, float] | None:
+        """First and last time of anything in the recording; None where nothing carries a time."""
+        times = [log.times_s[np.isfinite(log.times_s)] for log in self.logs]
+        if self.metrics is not None:
+            times.append(self.metrics.times_s)
+        if self.iterations is not None:
+            times += [self.iterations.end_s - self.iterations.duration_s, self.iterations.end_s]
+        times = [part for part in times if part.size]
+        if not times:
+            return None
+        return min(float(part.min()) for part in times), max(float(part.max()) for part in times)
+
+    @property
+    def end_s(self) -> float | None:
+        """Last time of anything in the recording."""
+        return None if self.span_s is None else self.span_s[1]

@@ -1,0 +1,273 @@
+"""Log files of a recorded folder: plain lines or JSON lines, with the time, node and rank that each line shows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from trainwarden.errors import DataError
+from trainwarden.log_text import clean
+from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
+from trainwarden.recorded.job import LogTable
+from trainwarden.recorded.log_stamps import Stamp, Stamps, zone_s
+from trainwarden.records import MAX_LINE_CHARS, Rank
+
+MAX_LINES = 100_000_000
+# Of one state of a line this much is kept; enough for MAX_LINE_CHARS of UTF-8 and the terminal codes between them.
+_MAX_STATE_BYTES = 4 * MAX_LINE_CHARS
+_PIECE_BYTES = 65_536
+_MAX_JSON_LINE_BYTES = 4 * 1024 * 1024
+# Times since the epoch that a year may be taken from: 1973 to 5138. A recording's own clock starts near zero.
+_EPOCH_S = (1e8, 1e11)
+
+_RANK = re.compile(r"\[(rank|default)([0-9]{1,6})\]: ?")  # torch; torchrun's tee (a local rank)
+_MPI = re.compile(r"\[[A-Za-z0-9@_.-]{0,80},([0-9]{1,6})\]<std(?:out|err|diag)>: ?")  # mpirun --tag-output
+_LABEL = re.compile(r" {0,6}([0-9]{1,6}):(?: |$)")  # srun --label
+# torch's watchdog and DeepSpeed: [E ProcessGroupNCCL.cpp:828] [Rank 3], [INFO] [logging.py:96:log_dist] [Rank 0].
+_GROUP = re.compile(r" {0,2}\[([^\[\]]{0,120})\]:?")
+_REST_OF_GROUP = re.compile(r"[^\[\]]{0,120}\]")
+_RANK_IN_GROUP = re.compile(r"(?:PG [A-Za-z0-9_() :-]{1,60} )?[Rr]ank[ :=]{0,2}([0-9]{1,6})")
+_RANK_IN_NAME = re.compile(r"rank[-_.]?([0-9]{1,6})(?![0-9])")
+_LABEL_LINES = 200
+_FEWEST_LABELS = 4  # unless the file begins with one
+_MAX_PREFIXES = 4
+# Syslog and journalctl: host, then the program with its process id, or the kernel.
+_HOST = re.compile(r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): ")
+_NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
+_LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """A log and what only the whole job can settle.
+
+    Attributes
+    ----------
+    from_boot : tuple of int
+        Lines whose time counts from the start of the machine.
+    local : dict of int to int
+        Local rank by line; it is the rank only where the job has a single node.
+    """
+
+    table: LogTable
+    from_boot: tuple[int, ...] = ()
+    local: dict[int, int] | None = None
+
+    def settled(self, *, epoch: bool, single_node: bool) -> LogTable:
+        """The table once the job is known: on a job with wall times a time since boot says nothing."""
+        table = self.table
+        times_s, ranks = table.times_s, table.ranks
+        if epoch and self.from_boot:
+            times_s = times_s.copy()
+            times_s[list(self.from_boot)] = np.nan
+        if single_node and self.local:
+            ranks = tuple(self.local.get(place, rank) for place, rank in enumerate(ranks))
+        return LogTable(table.file, times_s, table.nodes, ranks, table.lines)
+
+
+class _Row(msgspec.Struct):
+    line: str
+    time_s: float | None = None
+    node: str | None = None
+    rank: Rank | None = None
+
+
+def is_epoch(time_s: float) -> bool:
+    """Whether a time can be one since the Unix epoch, so that a date may be compared with it."""
+    return _EPOCH_S[0] <= time_s < _EPOCH_S[1]
+
+
+def read_log(path: Path, file: str, reference_s: float | None = None) -> ReadLog:
+    """Read a log file; an empty one is a source that said nothing.
+
+    Parameters
+    ----------
+    path : Path
+        ``.txt`` or ``.jsonl``, also with ``.gz``.
+    file : str
+        Its name in the folder.
+    reference_s : float or None
+        A time of the job; where stamps have no year it tells which one is meant.
+
+    Raises
+    ------
+    DataError
+        One sentence with file and line.
+    """
+    reference_s = reference_s if reference_s is not None and is_epoch(reference_s) else None
+    with reading(file), opened(path) as stream:
+        if path.name.removesuffix(".gz").endswith(".jsonl"):
+            return _read_json(stream, file, reference_s)
+        return _read_text(stream, file, reference_s)
+
+
+def _lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
+    """Lines without their newline; of a line that is too long to keep, its last state between carriage returns."""
+    number = 0
+    while piece := stream.readline(_PIECE_BYTES):
+        number += 1
+        if number > MAX_LINES:
+            raise DataError(f"{file} line {number} is one more than the {MAX_LINES:,} lines that are read")
+        if piece.endswith(b"\n") or len(piece) < _PIECE_BYTES:
+            yield piece.removesuffix(b"\n")
+            continue
+        before, state = b"", b""
+        while piece:
+            *ended, rest = piece.removesuffix(b"\n").split(b"\r")
+            for part in ended:
+                before = (state + part)[:_MAX_STATE_BYTES] if (state + part).strip() else before
+                state = b""
+            state = (state + rest)[:_MAX_STATE_BYTES]
+            piece = b"" if piece.endswith(b"\n") else stream.readline(_PIECE_BYTES)
+        yield state if state.strip() else before
+
+
+def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
+    lines = [clean(line) for line in _lines(stream, file)]
+    named = _RANK_IN_NAME.search(file)
+    reader = _LineReader(Stamps(reference_s), labelled=_is_labelled(lines), rank=int(named[1]) if named else None)
+    return reader.read(file, lines)
+
+
+def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
+    decoder = msgspec.json.Decoder(_Row)
+    rows: list[_Row] = []
+    for number, line in enumerate(bounded_lines(stream, file, _MAX_JSON_LINE_BYTES), 1):
+        if number > MAX_LINES:
+            raise DataError(f"{file} line {number} is one more than the {MAX_LINES:,} lines that are read")
+        if not line.strip():
+            rows.append(_Row(""))
+            continue
+        try:
+            row = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            what, key = mistake(error)
+            place = f"{file} line {number}, column {key}" if key else f"{file} line {number}"
+            raise DataError(f"{place}: {what}") from error
+        if row.time_s is not None and not math.isfinite(row.time_s):
+            raise DataError(f"{file} line {number}, column time_s: the time is not finite")
+        rows.append(row)
+    lines = [clean(row.line.encode("utf-8", "replace")) for row in rows]
+    found = _LineReader(Stamps(reference_s), labelled=False, rank=None).read(file, lines)
+    table = found.table
+    times_s = np.array([math.nan if row.time_s is None else row.time_s for row in rows], np.float64)
+    given = ~np.isnan(times_s)
+    merged = LogTable(
+        file,
+        np.where(given, times_s, table.times_s),
+        tuple(row.node or node for row, node in zip(rows, table.nodes, strict=True)),
+        tuple(rank if row.rank is None else row.rank for row, rank in zip(rows, table.ranks, strict=True)),
+        lines,
+    )
+    local = {place: rank for place, rank in (found.local or {}).items() if rows[place].rank is None}
+    return ReadLog(merged, tuple(place for place in found.from_boot if not given[place]), local)
+
+
+def _is_labelled(lines: Sequence[str]) -> bool:
+    """Whether srun labelled the lines: of the 200 that begin with the first labelled one, most must be.
+
+    A few such lines among others are no labels but lists (layers of a model, interfaces of a host).
+    """
+    first = next((place for place, line in enumerate(lines) if _LABEL.match(line)), None)
+    if first is None:
+        return False
+    looked_at = lines[first : first + _LABEL_LINES]
+    labelled = sum(_LABEL.match(line) is not None for line in looked_at)
+    return 2 * labelled > len(looked_at) and (first == 0 or labelled >= _FEWEST_LABELS)
+
+
+class _LineReader:
+    """Takes lines apart: prefixes that name a rank, before or after the stamp, then the node."""
+
+    def __init__(self, stamps: Stamps, *, labelled: bool, rank: int | None) -> None:
+        self._stamps = stamps
+        self._labelled = labelled
+        self._rank = rank
+
+    def read(self, file: str, lines: list[str]) -> ReadLog:
+        stamped: list[int] = []
+        stamps: list[Stamp] = []
+        nodes: list[str | None] = [None] * len(lines)
+        ranks: list[int | None] = [self._rank] * len(lines)
+        local: dict[int, int] = {}
+        for place, line in enumerate(lines):
+            if not line:
+                continue
+            rank, at_rank, rest = self._prefixes(line)
+            stamp = self._stamps.read(rest)
+            if not stamp.end and rank is None and (label := _LABEL.match(rest)):
+                # A single number and colon is a label at least where a stamp follows.
+                stamp = self._stamps.read(rest[label.end() :])
+                rank, rest = (int(label[1]), rest[label.end() :]) if stamp.end else (None, rest)
+            if stamp.end:
+                stamped.append(place)
+                stamps.append(stamp)
+                after = rest[stamp.end : stamp.end + 200]
+                nodes[place] = _host(after)
+                inner = self._prefixes(after.lstrip(" "))
+                rank, at_rank = (inner[0], inner[1]) if inner[:2] != (None, None) else (rank, at_rank)
+            if rank is None:
+                rank = _rank_in_groups(rest[stamp.end : stamp.end + 300])
+            if nodes[place] is None and " NCCL " in rest[:200] and (match := _NCCL_HOST.match(rest)):
+                nodes[place] = match[1]
+            if rank is not None:
+                ranks[place] = rank
+            elif at_rank is not None and self._rank is None:
+                local[place] = at_rank
+        times_s = np.full(len(lines), np.nan)
+        times_s[stamped] = _on_utc(stamps)
+        from_boot = tuple(place for place, stamp in zip(stamped, stamps, strict=True) if stamp.clock == "boot")
+        return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines), from_boot, local)
+
+    def _prefixes(self, text: str) -> tuple[int | None, int | None, str]:
+        """Rank, local rank and the rest of the text; the innermost prefix is nearest to the writer."""
+        rank: int | None = None
+        local: int | None = None
+        for _ in range(_MAX_PREFIXES):
+            if text.startswith("["):
+                if match := _RANK.match(text):
+                    local = int(match[2]) if match[1] == "default" else local
+                    rank = int(match[2]) if match[1] == "rank" else rank
+                elif match := _MPI.match(text):
+                    rank = int(match[1])
+            else:
+                match = _LABEL.match(text) if self._labelled else None
+                rank = int(match[1]) if match else rank
+            if not match:
+                break
+            text = text[match.end() :]
+        return rank, local, text
+
+
+def _rank_in_groups(text: str) -> int | None:
+    """Rank that one of the leading groups in brackets names; a stamp may have ended inside the first."""
+    if "ank" not in text:
+        return None
+    rest = _REST_OF_GROUP.match(text)
+    start = rest.end() if rest else 0
+    for _ in range(_MAX_PREFIXES):
+        group = _GROUP.match(text, start)
+        if group is None:
+            return None
+        if named := _RANK_IN_GROUP.fullmatch(group[1]):
+            return int(named[1])
+        start = group.end()
+    return None
+
+
+def _on_utc(stamps: Sequence[Stamp]) -> list[float]:
+    """Times of a file's stamps, those without a zone shifted by the zone that the others show."""
+    ahead_s = zone_s([stamp.time_s for stamp in stamps], [stamp.clock for stamp in stamps])
+    return [stamp.time_s - ahead_s if stamp.clock == "unzoned" else stamp.time_s for stamp in stamps]
+
+
+def _host(after: str) -> str | None:
+    match = _HOST.match(after)
+    return match[1] if match and match[1] not in _LEVELS else None

@@ -1,0 +1,155 @@
+"""Columns of a recorded Parquet table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainwarden.errors import DataError
+from trainwarden.recorded.columns import MAX_CELLS, Columns, Texts, arrow_texts, checked_names, parse_number
+from trainwarden.recorded.files import reading, shown
+from trainwarden.recorded.job import Floats
+
+MAX_BLOCK_ROWS = 262_144
+MAX_BLOCK_CELLS = 4_000_000  # 32 MB as floats
+
+
+def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
+    """As `trainwarden.recorded.columns.read_columns`.
+
+    Raises
+    ------
+    DataError
+        One sentence with file, row (from 1) and column.
+    """
+    with _opened(path, file) as source:
+        names, wanted, kinds = _wanted(source, file, roles)
+        if source.metadata.num_rows * max(1, len(names)) > MAX_CELLS:
+            raise DataError(f"{file}: the table has more than {MAX_CELLS:,} cells")
+        return _columns(source.read(columns=wanted), path, file, names, kinds, None)
+
+
+def read_blocks(path: Path, file: str, roles: Callable[[str], str]) -> Iterator[Columns]:
+    """The same, some rows at a time, whatever the size of the file; `Columns.origin` says which.
+
+    Raises
+    ------
+    DataError
+        As `read_parquet`.
+    """
+    with _opened(path, file) as source:
+        from pyarrow import Table
+
+        names, wanted, kinds = _wanted(source, file, roles)
+        rows = max(1, min(MAX_BLOCK_ROWS, MAX_BLOCK_CELLS // max(1, len(wanted))))
+        first = 0
+        for batch in source.iter_batches(batch_size=rows, columns=wanted):
+            yield _columns(Table.from_batches([batch]), path, file, names, kinds, first)
+            first += batch.num_rows
+
+
+def cells(path: Path, file: str) -> int:
+    """Rows times columns, by the footer.
+
+    Raises
+    ------
+    DataError
+        If it is no Parquet file.
+    """
+    with _opened(path, file) as source:
+        return int(source.metadata.num_rows) * int(source.metadata.num_columns)
+
+
+@contextmanager
+def _opened(path: Path, file: str) -> Iterator[Any]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(
+            f"{file} needs pyarrow (pip install 'trainwarden[train]'), or write the table as CSV"
+        ) from error
+    with reading(file):
+        if path.stat().st_size == 0:
+            raise DataError(f"{file} is empty")
+        try:
+            with parquet.ParquetFile(str(path), memory_map=False) as source:
+                yield source
+        except (pa.ArrowException, OverflowError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} is no sound Parquet file ({_one_line(error)})") from error
+        except OSError as error:  # pyarrow reports damaged pages as OSError without a code
+            if error.errno is not None:
+                raise
+            raise DataError(f"{file} is no sound Parquet file ({_one_line(error)})") from error
+
+
+def _wanted(source: Any, file: str, roles: Callable[[str], str]) -> tuple[tuple[str, ...], list[str], dict[str, str]]:
+    """All names of the file, those that are read as they are written, and the kind of each."""
+    schema = source.schema_arrow
+    names = checked_names(file, "", schema.names)
+    kinds = {name: roles(name) for name in names if name and not name.startswith("__index_level_")}
+    wanted = [written for written, name in zip(schema.names, names, strict=True) if kinds.get(name, "skip") != "skip"]
+    return names, wanted, kinds
+
+
+def _columns(
+    table: Any, path: Path, file: str, names: tuple[str, ...], kinds: Mapping[str, str], first: int | None
+) -> Columns:
+    """Columns of `table`, whose rows are those of the file from `first` on; None: it is the whole file."""
+    origin = None if first is None else np.arange(first, first + table.num_rows)
+    found = Columns(file, path, names, table.num_rows, origin=origin)
+    for written in table.schema.names:
+        name = written.strip()
+        column = table.column(written)
+        if kinds[name] == "number":
+            found.numbers[name] = _numbers(column, file, name, first or 0)
+        else:
+            found.texts[name] = _texts(column, file, name)
+    return found
+
+
+def _numbers(column: Any, file: str, name: str, first: int) -> Floats:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        cells = column.to_pylist()
+        values = [float("nan") if cell is None else parse_number(cell) for cell in cells]
+        if None in values:
+            row = values.index(None)
+            raise DataError(f"{file} row {first + row + 1}, column {name}: {shown(cells[row])} is not a number")
+        return np.array(values, np.float64)
+    if pa.types.is_null(kind):
+        return np.full(len(column), np.nan)
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise DataError(f"{file}, column {name}: a column of type {kind} holds no numbers")
+    values_array: Floats = column.cast(pa.float64(), safe=False).to_numpy()
+    return values_array
+
+
+def _texts(column: Any, file: str, name: str) -> Texts:
+    """Ids and time stamps; numbers among them as text, whole ones without a fraction."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.string())
+    elif pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        raise DataError(f"{file}, column {name}: a column of type {kind} holds no text")
+    else:
+        column = column.cast(pa.string())
+    return arrow_texts(column.dictionary_encode())
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
