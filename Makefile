@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install system demo test check bench kafka up constraints clean
+.PHONY: install system demo test check bench house kafka up constraints clean
 
 install: $(STAMP)
 
@@ -45,6 +45,10 @@ check: install
 
 bench: install
 	$(BIN)/trainwarden bench
+
+# The drawing of rooms and imports in docs/architecture.md, from the code.
+house: install
+	$(BIN)/python -m tests.house --write
 
 kafka: install system
 	$(BIN)/python -m tests.servers.kafka

@@ -1,0 +1,189 @@
+"""The drawing of the house in docs/architecture.md: rooms, who imports whom, and the way of one sample.
+
+``python -m tests.house`` prints it, ``--write`` puts it into the page. Rooms and arrows are read from the code; the stations
+of the sample are named below, and each must exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from tests.places import ROOT
+
+PACKAGES: Final = ("trainwarden", "collectors", "detectors", "trainer_offline", "actions", "dashboards")
+PAGE: Final = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- drawn by `make house` -->\n", "<!-- end of the drawing -->\n"
+CORE: Final = "trainwarden"
+"""The files on the ground floor of `trainwarden` are one room: the words that everybody speaks."""
+
+PATH: Final = (
+    ("trainwarden.hook:autoload", "a training process keeps its steps in shared memory"),
+    ("collectors.iterations.collector:IterationsCollector", "a collector reads them"),
+    ("collectors.agent.agent:Agent", "the agent stamps, vets and counts"),
+    ("collectors.agent.delivery:Delivery", "to the bus, by way of the disk while the bus is away"),
+    ("trainwarden.bus:connect", "the bus keeps it"),
+    ("trainwarden.service:ServiceLoop", "poll, handle, publish, flush, then commit"),
+    ("detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
+    ("detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
+    ("detectors.verdict.ensemble:judge", "votes become a verdict"),
+    ("detectors.verdict.incidents:Joiner", "verdicts of one cause become one incident"),
+    ("actions.engine.handler:EngineHandler", "an incident becomes a plan; `started` is kept before acting"),
+    ("actions.launchers.local.client:LocalLauncher", "the launcher does it once, by its id"),
+)
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if not (path.parent / "__init__.py").exists():
+                continue  # `inject` is a folder for PYTHONPATH, not a package
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(known: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Which modules each module imports, at its top, in its functions and for its types alike."""
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                within = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
+                found |= within or {node.module}
+        graph[name] = (found & known.keys()) - {name}
+    return graph
+
+
+def room_of(module: str, known: Mapping[str, Path]) -> str:
+    """The folder that `module` lies in, at most two deep, as ``detectors.pace``; a file beside the rooms is its own."""
+    parts = module.split(".")
+    if parts[0] == CORE and len(parts) == 2 and known[module].name != "__init__.py":
+        return CORE
+    return ".".join(parts[:2])
+
+
+def rooms(graph: Mapping[str, Iterable[str]], known: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Which rooms each room imports from."""
+    found: dict[str, set[str]] = {room_of(name, known): set() for name in graph}
+    for name, others in graph.items():
+        found[room_of(name, known)] |= {room_of(other, known) for other in others} - {room_of(name, known)}
+    tables = set(PACKAGES) - {CORE}  # a package's own __init__ is a table of names, not a room
+    return {room: others - tables for room, others in found.items() if room not in tables}
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Sets of nodes that reach each other (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    out: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            circle = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(circle) > 1:
+                out.append(sorted(circle))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return out
+
+
+def reduced(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """`graph` without the arrows that follow from others."""
+    reach: dict[str, set[str]] = defaultdict(set)
+
+    def reached(node: str) -> set[str]:
+        if node not in reach:
+            reach[node] = set().union(*({other} | reached(other) for other in graph.get(node, ())), set())
+        return reach[node]
+
+    return {
+        node: {other for other in others if not any(other in reached(step) for step in others - {other})}
+        for node, others in graph.items()
+    }
+
+
+def purpose(module: str) -> str:
+    """The first sentence of a module's docstring."""
+    text = ast.get_docstring(ast.parse(modules()[module].read_text(encoding="utf-8"))) or ""
+    return text.split("\n")[0]
+
+
+def drawing() -> str:
+    """The block of the page: a Mermaid flow chart, the rooms in words, and the sample's stations."""
+    known = modules()
+    graph = rooms(imports(known), known)
+    lines = ["```mermaid", "flowchart TB"]
+    for package in PACKAGES:
+        inside = [room for room in graph if room.split(".")[0] == package]
+        lines.append(f"  subgraph {package}_[{package}]")
+        lines += [f"    {room.replace('.', '_')}[{_label(room)}]" for room in inside]
+        lines.append("  end")
+    arrows = reduced({room: others - {CORE} for room, others in graph.items()})  # everybody speaks the common words
+    lines += [f"  {a.replace('.', '_')} --> {b.replace('.', '_')}" for a in arrows for b in sorted(arrows[a])]
+    lines += _way(known)
+    lines += ["```", "", "| room | what it is for |", "| --- | --- |"]
+    lines += [f"| `{_path(room, known)}` | {purpose(room)} |" for room in graph]
+    lines += ["", "One sample, from a training process to an action:", ""]
+    for number, (place, what) in enumerate(PATH, 1):
+        module, _, name = place.partition(":")
+        if not hasattr(import_module(module), name):
+            raise LookupError(f"{place} is no longer there")
+        lines.append(f"{number}. `{known[module].relative_to(ROOT)}` (`{name}`): {what}")
+    return "\n".join(lines) + "\n"
+
+
+def _way(known: Mapping[str, Path]) -> list[str]:
+    """Thick, numbered arrows from station to station of the sample."""
+    stations = [room_of(place.partition(":")[0], known).replace(".", "_") for place, _ in PATH]
+    pairs = enumerate(pairwise(stations), 2)
+    return [f"  {a} ==>|{number}| {b}" for number, (a, b) in pairs if a != b]
+
+
+def _path(room: str, known: Mapping[str, Path]) -> str:
+    path = known[room].relative_to(ROOT)
+    return f"{path.parent}/" if path.name == "__init__.py" else str(path)
+
+
+def _label(room: str) -> str:
+    return room.rpartition(".")[2] if "." in room else "common words"
+
+
+def page() -> str:
+    """The page with the drawing of today."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + "\n" + drawing() + "\n" + END + after
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--write", action="store_true", help="put the drawing into docs/architecture.md")
+    if asked.parse_args().write:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        print(drawing(), end="")
