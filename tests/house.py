@@ -1,7 +1,7 @@
 """The drawing of the house in docs/architecture.md: rooms, who imports whom, and the way of one sample.
 
-``python -m tests.house`` prints it, ``--write`` puts it into the page. Rooms and arrows are read from the code; the stations
-of the sample are named below, and each must exist.
+``python -m tests.house`` prints it, ``--write`` puts it into the page. Rooms and arrows are read from the code; the
+stations of the sample are named below, and each must exist.
 """
 
 from __future__ import annotations
