@@ -13,8 +13,8 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.shadow import show_versions, told
 from detectors.metrics.source import ModelFollower, ModelSource
 from detectors.verdict.ensemble import EnsembleConfig
-from trainwarden import bus as buses
 from trainwarden import plugins
+from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.protocols import Bus, Consumer, Message

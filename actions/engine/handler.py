@@ -20,7 +20,7 @@ from actions.engine.memory import Case, Memory, with_outcome
 from actions.engine.planner import Intent, Planner, View
 from actions.engine.policy import Policy, PolicyConfig
 from trainwarden import plugins
-from trainwarden.bus import connect
+from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.protocols import Bus, Consumer, Launcher, Message
 from trainwarden.records import ACTIONS, COMMANDS, INCIDENTS, ActionRecord, IncidentRecord, Outcome, Record, Topic

@@ -19,7 +19,7 @@ from collectors.agent.self_watch import SelfWatch
 from collectors.agent.spool import Spool
 from collectors.agent.vetting import Vetting
 from trainwarden import plugins
-from trainwarden.bus import connect
+from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.protocols import Bus, Collector, JsonObject, Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record, topic_of

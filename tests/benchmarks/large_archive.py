@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from trainer_offline.archive.files import Footer, Part, job_folder
-from trainer_offline.archive.parquet_files import write_file
+from trainer_offline.archive.data_file import Footer, Part, write_file
+from trainer_offline.archive.layout import job_folder
 from trainer_offline.archive.schema import SCHEMAS
 
 DAY_S = 86_400

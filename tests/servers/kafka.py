@@ -71,7 +71,7 @@ class KafkaBroker:
 
     @property
     def address(self) -> str:
-        """What `trainwarden.bus.connect` takes."""
+        """What `trainwarden.bus.address.connect` takes."""
         return f"kafka://{self.server}"
 
     @property

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from tests.archive_doubles import MAKERS
-from trainer_offline.archive import reader as archive_reader
+from trainer_offline.archive.export import export
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.recorded.recording import write_recording
 from trainwarden.records import METRICS, MetricsRecord, topic_of
@@ -98,7 +98,7 @@ def test_every_record_is_there_once_after_kills_at_random_moments(tmp_path: Path
 def exported_as_recorded(bus: EmbeddedBus, archive: Path, tmp_path: Path) -> None:
     """The export of a job holds what a recording straight from the bus holds."""
     write_recording(bus, "job1", tmp_path / "recorded")
-    archive_reader.export(archive, "job1", tmp_path / "exported")
+    export(archive, "job1", tmp_path / "exported")
     by = ["time_s", "node", "device"]
     recorded = pd.read_csv(tmp_path / "recorded" / "metrics.csv").sort_values(by, ignore_index=True)
     exported = pd.read_parquet(tmp_path / "exported" / "metrics.parquet").sort_values(by, ignore_index=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.system.runs import ROOT, WARDEN, steps_done, torchrun
-from trainwarden import bus as buses
+from trainwarden.bus.address import connect
 from trainwarden.records import INCIDENTS, IncidentRecord
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -40,7 +40,7 @@ class Watched:
         path = self.run_dir / "bus.db"
         if not path.exists():
             return []
-        bus = buses.connect(f"embedded:{path}", {})
+        bus = connect(f"embedded:{path}", {})
         try:
             return [one.record for one in bus.read(INCIDENTS) if isinstance(one.record, IncidentRecord)]
         finally:

@@ -22,7 +22,7 @@ import pytest
 
 from actions.launchers.local.control import Answer, ControlServer, Rebalance, Reply, Request, Restart, State
 from trainwarden import rundir
-from trainwarden.bus import connect
+from trainwarden.bus.address import connect
 from trainwarden.protocols import Bus, LauncherState
 from trainwarden.records import ACTIONS, INCIDENTS, ActionRecord, IncidentRecord
 

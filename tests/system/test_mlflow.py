@@ -18,7 +18,7 @@ import pytest
 from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import MlflowServer
 from tests.training_data import MODELS, batch
-from trainwarden import bus as buses
+from trainwarden.bus.address import connect
 from trainwarden.records import EVENTS, METRICS, VERDICTS, MetricsRecord, VerdictRecord
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -83,7 +83,7 @@ class Services:
     def __init__(self, place: Path, server: MlflowServer) -> None:
         self.place = place
         self.settings = place / "settings.toml"
-        self.bus = buses.connect(f"embedded:{place / 'bus.db'}", {})
+        self.bus = connect(f"embedded:{place / 'bus.db'}", {})
         self._ends = itertools.count()
         self._rng = np.random.default_rng(0)
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainer_offline.archive.files import TOPIC_FOLDERS, disk, job_folder
+from trainer_offline.archive.atomic import disk
+from trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
 from trainer_offline.archive.reader import batches
 from trainwarden.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Reading the archive: which jobs it has, their rows in bounded memory, and a job as a recorded folder.
+"""Reading the archive: which jobs it has, and their rows in bounded memory.
 
 A reader holds each day's folder while it reads it, so a compaction at the same moment neither hides nor doubles a row.
 pandas, DuckDB and others read the same files without us; see ``docs/archive.md``.
@@ -7,7 +7,7 @@ pandas, DuckDB and others read the same files without us; see ``docs/archive.md`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,10 @@ import msgspec
 import pyarrow as pa
 from pyarrow import compute, parquet
 
+from trainer_offline.archive.atomic import disk, held_open
 from trainer_offline.archive.compaction import conform
-from trainer_offline.archive.files import (
-    TOPIC_FOLDERS,
-    day_folders,
-    disk,
-    held_open,
-    job_days,
-    job_folder,
-    part_of,
-    read_footer,
-)
+from trainer_offline.archive.data_file import part_of, read_footer
+from trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders, job_days, job_folder
 from trainer_offline.archive.schema import SCHEMAS
 from trainwarden.errors import DataError
 
@@ -187,11 +180,3 @@ def _cut(table: Any, from_s: float | None, to_s: float | None) -> Any:
     if to_s is not None:
         table = table.filter(compute.less(table.column("time_s"), to_s))
     return table
-
-
-def export(folder: Path, job: str, to: Path, days: Sequence[str] | None = None) -> dict[str, int]:
-    """Write a job as a recorded folder (contracts, section 3); see `trainer_offline.archive.export.export`."""
-    from trainer_offline.archive import export as archive_export
-
-    exporting: Callable[..., dict[str, int]] = archive_export.export
-    return exporting(folder, job, to, days)

@@ -151,6 +151,24 @@ class _Words:
         return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(indices)), pa.array(list(self.codes), _TEXT))
 
 
+def _measured(record: MetricsRecord) -> tuple[Any, Any]:
+    """Places in names x devices at which something was measured, and the values there.
+
+    Raises
+    ------
+    RecordError
+        If the record contradicts itself.
+    """
+    width = len(record.devices)
+    if len(record.values) != len(record.names) or any(len(row) != width for row in record.values):
+        raise RecordError("the values of a metrics record are not names x devices")
+    if record.ranks and len(record.ranks) != width:
+        raise RecordError("the ranks of a metrics record are not one for each device")
+    values = np.array(record.values, np.float64).reshape(-1)
+    there = np.flatnonzero(~np.isnan(values))
+    return there, values[there]
+
+
 def _metrics(messages: Sequence[Message]) -> Any | None:
     """Long rows, in the order record, name, device; vectorised over the cells of a record."""
     nodes, devices, names = _Words(), _Words(), _Words()
@@ -161,20 +179,15 @@ def _metrics(messages: Sequence[Message]) -> Any | None:
     for message in messages:
         record = message.record
         assert isinstance(record, MetricsRecord)
+        there, values = _measured(record)
         width = len(record.devices)
-        if len(record.values) != len(record.names) or any(len(row) != width for row in record.values):
-            raise RecordError("the values of a metrics record are not names x devices")
-        if record.ranks and len(record.ranks) != width:
-            raise RecordError("the ranks of a metrics record are not one for each device")
-        values = np.array(record.values, np.float64).reshape(-1)
-        there = np.flatnonzero(~np.isnan(values))
         ranks = np.array([-1 if rank is None else rank for rank in record.ranks] or [-1] * width, np.int32)
         parts[0].append(nodes.of([record.node]).repeat(len(there)))
         if width:
             parts[1].append(devices.of(record.devices)[there % width])
             parts[2].append(ranks[there % width])
             parts[3].append(names.of(record.names)[there // width])
-            parts[4].append(values[there])
+            parts[4].append(values)
         sizes.append(len(there))
         times.append(record.time_s)
         origin.append((message.time_s, message.partition, message.offset))

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from trainer_offline.archive.files import ARCHIVED
+from trainer_offline.archive.layout import ARCHIVED
 from trainer_offline.archive.maintenance import Maintenance
 from trainer_offline.archive.writer import ArchiveWriter
-from trainwarden import bus as buses
+from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import WardenError
 from trainwarden.protocols import Bus, Consumer, Message
@@ -196,7 +196,7 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
     handler = ArchiveHandler(settings.archive, SystemClock(), metrics)
     if settings.archive.metrics_port is not None:
         metrics.serve(settings.archive.metrics_port)
-    connection = GatedBus(buses.connect(settings.bus, settings.kafka), handler.settled)
+    connection = GatedBus(connect(settings.bus, settings.kafka), handler.settled)
 
     def stopping() -> bool:
         if not stop():

@@ -22,22 +22,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from trainer_offline.archive.files import (
-    FOLDER_OF,
-    LOCKS,
-    STAGING,
-    Footer,
-    Part,
-    disk,
-    flock,
-    job_folder,
-    locked,
-    make_folder,
-    part_of,
-    read_footer,
-    sync_folder,
-)
-from trainer_offline.archive.parquet_files import free_part, write_file
+from trainer_offline.archive.atomic import disk, flock, locked, make_folder, sync_folder
+from trainer_offline.archive.data_file import Footer, Part, free_part, part_of, read_footer, write_file
+from trainer_offline.archive.layout import FOLDER_OF, LOCKS, STAGING, job_folder
 from trainer_offline.archive.schema import Rejected, day_of_message, to_batch
 from trainwarden.errors import DataError
 from trainwarden.protocols import Message

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trainer_offline.archive.files import disk, locked, sync_folder
+from trainer_offline.archive.atomic import disk, locked, sync_folder
 from trainer_offline.data.annotation_rows import (
     COLUMNS,
     FILE,

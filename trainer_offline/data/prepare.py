@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from detectors.job.samples import Entity
-from trainer_offline.archive.files import TOPIC_FOLDERS
+from trainer_offline.archive.layout import TOPIC_FOLDERS
 from trainer_offline.archive.reader import jobs as archived_jobs
 from trainer_offline.data.annotations import read as read_annotations
 from trainer_offline.data.card import DataCard, card_of

@@ -22,7 +22,7 @@ import msgspec
 
 from trainer_offline.registry.versions import CHALLENGER, CHAMPION, RUNNING, Registry
 from trainer_offline.service.drift import DriftWatch
-from trainwarden import bus as buses
+from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Bus, Consumer, Message
@@ -283,7 +283,7 @@ def serve(settings: Settings, config: Path | None, stop: Callable[[], bool]) -> 
     registry = Registry.at(settings.trainer.registry or settings.detection.models, create=True)
     arguments = [] if config is None else ["--config", str(config)]
     handler = TrainerHandler(settings, registry, SystemClock(), metrics, arguments)
-    connection = buses.connect(settings.bus, settings.kafka)
+    connection = connect(settings.bus, settings.kafka)
     try:
         ServiceLoop(connection, handler, SystemClock(), metrics).run(stop)
     finally:

@@ -59,7 +59,7 @@ def archive(
         voice.say(f"{joined} days joined, {removed} days removed")
         write_json({"joined": joined, "removed": removed}, json)
     elif word == "export":
-        from trainer_offline.archive.reader import export
+        from trainer_offline.archive.export import export
 
         if job is None or to is None:
             raise ConfigError("archive export: give the job and --to DIR")
@@ -136,7 +136,7 @@ def annotate(
     check_json_target(json)
     _, root = _settings(config, folder)
     voice = Voice(json)
-    from trainer_offline.archive.files import TOPIC_FOLDERS, job_folder
+    from trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
     from trainer_offline.data import annotations
 
     if word == "add":

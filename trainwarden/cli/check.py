@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from trainwarden import bus as buses
 from trainwarden import plugins
+from trainwarden.bus import address as buses
 from trainwarden.cli.output import Voice, check_json_target, write_json
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.protocols import Scope

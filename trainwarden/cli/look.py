@@ -7,7 +7,7 @@ import time
 import uuid
 from pathlib import Path
 
-from trainwarden import bus as buses
+from trainwarden.bus import address as buses
 from trainwarden.cli.follow import Follower, JobView, action_line, incident_line
 from trainwarden.cli.output import Voice, check_json_target, write_json
 from trainwarden.cli.report_html import write_report

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trainwarden import bus as buses
 from trainwarden import rundir
+from trainwarden.bus import address as buses
 from trainwarden.cli.follow import Follower
 from trainwarden.cli.stack import LocalStack
 from trainwarden.records import EVENTS, EventKind, EventRecord, Record

@@ -25,9 +25,10 @@ from tests.archive_doubles import (
     steps_record,
 )
 from trainer_offline.archive import compaction, maintenance
-from trainer_offline.archive import files as archive_files
 from trainer_offline.archive import reader as archive_reader
-from trainer_offline.archive.files import Part, held_open
+from trainer_offline.archive.atomic import held_open
+from trainer_offline.archive.data_file import Part, part_of
+from trainer_offline.archive.export import export
 from trainwarden.clock import ManualClock
 from trainwarden.errors import DataError
 from trainwarden.records import (
@@ -370,18 +371,18 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="damaged"):
         archive_reader.jobs(tmp_path)
     with pytest.raises(DataError):
-        archive_reader.export(tmp_path, "job0", tmp_path / "out")
+        export(tmp_path, "job0", tmp_path / "out")
     with pytest.raises(DataError, match="does not exist"):
         archive_reader.jobs(tmp_path / "nowhere")
     with pytest.raises(DataError, match="nothing of a job"):
-        archive_reader.export(tmp_path, "nobody", tmp_path / "out")
+        export(tmp_path, "nobody", tmp_path / "out")
 
 
 def test_files_that_claim_the_same_record_are_refused(tmp_path: Path) -> None:
     log = filled()
     archived(log, tmp_path)
     path = next(tmp_path.glob("logs/job=job0/*/*.parquet"))
-    part = archive_files.part_of(path.name)
+    part = part_of(path.name)
     assert part is not None
     (path.parent / Part(0, part.first, part.last + 1).name).write_bytes(path.read_bytes())
     with pytest.raises(DataError, match="hold the same records"):

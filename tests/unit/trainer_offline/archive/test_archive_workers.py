@@ -13,7 +13,7 @@ from tests.archive_doubles import DAY_S, NOON_S, Log, Service, expected, lines_r
 from trainer_offline.archive import compaction, maintenance
 from trainer_offline.archive import writer as archive_writer
 from trainer_offline.archive.compaction import compaction_lock
-from trainer_offline.archive.files import TOPIC_FOLDERS, day_folders
+from trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders
 from trainer_offline.data import annotations
 from trainer_offline.data.annotations import Annotation
 from trainwarden.clock import ManualClock

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.bus import connect
+from trainwarden.bus.address import connect
 from trainwarden.bus.embedded import retention as embedded_retention
 from trainwarden.bus.embedded.consumer import MAX_POLL_BYTES
 from trainwarden.bus.embedded.engine import EmbeddedBus

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwarden.bus import connect
+from trainwarden.bus.address import connect
 from trainwarden.bus.kafka import buffers as kafka_buffers
 from trainwarden.bus.kafka.buffers import Buffers
 from trainwarden.bus.kafka.client import Clients

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainer_offline.archive.atomic import disk
 from trainer_offline.archive.export import write_metrics
-from trainer_offline.archive.files import disk
 from trainer_offline.archive.reader import batches
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import Ints

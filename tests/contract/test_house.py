@@ -1,0 +1,125 @@
+"""The house keeps its rules: no circles, small files, short functions, and a door in every room."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contract import house_rules
+from tests.places import ROOT
+
+RULES: dict[str, Callable[[Path], list[str]]] = {
+    "circles of files": house_rules.circles_of_files,
+    "circles of rooms": house_rules.circles_of_rooms,
+    "long files": house_rules.long_files,
+    "full folders": house_rules.full_folders,
+    "long functions": house_rules.long_functions,
+    "many parameters": house_rules.many_parameters,
+    "rooms without a door": house_rules.rooms_without_a_door,
+}
+KNOWN: dict[str, set[str]] = {}
+"""What still breaks a rule, by rule; each entry has to be true, so that none outlives its cause."""
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_keeps_the_rule(rule):
+    broken, known = set(RULES[rule](ROOT)), KNOWN.get(rule, set())
+    assert broken - known == set(), f"{rule}: new"
+    assert known - broken == set(), f"{rule}: put right meanwhile; take them from KNOWN"
+
+
+def checkout(folder: Path, files: dict[str, str]) -> Path:
+    """A little house of `files`."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("import detectors.pace.b", "import detectors.pace.a"),
+        ("from detectors.pace import b", "def lazily():\n    from detectors.pace.a import thing"),
+        ("from . import b", "from .a import thing"),
+        ("from detectors.pace.b import x", "if TYPE_CHECKING:\n    from detectors.pace.a import Thing"),
+    ],
+)
+def test_a_circle_is_seen_however_it_is_written(tmp_path, one, other):
+    root = checkout(tmp_path, {"detectors/pace/a.py": one, "detectors/pace/b.py": other})
+    assert house_rules.circles_of_files(root) == ["detectors.pace.a <-> detectors.pace.b"]
+    assert house_rules.circles_of_rooms(root) == []
+
+
+def test_a_package_that_imports_what_imports_from_it_is_a_circle(tmp_path):
+    """Whoever imports ``bus.engine`` runs ``bus/__init__.py`` first."""
+    files = {
+        "trainwarden/bus/__init__.py": "def connect():\n    from trainwarden.bus.engine import Engine",
+        "trainwarden/bus/engine.py": "from trainwarden.bus.codec import decode",
+        "trainwarden/bus/codec.py": "",
+    }
+    assert house_rules.circles_of_files(checkout(tmp_path, files)) == ["trainwarden.bus <-> trainwarden.bus.engine"]
+
+
+def test_rooms_may_not_import_each_other_even_where_no_two_files_do(tmp_path):
+    files = {
+        "detectors/pace/a.py": "from detectors.peers.a import one",
+        "detectors/peers/a.py": "",
+        "detectors/peers/b.py": "from detectors.pace.b import two",
+        "detectors/pace/b.py": "",
+    }
+    root = checkout(tmp_path, files)
+    assert house_rules.circles_of_files(root) == []
+    assert house_rules.circles_of_rooms(root) == ["detectors.pace <-> detectors.peers"]
+
+
+def test_longer_circles_are_one_finding(tmp_path):
+    names = "abcd"
+    files = {
+        f"actions/{name}.py": f"import actions.{after}" for name, after in zip(names, names[1:] + "a", strict=True)
+    }
+    assert house_rules.circles_of_files(checkout(tmp_path, files)) == [
+        "actions.a <-> actions.b <-> actions.c <-> actions.d"
+    ]
+
+
+def test_limits_are_what_they_say(tmp_path):
+    """One at each limit, one just over it."""
+    line = "    x = 1\n"
+    said = '    """\n' + "    said\n" * 60 + '    """\n'
+    files = {
+        "actions/fits.py": "x = 1\n" * 300,
+        "actions/long.py": "x = 1\n" * 301,
+        **{f"actions/few/f{number}.py": "" for number in range(15)},
+        **{f"actions/many/f{number}.py": "" for number in range(16)},
+        "actions/few/__init__.py": "",
+        "actions/f.py": f"def short():\n{said}{line * 40}def long():\n{line * 41}",
+        "actions/g.py": """
+            class Thing:
+                def five(self, a, b, c, d, e, *, f=0, g=0): ...
+
+                async def six(self, a, b, c, d, e, f): ...
+            """,
+    }
+    root = checkout(tmp_path, files)
+    assert house_rules.long_files(root) == ["actions.long"]
+    assert house_rules.full_folders(root) == ["actions.many"]
+    assert house_rules.long_functions(root) == ["actions.f.long"]
+    assert house_rules.many_parameters(root) == ["actions.g.Thing.six"]
+
+
+def test_a_door_names_a_file_of_its_own_room(tmp_path):
+    files = {
+        "detectors/__init__.py": "",
+        "detectors/pace/__init__.py": '"""Pace.\n\nRead `detectors.pace.bocd` first.\n"""',
+        "detectors/pace/bocd.py": "",
+        "detectors/peers/__init__.py": '"""Peers."""',
+        "detectors/logs/__init__.py": '"""Logs.\n\nRead `detectors.logs.gone` first.\n"""',
+        "detectors/facts/__init__.py": '"""Facts.\n\nRead `detectors.pace.bocd` first.\n"""',
+    }
+    root = checkout(tmp_path, files)
+    assert house_rules.rooms_without_a_door(root) == ["detectors.facts", "detectors.logs", "detectors.peers"]
