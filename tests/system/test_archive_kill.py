@@ -17,7 +17,7 @@ import pytest
 from tests.archive_doubles import MAKERS
 from trainer_offline.archive.export import export
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.recorded.recording import write_recording
+from trainwarden.recorded.writing import write_recording
 from trainwarden.records import METRICS, MetricsRecord, topic_of
 
 pytestmark = pytest.mark.system

@@ -177,7 +177,7 @@ def run_demo(plan: DemoPlan, *, bus: str | None, keep: Path | None, json: str | 
 
 def _report(run: JobRun, result: dict[str, Any], keep: Path | None) -> Path:
     from trainwarden.cli.report_html import write_report
-    from trainwarden.recorded.recording import write_recording
+    from trainwarden.recorded.writing import write_recording
 
     if keep is not None:
         write_recording(run.bus, run.settings.job, keep)

@@ -147,6 +147,6 @@ def supervise(run: JobRun, command: Sequence[str], nproc: int, mode: str, voice:
 
 def _keep(run: JobRun, keep: Path | None) -> None:
     if keep is not None:
-        from trainwarden.recorded.recording import write_recording
+        from trainwarden.recorded.writing import write_recording
 
         write_recording(run.bus, run.settings.job, keep)

@@ -17,10 +17,12 @@ import numpy as np
 
 from trainwarden.errors import DataError
 from trainwarden.recorded.files import mistake, reading, shown, whole
+from trainwarden.recorded.iterations import read_iterations
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, PlannedChange, RecordedJob
 from trainwarden.recorded.logs import ReadLog, is_epoch, read_log
+from trainwarden.recorded.metrics import read_metrics
 from trainwarden.recorded.part import ReadLimit
-from trainwarden.recorded.tables import MAX_RANK, read_iterations, read_metrics
+from trainwarden.recorded.rows import MAX_RANK
 
 _TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LOG_ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")

@@ -15,10 +15,10 @@ import pytest
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.errors import DataError
-from trainwarden.recorded import columns as recorded_columns
+from trainwarden.recorded import csv_columns
 from trainwarden.recorded.folder import is_batch, jobs_in, read_folder
 from trainwarden.recorded.job import IterationTable, MetricTable, PlannedChange
-from trainwarden.recorded.recording import write_recording
+from trainwarden.recorded.writing import write_recording
 from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record, topic_of
 
 
@@ -179,9 +179,9 @@ def test_the_exact_reader_is_the_fast_reader_s_twin(tmp_path: Path, monkeypatch:
     fast = metrics(tmp_path, text)
 
     def refuse(*_: object) -> None:
-        raise recorded_columns._Undecided
+        raise csv_columns._Undecided
 
-    monkeypatch.setattr(recorded_columns, "_read_fast", refuse)
+    monkeypatch.setattr(csv_columns, "_read_fast", refuse)
     exact = metrics(tmp_path, text)
     np.testing.assert_array_equal(exact.values, fast.values)
     np.testing.assert_array_equal(exact.entity, fast.entity)
@@ -250,8 +250,8 @@ def test_a_parquet_mistake_names_the_row(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_columns, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(recorded_columns, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(csv_columns, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(csv_columns, "_BLOCK_BYTES", 200)
     put(tmp_path, "metrics.csv", "time_s,x\n0,1\n1," + "1" * 1000 + "\n")
     assert mistake(tmp_path) == "metrics.csv line 3 is longer than 100 bytes"
 

@@ -14,7 +14,7 @@ from tests.training_data import EVERY_S, annotate, batch
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
 from trainwarden.errors import DataError
-from trainwarden.recorded import parquet as recorded_parquet
+from trainwarden.recorded import parquet_columns
 from trainwarden.recorded.folder import read_folder, read_metrics_of
 from trainwarden.recorded.part import MOST_TIMES, ReadLimit, Survey
 from trainwarden.records import MetricsRecord
@@ -24,7 +24,7 @@ NODES, SAMPLES = 12, 4_000
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(recorded_parquet, "MAX_BLOCK_ROWS", 5_000)
+    monkeypatch.setattr(parquet_columns, "MAX_BLOCK_ROWS", 5_000)
 
 
 @pytest.fixture(scope="module")

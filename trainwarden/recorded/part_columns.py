@@ -7,24 +7,23 @@ from pathlib import Path
 
 import numpy as np
 
-from trainwarden.recorded.columns import Columns, Texts, is_csv
+from trainwarden.recorded.columns import ID_COLUMNS, TIME_COLUMNS, Columns, Roles, Texts, is_csv
 from trainwarden.recorded.job import Floats, Ints
+from trainwarden.recorded.parquet_columns import cells, read_blocks
 from trainwarden.recorded.part import Part, ReadLimit, Survey
 
 Times = Callable[[Columns], Floats]
-_TIMES = ("time_s", "timestamp")
-_WHO = ("node", "rank", "device")
 
 
 def columns_within(
-    path: Path, file: str, roles: Callable[[str], str], limit: ReadLimit, times_of: Times
+    path: Path, file: str, roles: Roles, limit: ReadLimit, times_of: Times
 ) -> tuple[Columns, float, set[str]] | None:
     """Those rows of a table that `limit` allows.
 
     Parameters
     ----------
     roles : callable
-        As `trainwarden.recorded.columns.read_columns`.
+        As `trainwarden.recorded.rows.read_columns`.
     times_of : callable
         Times of columns; what it raises names the row of the file.
 
@@ -37,18 +36,16 @@ def columns_within(
     Raises
     ------
     DataError
-        As `trainwarden.recorded.columns.read_columns`.
+        As `trainwarden.recorded.rows.read_columns`.
     """
     if is_csv(path):
         return None
-    from trainwarden.recorded.parquet import cells, read_blocks
-
     wide = cells(path, file)
     if wide <= limit.cells:
         return None
     survey, ranks = Survey(), set[str]()
     columns = 0
-    for block in read_blocks(path, file, lambda name: roles(name) if name in (*_TIMES, *_WHO) else "skip"):
+    for block in read_blocks(path, file, lambda name: roles(name) if name in (*TIME_COLUMNS, *ID_COLUMNS) else "skip"):
         columns = len(block.names)
         place, names = _groups(block)
         group = np.array([survey.groups.setdefault(name, len(survey.groups)) for name in names], np.int64)[place]
@@ -64,7 +61,7 @@ def columns_within(
 
 def _groups(block: Columns) -> tuple[Ints, list[Hashable]]:
     """Node of each row; where the table has no nodes, its rank or device."""
-    for name in _WHO:
+    for name in ID_COLUMNS:
         if name in block.texts:
             return block.texts[name].codes, list(block.texts[name].values)
     return np.zeros(block.rows, np.int64), [None]
@@ -74,8 +71,8 @@ def _others(block: Columns, survey: Survey) -> Ints:
     """Which of its group's entities a row is of."""
     place, width = np.zeros(block.rows, np.int64), 1
     keys: list[tuple[Hashable, ...]] = [()]
-    for name in _WHO:
-        if name in block.texts and name != next(one for one in _WHO if one in block.texts):
+    for name in ID_COLUMNS:
+        if name in block.texts and name != next(one for one in ID_COLUMNS if one in block.texts):
             texts = block.texts[name]
             place = place * len(texts.values) + texts.codes
             keys = [(*key, value) for key in keys for value in texts.values]
@@ -93,7 +90,6 @@ def _kept(block: Columns, part: Part, times_of: Times) -> Columns:
     assert block.origin is not None
     return Columns(
         block.file,
-        block.path,
         block.names,
         len(rows),
         {name: values[rows] for name, values in block.numbers.items()},
@@ -107,7 +103,6 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     first = parts[0]
     found = Columns(
         first.file,
-        first.path,
         first.names,
         sum(part.rows for part in parts),
         origin=np.concatenate([part.origin for part in parts if part.origin is not None]),

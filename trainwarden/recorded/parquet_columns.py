@@ -1,8 +1,8 @@
-"""Columns of a recorded Parquet table."""
+"""Columns of a recorded Parquet table, whole or some rows at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainwarden.errors import DataError
-from trainwarden.recorded.columns import MAX_CELLS, Columns, Texts, arrow_texts, checked_names, parse_number
+from trainwarden.recorded.columns import MAX_CELLS, Columns, Roles, Texts, arrow_texts, checked_names, parse_number
 from trainwarden.recorded.files import reading, shown
 from trainwarden.recorded.job import Floats
 
@@ -18,8 +18,8 @@ MAX_BLOCK_ROWS = 262_144
 MAX_BLOCK_CELLS = 4_000_000  # 32 MB as floats
 
 
-def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
-    """As `trainwarden.recorded.columns.read_columns`.
+def read_parquet(path: Path, file: str, roles: Roles) -> Columns:
+    """As `trainwarden.recorded.csv_columns.read_csv`, for ``.parquet``.
 
     Raises
     ------
@@ -30,10 +30,10 @@ def read_parquet(path: Path, file: str, roles: Callable[[str], str]) -> Columns:
         names, wanted, kinds = _wanted(source, file, roles)
         if source.metadata.num_rows * max(1, len(names)) > MAX_CELLS:
             raise DataError(f"{file}: the table has more than {MAX_CELLS:,} cells")
-        return _columns(source.read(columns=wanted), path, file, names, kinds, None)
+        return _columns(source.read(columns=wanted), file, names, kinds, None)
 
 
-def read_blocks(path: Path, file: str, roles: Callable[[str], str]) -> Iterator[Columns]:
+def read_blocks(path: Path, file: str, roles: Roles) -> Iterator[Columns]:
     """The same, some rows at a time, whatever the size of the file; `Columns.origin` says which.
 
     Raises
@@ -48,7 +48,7 @@ def read_blocks(path: Path, file: str, roles: Callable[[str], str]) -> Iterator[
         rows = max(1, min(MAX_BLOCK_ROWS, MAX_BLOCK_CELLS // max(1, len(wanted))))
         first = 0
         for batch in source.iter_batches(batch_size=rows, columns=wanted):
-            yield _columns(Table.from_batches([batch]), path, file, names, kinds, first)
+            yield _columns(Table.from_batches([batch]), file, names, kinds, first)
             first += batch.num_rows
 
 
@@ -87,7 +87,7 @@ def _opened(path: Path, file: str) -> Iterator[Any]:
             raise DataError(f"{file} is no sound Parquet file ({_one_line(error)})") from error
 
 
-def _wanted(source: Any, file: str, roles: Callable[[str], str]) -> tuple[tuple[str, ...], list[str], dict[str, str]]:
+def _wanted(source: Any, file: str, roles: Roles) -> tuple[tuple[str, ...], list[str], dict[str, str]]:
     """All names of the file, those that are read as they are written, and the kind of each."""
     schema = source.schema_arrow
     names = checked_names(file, "", schema.names)
@@ -96,12 +96,10 @@ def _wanted(source: Any, file: str, roles: Callable[[str], str]) -> tuple[tuple[
     return names, wanted, kinds
 
 
-def _columns(
-    table: Any, path: Path, file: str, names: tuple[str, ...], kinds: Mapping[str, str], first: int | None
-) -> Columns:
+def _columns(table: Any, file: str, names: tuple[str, ...], kinds: Mapping[str, str], first: int | None) -> Columns:
     """Columns of `table`, whose rows are those of the file from `first` on; None: it is the whole file."""
     origin = None if first is None else np.arange(first, first + table.num_rows)
-    found = Columns(file, path, names, table.num_rows, origin=origin)
+    found = Columns(file, names, table.num_rows, origin=origin)
     for written in table.schema.names:
         name = written.strip()
         column = table.column(written)

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.recorded.recording import write_recording
+from trainwarden.recorded.writing import write_recording
 from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record, topic_of
 
 

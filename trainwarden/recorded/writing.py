@@ -1,4 +1,4 @@
-"""A recorded folder: what was on the bus of one job, as plain files that `detect --data` reads.
+"""Writing a recorded folder: what was on the bus of one job, as plain files that `detect --data` reads.
 
 The layout is fixed by contract: metrics.csv, iterations.csv, logs.jsonl, job.toml. Beside them lie
 events.jsonl, heartbeats.jsonl, incidents.jsonl and actions.jsonl, one record a line as it was on the bus.

@@ -1,0 +1,117 @@
+"""The iterations of a recorded folder, checked and in time order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trainwarden.recorded.columns import Columns
+from trainwarden.recorded.job import Floats, Ints, IterationTable
+from trainwarden.recorded.rows import (
+    by_appearance,
+    has_times,
+    not_negative,
+    owners_of,
+    read_columns,
+    refuse,
+    require,
+    times_s_of,
+    whole,
+)
+
+_MAX_DURATION_S = 1e9  # 30 years
+_SPLIT_COLUMNS = ("compute_s", "wait_s", "pause_s", "micro_batches")
+_NUMBERS = frozenset({"time_s", "step", "duration_s", "steps", *_SPLIT_COLUMNS})
+_TEXTS = frozenset({"timestamp", "rank", "node", "incarnation"})
+
+
+def read_iterations(path: Path, file: str) -> IterationTable | None:
+    """Read `iterations`; None if it has a header and no rows. Columns that the contract does not name are ignored.
+
+    Without times the end of each step is counted up from zero: a gap in the step numbers counts as steps of the
+    duration that follows it. Ranks share their ends; where a rank has a step twice (it was restarted) each rank counts
+    for itself, in the order of its rows.
+
+    Raises
+    ------
+    DataError
+        One sentence with file, line and column.
+    """
+
+    def role(name: str) -> str:
+        return "number" if name in _NUMBERS else "text" if name in _TEXTS else "skip"
+
+    columns = read_columns(path, file, role)
+    require(columns, ("step",))
+    require(columns, ("duration_s",))
+    if columns.rows == 0:
+        return None
+    step = whole(columns, "step", columns.numbers["step"], 0)
+    duration_s = _checked_durations(columns)
+    steps = whole(columns, "steps", columns.numbers["steps"], 1, missing=1) if "steps" in columns.numbers else None
+    steps = np.ones(columns.rows, np.int64) if steps is None else steps
+    owners = owners_of(columns, ("node", "rank"))
+    timed = has_times(columns)
+    end_s = times_s_of(columns) if timed else _counted_s(owners.code, step, duration_s, steps)
+    order = np.argsort(end_s, kind="stable")
+    code, first = by_appearance(owners.code[order])
+    splits = {name: not_negative(columns, name)[order] for name in _SPLIT_COLUMNS}
+    incarnation = columns.texts.get("incarnation")
+    return IterationTable(
+        rank=code,
+        ranks=tuple(owners.ranks[place] for place in first),
+        nodes=tuple(owners.nodes[place] for place in first),
+        step=step[order],
+        end_s=end_s[order],
+        duration_s=duration_s[order],
+        compute_s=splits["compute_s"],
+        wait_s=splits["wait_s"],
+        pause_s=splits["pause_s"],
+        micro_batches=splits["micro_batches"],
+        steps=steps[order],
+        timed=timed,
+        incarnation=tuple(incarnation.values[place] or "" for place in incarnation.codes[order]) if incarnation else (),
+    )
+
+
+def _checked_durations(columns: Columns) -> Floats:
+    duration_s = columns.numbers["duration_s"]
+    wrong = ~((duration_s > 0.0) & (duration_s < _MAX_DURATION_S))
+    refuse(columns, "duration_s", wrong, "is not a duration above zero, in seconds")
+    return duration_s
+
+
+def _counted_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Floats:
+    """End of every step counted up from zero; see `read_iterations`.
+
+    Ranks that repeat no step share their ends, a step taking what it takes the median rank: a clock of each rank's own
+    would drift from the others', although they step together.
+    """
+    order = np.lexsort((step, code))
+    repeated = (np.diff(code[order]) == 0) & (np.diff(step[order]) == 0)
+    if repeated.any():
+        return _counted_each_s(code, step, duration_s, steps)
+    number, place = np.unique(step, return_inverse=True)
+    order = np.lexsort((duration_s, place))
+    first = np.searchsorted(place[order], np.arange(number.size + 1))
+    low, high = order[(first[:-1] + first[1:] - 1) // 2], order[(first[:-1] + first[1:]) // 2]
+    counts = steps[low]
+    gap = np.diff(number, prepend=number[0] - counts[0])
+    ends_s = np.cumsum((duration_s[low] + duration_s[high]) / 2.0 * np.maximum(gap, counts))
+    return np.asarray(ends_s[place])
+
+
+def _counted_each_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Floats:
+    """The same for each rank by itself, in the order of the file where a rank repeats a step."""
+    end_s = np.empty(len(step))
+    order = np.argsort(code, kind="stable")
+    bounds = np.flatnonzero(np.diff(code[order])) + 1
+    for rows in np.split(order, bounds):
+        by_step = rows[np.argsort(step[rows], kind="stable")]
+        repeated = bool((np.diff(step[by_step]) == 0).any())
+        taken = rows if repeated else by_step
+        gap = np.diff(step[taken], prepend=step[taken[0]] - steps[taken[0]])
+        passed = np.maximum(gap, steps[taken])
+        end_s[taken] = np.cumsum(duration_s[taken] * passed)
+    return end_s

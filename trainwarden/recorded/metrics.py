@@ -1,0 +1,92 @@
+"""The metrics of a recorded folder, checked and in time order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trainwarden.catalogue import lookup
+from trainwarden.errors import DataError
+from trainwarden.recorded.columns import ID_COLUMNS, TIME_COLUMNS, Columns
+from trainwarden.recorded.job import Floats, Ints, MetricTable
+from trainwarden.recorded.part import ReadLimit
+from trainwarden.recorded.part_columns import columns_within
+from trainwarden.recorded.rows import by_appearance, owners_of, rank_of, read_columns, require, times_s_of
+
+
+def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> MetricTable | None:
+    """Read `metrics`, as far as `limit` allows; None if it has a header and no rows.
+
+    A catalogue alias is renamed and scaled. Where a table has one metric under several of its names, the catalogue's
+    own name is believed first, then the aliases in the order of the columns, cell by cell.
+
+    Raises
+    ------
+    DataError
+        One sentence with file, line and column.
+    """
+
+    def role(name: str) -> str:
+        return "text" if name in ID_COLUMNS or name == "timestamp" else "number"
+
+    part = None if limit is None else columns_within(path, file, role, limit, _checked_times_s)
+    columns, share, ranks = part or (read_columns(path, file, role), 1.0, set[str]())
+    require(columns, TIME_COLUMNS)
+    if columns.rows == 0:
+        return None
+    if not any(name not in TIME_COLUMNS for name in columns.numbers):
+        raise DataError(f"{file} has no column with a metric")
+    times_s = times_s_of(columns)
+    owners = owners_of(columns, ID_COLUMNS)
+    order = np.argsort(times_s, kind="stable")
+    kept = order[_last_of_each(times_s[order], owners.code[order])]
+    names, values = _metric_values(columns, kept)
+    code, first = by_appearance(owners.code[kept])
+    return MetricTable(
+        times_s=times_s[kept],
+        entity=code,
+        nodes=tuple(owners.nodes[place] for place in first),
+        ranks=tuple(owners.ranks[place] for place in first),
+        devices=tuple(owners.devices[place] for place in first),
+        id_columns=tuple(name for name in columns.names if name in ID_COLUMNS),
+        names=names,
+        values=values,
+        replaced=columns.rows - len(kept),
+        share=share,
+        last_rank=max((rank for rank in (*map(rank_of, ranks), *owners.ranks) if rank is not None), default=None),
+    )
+
+
+def _checked_times_s(columns: Columns) -> Floats:
+    require(columns, TIME_COLUMNS)
+    return times_s_of(columns)
+
+
+def _last_of_each(times_s: Floats, code: Ints) -> Ints:
+    """Places of the rows that no later row of the same time and owner replaces; `times_s` is sorted."""
+    order = np.lexsort((code, times_s))
+    same = (times_s[order][1:] == times_s[order][:-1]) & (code[order][1:] == code[order][:-1])
+    keep = np.ones(len(order), np.bool_)
+    keep[order[:-1][same]] = False
+    return np.flatnonzero(keep)
+
+
+def _metric_values(columns: Columns, kept: Ints) -> tuple[tuple[str, ...], Floats]:
+    """Metrics by catalogue name and unit; several columns of one metric are laid over one another."""
+    written = [name for name in columns.numbers if name not in TIME_COLUMNS]
+    sources: dict[str, list[str]] = {}
+    for name in written:
+        metric = lookup(name)
+        sources.setdefault(metric.name if metric else name, []).append(name)
+    values = np.empty((len(kept), len(sources)))
+    for place, (name, columns_of) in enumerate(sources.items()):
+        best = np.full(len(kept), np.nan)
+        for source in sorted(columns_of, key=lambda source: source != name):
+            metric = lookup(source)
+            scale = metric.alias_scale if metric and source != name else 1.0
+            column = columns.numbers[source][kept] * scale
+            usable = np.isnan(best) & np.isfinite(column)
+            best[usable] = column[usable]
+        values[:, place] = best
+    return tuple(sources), values
