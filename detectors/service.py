@@ -18,20 +18,11 @@ from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import (
-    EVENTS,
-    HEARTBEATS,
-    INCIDENTS,
-    ITERATIONS,
-    LOGS,
-    METRICS,
-    EventRecord,
-    IncidentRecord,
-    Topic,
-)
+from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
 from trainwarden.settings import DetectionSettings, Settings, parse
+from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
 log = logging.getLogger("trainwarden.detection")
 

@@ -16,22 +16,11 @@ from trainer_offline.archive import compaction
 from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.clock import ManualClock
 from trainwarden.protocols import Consumer, Message
-from trainwarden.records import (
-    EVENTS,
-    ITERATIONS,
-    LOGS,
-    METRICS,
-    EventRecord,
-    IterationRecord,
-    LogRecord,
-    MetricsRecord,
-    Record,
-    Topic,
-    topic_of,
-)
+from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import ServiceLoop
 from trainwarden.settings import ArchiveSettings
+from trainwarden.topics import EVENTS, ITERATIONS, LOGS, METRICS, Topic, topic_of
 
 DAY_S = 86_400.0
 NOON_S = 20_000 * DAY_S + DAY_S / 2  # 2024-10-04 12:00 UTC

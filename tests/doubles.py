@@ -8,8 +8,9 @@ from typing import Any
 from trainwarden.clock import Clock, ManualClock
 from trainwarden.errors import BusUnavailable, RecordError
 from trainwarden.protocols import Consumer, JsonObject, Message, Scope
-from trainwarden.records import LogRecord, Record, Topic
+from trainwarden.records import LogRecord, Record
 from trainwarden.settings import Config
+from trainwarden.topics import Topic
 
 SCOPE = Scope(job="job", node="node0", run_dir="nowhere")
 

@@ -12,9 +12,10 @@ from actions.engine.policy import PolicyConfig
 from trainwarden.clock import ManualClock
 from trainwarden.errors import BusUnavailable, LauncherError, LauncherUnavailable
 from trainwarden.protocols import LauncherState, Message
-from trainwarden.records import ACTIONS, ActionRecord, CommandRecord, IncidentRecord, Record, Topic, topic_of
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import EngineSettings
+from trainwarden.topics import ACTIONS, Topic, topic_of
 
 
 class MemoryBus:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from trainwarden.records import Record, Topic
+from trainwarden.records import Record
+from trainwarden.topics import Topic
 
 JsonObject = dict[str, Any]
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from trainwarden.clock import Clock
 from trainwarden.errors import BusUnavailable, WardenError
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import Record, Topic, topic_of
+from trainwarden.records import Record
 from trainwarden.self_metrics import SelfMetrics
+from trainwarden.topics import Topic, topic_of
 
 log = logging.getLogger("trainwarden.service")
 

@@ -23,10 +23,11 @@ from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.protocols import Bus, Consumer, Launcher, Message
-from trainwarden.records import ACTIONS, COMMANDS, INCIDENTS, ActionRecord, IncidentRecord, Outcome, Record, Topic
+from trainwarden.records import ActionRecord, IncidentRecord, Outcome, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
 from trainwarden.settings import EngineSettings, Settings, parse
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, Topic
 
 log = logging.getLogger("trainwarden.engine")
 

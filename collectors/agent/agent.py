@@ -22,10 +22,11 @@ from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.protocols import Bus, Collector, JsonObject, Scope
-from trainwarden.records import EventRecord, MetricsRecord, Record, topic_of
+from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings
 from trainwarden.state import load_json, save_json
+from trainwarden.topics import topic_of
 
 log = logging.getLogger("trainwarden.agent")
 

@@ -17,8 +17,9 @@ from collectors.agent.spool import Spool
 from trainwarden.clock import Clock
 from trainwarden.errors import BusError, BusUnavailable, RecordError
 from trainwarden.protocols import Bus
-from trainwarden.records import Record, topic_of
+from trainwarden.records import Record
 from trainwarden.self_metrics import SelfMetrics
+from trainwarden.topics import topic_of
 
 log = logging.getLogger("trainwarden.agent")
 

@@ -7,7 +7,8 @@ import zlib
 from pathlib import Path
 
 from trainwarden.errors import RecordError
-from trainwarden.records import TOPICS, Record, topic_of
+from trainwarden.records import Record
+from trainwarden.topics import TOPICS, topic_of
 
 _FRAME = struct.Struct("<II")
 

@@ -17,8 +17,9 @@ from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import RecordError
 from trainwarden.protocols import JsonObject, Scope
-from trainwarden.records import EVENTS, MAX_RECORD_BYTES, EventRecord, MetricsRecord, Record
+from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config
+from trainwarden.topics import EVENTS, MAX_RECORD_BYTES
 
 _READ_BYTES = 1_000_000
 _BLIND_INTERVAL_S = 0.1  # where the kernel cannot tell of changes

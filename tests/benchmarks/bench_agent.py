@@ -21,7 +21,7 @@ import psutil
 
 from tests.servers.agent import AgentProcess
 from tests.servers.fake_nvml import FakeNvml
-from trainwarden.records import METRICS
+from trainwarden.topics import METRICS
 
 NAMES = ("agent_cpu_ratio", "agent_rss_bytes")
 CPU_BAR = 0.01  # of one core

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.records import EVENTS, METRICS, EventRecord, MetricsRecord
+from trainwarden.records import EventRecord, MetricsRecord
+from trainwarden.topics import EVENTS, METRICS
 
 NAMES = ("bus_embedded_records_per_s", "bus_kafka_vs_bare_ratio", "codec_encode_us", "codec_decode_us")
 GPUS = 8

@@ -15,7 +15,8 @@ from tests.places import ROOT
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import EventRecord, Topic
+from trainwarden.records import EventRecord
+from trainwarden.topics import Topic
 
 DEADLINE_S = 40.0  # for anything that should happen at once; only a broken engine needs so long
 PARTITIONS = 4
@@ -149,7 +150,7 @@ def _consume(bus: Bus, topic: Topic[Any], group: str) -> None:
 
 def main(kind: str, place: str, prefix: str, role: str, argument: str) -> None:
     """Entry of a `Worker`."""
-    from trainwarden.records import EVENTS
+    from trainwarden.topics import EVENTS
 
     bus = Engine(kind, place, prefix).open()
     {"produce": _produce, "consume": _consume}[role](bus, EVENTS, argument)

@@ -24,16 +24,8 @@ from tests.contract.bus_harness import (
 )
 from trainwarden.errors import BusError, RecordError
 from trainwarden.protocols import Message
-from trainwarden.records import (
-    DEAD_LETTERS,
-    EVENTS,
-    LOGS,
-    MAX_RECORD_BYTES,
-    CommandRecord,
-    EventRecord,
-    LogRecord,
-    Topic,
-)
+from trainwarden.records import CommandRecord, EventRecord, LogRecord
+from trainwarden.topics import DEAD_LETTERS, EVENTS, LOGS, MAX_RECORD_BYTES, Topic
 
 ENGINES = ["embedded", pytest.param("kafka", marks=[pytest.mark.system, pytest.mark.kafka])]
 

@@ -17,8 +17,9 @@ from trainwarden.catalogue import CATALOGUE
 from trainwarden.clock import ManualClock
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Collector, Scope
-from trainwarden.records import MetricsRecord, Record, topic_of
+from trainwarden.records import MetricsRecord, Record
 from trainwarden.settings import Config
+from trainwarden.topics import topic_of
 
 # Settings under which a collector finds nothing of what it looks for.
 ABSENT: dict[str, dict[str, Any]] = {

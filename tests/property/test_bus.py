@@ -14,7 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from trainwarden.bus.embedded.consumer import EmbeddedConsumer
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.clock import ManualClock
-from trainwarden.records import EVENTS, LOGS, EventRecord, LogRecord, Record
+from trainwarden.records import EventRecord, LogRecord, Record
+from trainwarden.topics import EVENTS, LOGS
 
 PARTITIONS = 3
 GROUPS = ("g", "h")

@@ -13,7 +13,8 @@ from pathlib import Path
 from trainwarden import rundir
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.protocols import Message
-from trainwarden.records import Record, Topic
+from trainwarden.records import Record
+from trainwarden.topics import Topic
 
 _PROGRAM = """
 import sys

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.agent import AgentProcess
-from trainwarden.records import EVENTS, LOGS, EventRecord, LogRecord
+from trainwarden.records import EventRecord, LogRecord
+from trainwarden.topics import EVENTS, LOGS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

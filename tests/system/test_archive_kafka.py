@@ -19,7 +19,7 @@ import pytest
 from tests.archive_doubles import MAKERS, present, rows_of
 from tests.servers.kafka import KafkaBroker
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
-from trainwarden.records import EVENTS, ITERATIONS, LOGS, METRICS, topic_of
+from trainwarden.topics import EVENTS, ITERATIONS, LOGS, METRICS, topic_of
 
 pytestmark = [
     pytest.mark.system,

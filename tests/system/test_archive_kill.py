@@ -18,7 +18,8 @@ from tests.archive_doubles import MAKERS
 from trainer_offline.archive.export import export
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.recorded.writing import write_recording
-from trainwarden.records import METRICS, MetricsRecord, topic_of
+from trainwarden.records import MetricsRecord
+from trainwarden.topics import METRICS, topic_of
 
 pytestmark = pytest.mark.system
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.system.runs import ROOT, WARDEN, steps_done, torchrun
 from trainwarden.bus.address import connect
-from trainwarden.records import INCIDENTS, IncidentRecord
+from trainwarden.records import IncidentRecord
+from trainwarden.topics import INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 RANKS, SKIP_AT, SKIP_RANK = 3, 30, 1

@@ -24,7 +24,8 @@ from actions.launchers.local.control import Answer, ControlServer, Rebalance, Re
 from trainwarden import rundir
 from trainwarden.bus.address import connect
 from trainwarden.protocols import Bus, LauncherState
-from trainwarden.records import ACTIONS, INCIDENTS, ActionRecord, IncidentRecord
+from trainwarden.records import ActionRecord, IncidentRecord
+from trainwarden.topics import ACTIONS, INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

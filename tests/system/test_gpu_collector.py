@@ -12,7 +12,8 @@ import pytest
 
 from tests.servers.agent import AgentProcess
 from tests.servers.fake_nvml import CompilerMissing, FakeNvml
-from trainwarden.records import EVENTS, METRICS, EventRecord, MetricsRecord
+from trainwarden.records import EventRecord, MetricsRecord
+from trainwarden.topics import EVENTS, METRICS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(90)]
 

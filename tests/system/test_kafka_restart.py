@@ -14,7 +14,7 @@ from tests.contract.bus_harness import DEADLINE_S, event, ids, joined, poll_unti
 from tests.servers.kafka import KafkaBroker
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.errors import BusUnavailable
-from trainwarden.records import EVENTS
+from trainwarden.topics import EVENTS
 
 pytestmark = [
     pytest.mark.system,

@@ -18,7 +18,8 @@ from trainwarden.bus.address import connect
 from trainwarden.cli.look import read_jobs
 from trainwarden.cli.stack import LocalStack
 from trainwarden.protocols import Bus
-from trainwarden.records import EVENTS, LOGS, EventRecord, LogRecord
+from trainwarden.records import EventRecord, LogRecord
+from trainwarden.topics import EVENTS, LOGS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -19,7 +19,8 @@ from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import MlflowServer
 from tests.training_data import MODELS, batch
 from trainwarden.bus.address import connect
-from trainwarden.records import EVENTS, METRICS, VERDICTS, MetricsRecord, VerdictRecord
+from trainwarden.records import MetricsRecord, VerdictRecord
+from trainwarden.topics import EVENTS, METRICS, VERDICTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -248,9 +248,9 @@ def test_promotion_and_roll_back_are_told_on_the_bus_whoever_moved_the_alias(reg
     from tests.doubles import MemoryBus
     from trainer_offline.service.trainer import TrainerHandler
     from trainwarden.clock import ManualClock
-    from trainwarden.records import EVENTS
     from trainwarden.self_metrics import SelfMetrics
     from trainwarden.settings import Settings
+    from trainwarden.topics import EVENTS
 
     bus, clock = MemoryBus(), ManualClock(1_000_000.0)
     handler = TrainerHandler(Settings(), registry, clock, SelfMetrics("trainer"), (), None)

@@ -21,7 +21,8 @@ from detectors.collectives.ras import analyse
 from trainwarden.clock import SystemClock
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import Scope
-from trainwarden.records import EVENTS, EventRecord
+from trainwarden.records import EventRecord
+from trainwarden.topics import EVENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 

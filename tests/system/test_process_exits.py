@@ -15,7 +15,8 @@ import pytest
 from collectors.processes.collector import ProcessesCollector
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope
-from trainwarden.records import EVENTS, EventRecord
+from trainwarden.records import EventRecord
+from trainwarden.topics import EVENTS
 
 pytestmark = pytest.mark.system
 

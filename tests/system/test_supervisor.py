@@ -22,7 +22,8 @@ from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
-from trainwarden.records import EVENTS, EventRecord
+from trainwarden.records import EventRecord
+from trainwarden.topics import EVENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 

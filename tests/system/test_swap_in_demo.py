@@ -19,8 +19,9 @@ from trainwarden.cli.demo import Demo, DemoPlan
 from trainwarden.cli.live import LiveView
 from trainwarden.cli.output import Voice
 from trainwarden.cli.run import JobRun
-from trainwarden.records import VERDICTS, VerdictRecord
+from trainwarden.records import VerdictRecord
 from trainwarden.settings import Settings, parse
+from trainwarden.topics import VERDICTS
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from trainwarden.records import (
-    ACTIONS,
-    EVENTS,
-    INCIDENTS,
-    ITERATIONS,
-    LOGS,
-    METRICS,
-    VERDICTS,
-    Topic,
-)
+from trainwarden.topics import ACTIONS, EVENTS, INCIDENTS, ITERATIONS, LOGS, METRICS, VERDICTS, Topic
 
 ARCHIVED: tuple[Topic[Any], ...] = (METRICS, ITERATIONS, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS)
 FOLDER_OF: dict[str, str] = {topic.name: topic.name.rpartition(".")[2] for topic in ARCHIVED}

@@ -24,10 +24,11 @@ from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import WardenError
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import DeadLetter, Record, Topic
+from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
 from trainwarden.settings import ArchiveSettings, Settings
+from trainwarden.topics import Topic
 
 log = logging.getLogger("trainwarden.archive")
 

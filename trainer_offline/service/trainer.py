@@ -26,10 +26,11 @@ from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import EVENTS, VERDICTS, EventRecord, Topic, VerdictRecord
+from trainwarden.records import EventRecord, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
 from trainwarden.settings import Settings
+from trainwarden.topics import EVENTS, VERDICTS, Topic
 
 log = logging.getLogger("trainwarden.trainer")
 

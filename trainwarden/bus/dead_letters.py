@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwarden.errors import RecordError
-from trainwarden.records import DEAD_LETTERS, DeadLetter, Record, Topic
+from trainwarden.records import DeadLetter, Record
+from trainwarden.topics import DEAD_LETTERS, Topic
 
 log = logging.getLogger("trainwarden.bus")
 

@@ -13,13 +13,6 @@ from trainwarden.errors import BusUnavailable
 from trainwarden.objects import action_object, incident_object
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import (
-    ACTIONS,
-    EVENTS,
-    HEARTBEATS,
-    INCIDENTS,
-    ITERATIONS,
-    METRICS,
-    VERDICTS,
     ActionRecord,
     EventRecord,
     HeartbeatRecord,
@@ -29,6 +22,7 @@ from trainwarden.records import (
     Record,
     VerdictRecord,
 )
+from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, METRICS, VERDICTS
 
 log = logging.getLogger("trainwarden.follow")
 

@@ -14,8 +14,9 @@ from trainwarden.cli.report_html import write_report
 from trainwarden.errors import ConfigError
 from trainwarden.objects import action_object, incident_object
 from trainwarden.protocols import Bus
-from trainwarden.records import COMMANDS, CommandRecord
+from trainwarden.records import CommandRecord
 from trainwarden.settings import load
+from trainwarden.topics import COMMANDS
 
 
 def _open(config: Path | None, bus: str | None) -> Bus:

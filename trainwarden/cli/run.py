@@ -15,8 +15,9 @@ from trainwarden import rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.follow import Follower
 from trainwarden.cli.stack import LocalStack
-from trainwarden.records import EVENTS, EventKind, EventRecord, Record
+from trainwarden.records import EventKind, EventRecord, Record
 from trainwarden.settings import Settings
+from trainwarden.topics import EVENTS
 
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death

@@ -15,21 +15,8 @@ import msgspec
 
 from trainwarden.errors import DataError
 from trainwarden.protocols import Bus
-from trainwarden.records import (
-    ACTIONS,
-    EVENTS,
-    HEARTBEATS,
-    INCIDENTS,
-    ITERATIONS,
-    LOGS,
-    METRICS,
-    EventRecord,
-    IterationRecord,
-    LogRecord,
-    MetricsRecord,
-    Record,
-    Topic,
-)
+from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
+from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
 R = TypeVar("R", bound=Record)
 

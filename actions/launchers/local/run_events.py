@@ -9,7 +9,8 @@ import signal
 from actions.launchers.local.control import Restart
 from actions.launchers.local.ranks import Place, RankProcess
 from trainwarden import rundir
-from trainwarden.records import EVENTS, EventRecord
+from trainwarden.records import EventRecord
+from trainwarden.topics import EVENTS
 
 log = logging.getLogger("trainwarden.supervisor")
 

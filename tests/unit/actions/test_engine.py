@@ -9,7 +9,8 @@ import pytest
 from actions.engine.policy import PolicyConfig
 from tests.engine_doubles import Rig
 from trainwarden.errors import BusUnavailable, LauncherError
-from trainwarden.records import INCIDENTS, IncidentRecord
+from trainwarden.records import IncidentRecord
+from trainwarden.topics import INCIDENTS
 
 
 def slow_evidence(**more: Any) -> dict[str, Any]:

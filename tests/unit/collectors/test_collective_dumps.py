@@ -18,7 +18,8 @@ from trainwarden import hook
 from trainwarden.clock import ManualClock
 from trainwarden.errors import DataError
 from trainwarden.protocols import Scope
-from trainwarden.records import EVENTS, EventRecord
+from trainwarden.records import EventRecord
+from trainwarden.topics import EVENTS
 
 
 def entry(seq: int, group: str = "0", *, done: bool = True, **more: Any) -> dict[str, Any]:

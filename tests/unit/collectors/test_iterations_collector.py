@@ -17,7 +17,8 @@ from trainwarden import hook
 from trainwarden.clock import ManualClock
 from trainwarden.hook import Hook
 from trainwarden.protocols import Scope
-from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record, topic_of
+from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
+from trainwarden.topics import topic_of
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

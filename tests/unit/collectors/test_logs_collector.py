@@ -15,7 +15,8 @@ from collectors.logs.tail import MAX_PARTIAL_BYTES
 from trainwarden.clock import ManualClock
 from trainwarden.log_text import clean, rank_prefix
 from trainwarden.protocols import Scope
-from trainwarden.records import LOGS, MAX_LINE_CHARS, LogRecord, MetricsRecord
+from trainwarden.records import MAX_LINE_CHARS, LogRecord, MetricsRecord
+from trainwarden.topics import LOGS
 
 
 class Rig:

@@ -13,7 +13,8 @@ from collectors.processes.exit_status import ExitStatus, decode_status, read_sta
 from collectors.ranks import rank_of_pid, rank_processes
 from trainwarden.clock import ManualClock
 from trainwarden.protocols import Scope
-from trainwarden.records import EVENTS, EventRecord, MetricsRecord, Record
+from trainwarden.records import EventRecord, MetricsRecord, Record
+from trainwarden.topics import EVENTS
 
 NO_PID = 4_194_303  # the largest that 64-bit Linux can give; never given in practice
 

@@ -8,7 +8,8 @@ import pytest
 
 from collectors.agent.spool import Spool
 from tests.doubles import log_record
-from trainwarden.records import MAX_RECORD_BYTES, LogRecord, Record
+from trainwarden.records import LogRecord, Record
+from trainwarden.topics import MAX_RECORD_BYTES
 
 LIMIT = 65_536
 

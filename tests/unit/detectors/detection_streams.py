@@ -12,19 +12,17 @@ from detectors.service import DetectionHandler
 from trainwarden.clock import ManualClock
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import (
-    INCIDENTS,
     EventRecord,
     HeartbeatRecord,
     IncidentRecord,
     IterationRecord,
     LogRecord,
     Record,
-    Topic,
     VerdictRecord,
-    topic_of,
 )
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings
+from trainwarden.topics import INCIDENTS, Topic, topic_of
 
 JOB, START_S = "job", 1_000_000.0
 

@@ -414,7 +414,7 @@ def test_a_fault_while_the_service_was_away_is_told_when_it_comes_back() -> None
     rest.clock.set_s(job.end_s + 30.0)
     pending = sorted((entry for entry in job.records if entry[0] > job.end_s - 1.0), key=lambda entry: entry[0])
     from trainwarden.protocols import Message
-    from trainwarden.records import topic_of
+    from trainwarden.topics import topic_of
 
     for at_s, record in pending:
         rest.bus.log.append(Message(topic_of(record).name, 0, len(rest.bus.log), at_s, JOB, record))

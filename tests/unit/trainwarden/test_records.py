@@ -11,20 +11,8 @@ from hypothesis import strategies as st
 
 from trainwarden import records
 from trainwarden.errors import RecordError
-from trainwarden.records import (
-    EVENTS,
-    MAX_RECORD_BYTES,
-    METRICS,
-    SCHEMA_VERSION,
-    TOPICS,
-    EventRecord,
-    MetricsRecord,
-    Record,
-    Suspect,
-    Topic,
-    Vote,
-    topic_of,
-)
+from trainwarden.records import SCHEMA_VERSION, EventRecord, MetricsRecord, Record, Suspect, Vote
+from trainwarden.topics import EVENTS, MAX_RECORD_BYTES, METRICS, TOPICS, Topic, topic_of
 
 EXAMPLES: list[Record] = [
     MetricsRecord(

@@ -12,9 +12,10 @@ from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.clock import ManualClock
 from trainwarden.errors import BusUnavailable, WardenError
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import EVENTS, VERDICTS, EventRecord, Topic, VerdictRecord
+from trainwarden.records import EventRecord, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
+from trainwarden.topics import EVENTS, VERDICTS, Topic
 
 
 class Echo:

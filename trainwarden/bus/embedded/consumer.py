@@ -13,7 +13,7 @@ from trainwarden.bus.embedded.store import Row, Store, Stream
 from trainwarden.clock import Clock
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
-from trainwarden.records import Topic
+from trainwarden.topics import Topic
 
 MAX_POLL_BYTES = 16 * 1024 * 1024  # one poll returns no more than this, however large its records
 _FIRST_WAIT_S = 0.002

@@ -21,7 +21,8 @@ from trainwarden.bus.embedded.store import Row, Store
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
-from trainwarden.records import DEAD_LETTERS, DeadLetter, Record, Topic
+from trainwarden.records import DeadLetter, Record
+from trainwarden.topics import DEAD_LETTERS, Topic
 
 log = logging.getLogger("trainwarden.bus")
 

@@ -15,8 +15,8 @@ from kafka import codec
 from kafka.errors import AuthorizationError, KafkaConfigurationError, KafkaError, SaslAuthenticationFailedError
 
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
-from trainwarden.records import Topic
 from trainwarden.settings import Config
+from trainwarden.topics import Topic
 
 # No upper bound that matters (24.8 days, the largest 32-bit number of milliseconds): a batch is retried in order by
 # the idempotent producer until the broker is back, instead of being given up while later ones go through.

@@ -23,7 +23,7 @@ from trainwarden.bus.kafka.client import Clients
 from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
-from trainwarden.records import Topic
+from trainwarden.topics import Topic
 
 _NOT_OURS_ANY_MORE = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked whether it is there

@@ -17,7 +17,8 @@ from trainwarden.bus.kafka.producer import OrderedProducer
 from trainwarden.bus.kafka.read import read_all
 from trainwarden.errors import BusError
 from trainwarden.protocols import Message
-from trainwarden.records import DEAD_LETTERS, TOPICS, DeadLetter, Record, Topic
+from trainwarden.records import DeadLetter, Record
+from trainwarden.topics import DEAD_LETTERS, TOPICS, Topic
 
 __all__ = ["KafkaBus", "KafkaConfig"]
 

@@ -13,7 +13,7 @@ from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.client import Clients
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Message
-from trainwarden.records import Topic
+from trainwarden.topics import Topic
 
 CLOSE_TIMEOUT_MS = 3_000
 

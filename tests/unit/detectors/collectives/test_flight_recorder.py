@@ -15,7 +15,7 @@ from detectors.job.state import JobState
 from tests.places import DATA
 from tests.unit.detectors.detection_streams import JOB, START_S
 from trainwarden.errors import DataError
-from trainwarden.records import EVENTS
+from trainwarden.topics import EVENTS
 
 FOLDER = DATA / "flight_recorder"
 WORLD = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}

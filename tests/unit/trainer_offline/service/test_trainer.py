@@ -11,9 +11,10 @@ from trainer_offline.service.trainer import TrainerHandler
 from trainwarden.clock import ManualClock
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Message
-from trainwarden.records import EVENTS, VerdictRecord, Vote
+from trainwarden.records import VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings, TrainerSettings
+from trainwarden.topics import EVENTS
 
 DAY_S = 86_400.0
 

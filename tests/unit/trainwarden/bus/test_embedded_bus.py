@@ -18,7 +18,8 @@ from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.clock import ManualClock
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
 from trainwarden.protocols import Consumer
-from trainwarden.records import ACTIONS, DEAD_LETTERS, EVENTS, METRICS, ActionRecord, EventRecord, LogRecord, Topic
+from trainwarden.records import ActionRecord, EventRecord, LogRecord
+from trainwarden.topics import ACTIONS, DEAD_LETTERS, EVENTS, METRICS, Topic
 
 LEASE_S = 60.0
 

@@ -9,7 +9,8 @@ import pytest
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.follow import Follower, JobView, record_line
 from trainwarden.errors import BusUnavailable
-from trainwarden.records import INCIDENTS, ITERATIONS, IncidentRecord, IterationRecord
+from trainwarden.records import IncidentRecord, IterationRecord
+from trainwarden.topics import INCIDENTS, ITERATIONS
 
 
 def steps(rank: int, numbers: tuple[int, ...], incarnation: str = "1-1", at_s: float = 0.0) -> IterationRecord:

@@ -11,16 +11,8 @@ import pytest
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli import look
 from trainwarden.errors import ConfigError
-from trainwarden.records import (
-    COMMANDS,
-    ActionRecord,
-    CommandRecord,
-    IncidentRecord,
-    IterationRecord,
-    Record,
-    Suspect,
-    topic_of,
-)
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, IterationRecord, Record, Suspect
+from trainwarden.topics import COMMANDS, topic_of
 
 
 @pytest.fixture

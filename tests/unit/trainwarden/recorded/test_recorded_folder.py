@@ -19,7 +19,8 @@ from trainwarden.recorded import csv_columns
 from trainwarden.recorded.folder import is_batch, jobs_in, read_folder
 from trainwarden.recorded.job import IterationTable, MetricTable, PlannedChange
 from trainwarden.recorded.writing import write_recording
-from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record, topic_of
+from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
+from trainwarden.topics import topic_of
 
 
 def put(folder: Path, name: str, text: str | bytes) -> None:

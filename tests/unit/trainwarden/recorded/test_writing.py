@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.recorded.writing import write_recording
-from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record, topic_of
+from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
+from trainwarden.topics import topic_of
 
 
 def test_a_recording_drops_duplicates_and_other_jobs(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""The topics of the bus: each ties a name to the type of its records, with the codec of that type."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from trainwarden.errors import RecordError
+from trainwarden.records import (
+    ActionRecord,
+    CommandRecord,
+    DeadLetter,
+    EventRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    IterationRecord,
+    LogRecord,
+    MetricsRecord,
+    Record,
+    VerdictRecord,
+)
+
+MAX_RECORD_BYTES = 900_000  # below Kafka's default max.message.bytes of 1,048,588 with room for headers
+
+R_co = TypeVar("R_co", bound=Record, covariant=True)
+
+
+class Topic(Generic[R_co]):
+    """A topic's name tied to the type of its records, with the codec of that type.
+
+    Examples
+    --------
+    >>> event = EventRecord(id="e1", job="j", node="n", time_s=1.0, kind="xid", device="GPU-0")
+    >>> EVENTS.decode(EVENTS.encode(event)) == event
+    True
+    """
+
+    def __init__(self, name: str, record_type: type[R_co], *, keep_s: float = 7 * 86_400.0) -> None:
+        self.name = name
+        self.record_type = record_type
+        self.keep_s = keep_s
+        self._decoder = msgspec.json.Decoder(record_type)
+
+    def encode(self, record: Record) -> bytes:
+        """Bytes of `record`.
+
+        Raises
+        ------
+        RecordError
+            If the record is of another topic's type, holds what JSON cannot, or is larger than
+            `MAX_RECORD_BYTES`.
+        """
+        if not isinstance(record, self.record_type):
+            raise RecordError(f"topic {self.name} takes {self.record_type.__name__}, not {type(record).__name__}")
+        try:
+            value = _ENCODER.encode(record)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RecordError(f"record for {self.name} cannot be encoded: {error}") from error
+        if len(value) > MAX_RECORD_BYTES:
+            raise RecordError(f"record for {self.name} has {len(value)} bytes, more than {MAX_RECORD_BYTES}")
+        return value
+
+    def decode(self, value: bytes) -> R_co:
+        """The record that `value` holds.
+
+        Raises
+        ------
+        RecordError
+            If it is not one; the message says what is wrong and where.
+        """
+        if len(value) > MAX_RECORD_BYTES:
+            raise RecordError(f"{len(value)} bytes, more than {MAX_RECORD_BYTES}")
+        try:
+            return self._decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RecordError(str(error)) from error
+
+
+_ENCODER = msgspec.json.Encoder()
+
+METRICS = Topic("trainwarden.metrics", MetricsRecord)
+ITERATIONS = Topic("trainwarden.iterations", IterationRecord)
+HEARTBEATS = Topic("trainwarden.heartbeats", HeartbeatRecord, keep_s=86_400.0)
+LOGS = Topic("trainwarden.logs", LogRecord)
+EVENTS = Topic("trainwarden.events", EventRecord)
+VERDICTS = Topic("trainwarden.verdicts", VerdictRecord)
+INCIDENTS = Topic("trainwarden.incidents", IncidentRecord, keep_s=90 * 86_400.0)
+ACTIONS = Topic("trainwarden.actions", ActionRecord, keep_s=90 * 86_400.0)
+COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=90 * 86_400.0)
+DEAD_LETTERS = Topic("trainwarden.dead_letters", DeadLetter)
+
+TOPICS: dict[str, Topic[Record]] = {
+    topic.name: topic
+    for topic in (
+        METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, COMMANDS, DEAD_LETTERS,
+    )
+}  # fmt: skip
+
+_TOPIC_OF_TYPE: dict[type[Record], Topic[Record]] = {topic.record_type: topic for topic in TOPICS.values()}
+
+
+def topic_of(record: Record) -> Topic[Record]:
+    """The topic that takes `record`; every record type has exactly one."""
+    return _TOPIC_OF_TYPE[type(record)]
