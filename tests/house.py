@@ -11,7 +11,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,7 @@ PATH: Final = (
     ("collectors.iterations.collector:IterationsCollector", "a collector reads them"),
     ("collectors.agent.agent:Agent", "the agent stamps, vets and counts"),
     ("collectors.agent.delivery:Delivery", "to the bus, by way of the disk while the bus is away"),
-    ("trainwarden.bus:connect", "the bus keeps it"),
+    ("trainwarden.bus.address:connect", "the bus keeps it"),
     ("trainwarden.service:ServiceLoop", "poll, handle, publish, flush, then commit"),
     ("detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
     ("detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
@@ -39,31 +39,44 @@ PATH: Final = (
 )
 
 
-def modules() -> dict[str, Path]:
+def modules(root: Path = ROOT) -> dict[str, Path]:
     """Every module of the product by its dotted name."""
     found = {}
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+        for path in sorted((root / package).rglob("*.py")):
             if not (path.parent / "__init__.py").exists():
                 continue  # `inject` is a folder for PYTHONPATH, not a package
-            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = path.relative_to(root).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 def imports(known: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Which modules each module imports, at its top, in its functions and for its types alike."""
+    """Which modules each module imports, at its top, in its functions and for its types alike.
+
+    Packages on the way to a module count as well, since Python runs their ``__init__.py`` first.
+    """
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
         found: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                within = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
-                found |= within or {node.module}
-        graph[name] = (found & known.keys()) - {name}
+            elif isinstance(node, ast.ImportFrom):
+                base = ".".join([*_above(name, path, node.level), *([node.module] if node.module else [])])
+                found |= {f"{base}.{alias.name}" for alias in node.names}  # a name in `base`, or a module
+        graph[name] = {way for one in found for way in _on_the_way(one)} & known.keys() - {name}
     return graph
+
+
+def _above(name: str, path: Path, level: int) -> list[str]:
+    """What the dots of a relative import stand for."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    return package[: len(package) - level + 1] if level else []
+
+
+def _on_the_way(name: str) -> list[str]:
+    return list(accumulate(name.split("."), lambda above, part: f"{above}.{part}"))
 
 
 def room_of(module: str, known: Mapping[str, Path]) -> str:

@@ -37,6 +37,9 @@ def checkout(folder: Path, files: dict[str, str]) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text), encoding="utf-8")
+        for above in path.relative_to(folder).parents:
+            if above != Path() and not (folder / above / "__init__.py").exists():
+                (folder / above / "__init__.py").touch()
     return folder
 
 
@@ -96,7 +99,6 @@ def test_limits_are_what_they_say(tmp_path):
         "actions/long.py": "x = 1\n" * 301,
         **{f"actions/few/f{number}.py": "" for number in range(15)},
         **{f"actions/many/f{number}.py": "" for number in range(16)},
-        "actions/few/__init__.py": "",
         "actions/f.py": f"def short():\n{said}{line * 40}def long():\n{line * 41}",
         "actions/g.py": """
             class Thing:
@@ -106,10 +108,10 @@ def test_limits_are_what_they_say(tmp_path):
             """,
     }
     root = checkout(tmp_path, files)
-    assert house_rules.long_files(root) == ["actions.long"]
-    assert house_rules.full_folders(root) == ["actions.many"]
-    assert house_rules.long_functions(root) == ["actions.f.long"]
-    assert house_rules.many_parameters(root) == ["actions.g.Thing.six"]
+    assert house_rules.long_files(root) == ["actions/long.py"]
+    assert house_rules.full_folders(root) == ["actions/many"]
+    assert house_rules.long_functions(root) == ["actions/f.py::long"]
+    assert house_rules.many_parameters(root) == ["actions/g.py::Thing.six"]
 
 
 def test_a_door_names_a_file_of_its_own_room(tmp_path):
