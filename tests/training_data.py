@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from detectors.metrics.bundle.members import VoteConfig
-from trainer_offline.service.run import TrainConfig
+from trainer_offline.service.train import TrainConfig
 from trainwarden.settings import parse
 
 EVERY_S = 10.0

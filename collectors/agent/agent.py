@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Agent:
         bus_factory: Callable[[], Bus],
         clock: Clock,
         metrics: SelfMetrics,
+        *,
         state_dir: Path,
         run_dir: Path,
     ) -> None:
@@ -79,10 +81,10 @@ class Agent:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._spool = Spool(state_dir / SPOOL, settings.agent.spool_bytes)
         self._delivery = Delivery(
-            bus_factory, self._spool, settings.job, clock, metrics, settings.agent.flush_timeout_s
+            bus_factory, self._spool, clock, metrics, key=settings.job, flush_timeout_s=settings.agent.flush_timeout_s
         )
         self._vetting = Vetting(metrics)
-        self._watch = SelfWatch(self._scope, clock, metrics, self._spool, self._delivery, self._vetting)
+        self._watch = SelfWatch(self._scope, clock, metrics, self._delivery, self._vetting)
         self._tasks = [self._task(name, raw) for name, raw in settings.agent.collectors.items()]
         self._wait = Wait(clock)
         self._clock_offset_s = clock.now_s() - clock.monotonic_s()
@@ -227,5 +229,6 @@ def serve(settings: Settings, run_dir: Path, state_dir: Path, stop: Callable[[],
         port = metrics.serve(settings.agent.metrics_port)
         log.info("metrics served", extra={"fields": {"port": port}})
     clock = SystemClock()
-    agent = Agent(settings, lambda: connect(settings.bus, settings.kafka), clock, metrics, state_dir, run_dir)
+    bus_factory = partial(connect, settings.bus, settings.kafka)
+    agent = Agent(settings, bus_factory, clock, metrics, state_dir=state_dir, run_dir=run_dir)
     agent.run(stop)

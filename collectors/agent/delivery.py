@@ -49,6 +49,8 @@ class Delivery:
         Makes the bus; called again later if it raises `BusUnavailable`.
     spool : Spool
         Where records wait.
+    clock : Clock
+    metrics : SelfMetrics
     key : str
         Bus key of every record: the job.
     flush_timeout_s : float
@@ -59,13 +61,14 @@ class Delivery:
         self,
         bus_factory: Callable[[], Bus],
         spool: Spool,
-        key: str,
         clock: Clock,
         metrics: SelfMetrics,
+        *,
+        key: str,
         flush_timeout_s: float,
     ) -> None:
+        self.spool = spool
         self._connector = Connector(bus_factory)
-        self._spool = spool
         self._key = key
         self._clock = clock
         self._metrics = metrics
@@ -89,19 +92,19 @@ class Delivery:
 
         What neither takes (no record of ours, disk full) is dropped and counted.
         """
-        if not self._away and not len(self._spool):
+        if not self._away and not len(self.spool):
             failure = self._publish([(self._key, record) for record in records], self._flush_timeout_s)
             if failure is None:
                 return
-            head = self._spool.head
+            head = self.spool.head
             self._keep(failure.pairs)
-            self._queued_until = head + failure.queued if len(self._spool) else 0
+            self._queued_until = head + failure.queued if len(self.spool) else 0
         else:
             self._keep([(self._key, record) for record in records])
 
     def drain(self) -> None:
         """Bring a part of what waits onto the bus, if it is time to try."""
-        if not len(self._spool) and not self._away:
+        if not len(self.spool) and not self._away:
             return
         now_s = self._clock.monotonic_s()
         if self._away and now_s < self._retry_at_s:
@@ -109,24 +112,24 @@ class Delivery:
         if self._away:
             if self._publish([], min(self._flush_timeout_s, _TRY_S)) is not None:
                 return
-            self._spool.advance(self._queued_until)
+            self.spool.advance(self._queued_until)
             self._queued_until = 0
         while self._clock.monotonic_s() < now_s + _DRAIN_SLICE_S:
-            end, batch = self._spool.peek(_DRAIN_RECORDS)
+            end, batch = self.spool.peek(_DRAIN_RECORDS)
             if not batch:
                 return
             failure = self._publish(batch, self._flush_timeout_s)
             if failure is not None:
-                self._queued_until = end if failure.queued == len(batch) else self._spool.head + failure.queued
+                self._queued_until = end if failure.queued == len(batch) else self.spool.head + failure.queued
                 return
-            self._spool.advance(end)
+            self.spool.advance(end)
 
     def close(self) -> None:
         """Let go of bus and spool. Safe twice."""
         if self._bus is not None:
             self._bus.close()
             self._bus = None
-        self._spool.close()
+        self.spool.close()
 
     def _publish(self, pairs: Sequence[Pair], timeout_s: float) -> _Failure | None:
         """Publish and flush; None if the bus has confirmed."""
@@ -147,7 +150,7 @@ class Delivery:
         self.flush_s = self._clock.monotonic_s() - start_s
         if self._away:
             self._away = False
-            log.info("bus is back", extra={"fields": {"spooled": len(self._spool)}})
+            log.info("bus is back", extra={"fields": {"spooled": len(self.spool)}})
         self._retry_s = _FIRST_RETRY_S
         return None
 
@@ -182,9 +185,9 @@ class Delivery:
         return False
 
     def _keep(self, pairs: Sequence[Pair]) -> None:
-        refused = self._spool.refused
+        refused = self.spool.refused
         try:
-            dropped = self._spool.append(pairs)
+            dropped = self.spool.append(pairs)
         except OSError as error:
             self._drop(len(pairs), "disk")
             if not self._disk_failed:
@@ -193,7 +196,7 @@ class Delivery:
             return
         self._disk_failed = False
         self._drop(dropped, "oldest")
-        self._drop(self._spool.refused - refused, "refused")
+        self._drop(self.spool.refused - refused, "refused")
 
     def _drop(self, records: int, why: str) -> None:
         if records:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from collectors.agent.delivery import Delivery
 from collectors.agent.schedule import Task
-from collectors.agent.spool import Spool
 from collectors.agent.vetting import Vetting
 from trainwarden.clock import Clock
 from trainwarden.protocols import Scope
@@ -22,13 +21,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class SelfWatch:
     """CPU, memory, lag, spool and losses of this process, every few seconds."""
 
-    def __init__(
-        self, scope: Scope, clock: Clock, metrics: SelfMetrics, spool: Spool, delivery: Delivery, vetting: Vetting
-    ) -> None:
+    def __init__(self, scope: Scope, clock: Clock, metrics: SelfMetrics, delivery: Delivery, vetting: Vetting) -> None:
         self._scope = scope
         self._clock = clock
         self._metrics = metrics
-        self._spool = spool
         self._delivery = delivery
         self._vetting = vetting
         self._last_s = clock.monotonic_s()
@@ -43,8 +39,8 @@ class SelfWatch:
         values = {
             "agent_cpu_ratio": (cpu_s - self._last_cpu_s) / (now_s - self._last_s),
             "agent_resident_memory_bytes": resident_bytes(),
-            "agent_spool_bytes": float(self._spool.size_bytes),
-            "agent_spool_records_count": float(len(self._spool)),
+            "agent_spool_bytes": float(self._delivery.spool.size_bytes),
+            "agent_spool_records_count": float(len(self._delivery.spool)),
             "agent_dropped_records_count": float(self._delivery.dropped),
             "agent_dropped_values_count": float(self._vetting.dropped),
             "agent_lag_seconds": max([0.0, *(task.late_s for task in tasks)]),

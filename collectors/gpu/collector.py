@@ -15,7 +15,7 @@ from collectors.ranks import rank_of_pid
 from trainwarden.clock import Clock
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import JsonObject, Scope
-from trainwarden.records import EventRecord, MetricsRecord, Record
+from trainwarden.records import EventKind, EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config
 
 _MAX_EVENTS = 1_000  # per tick: a GPU in a storm of events must not hold up the agent
@@ -225,8 +225,8 @@ class GpuCollector:
             if gpu is None or data.eventType != _XID:
                 continue
             gpu.xid, gpu.xids = int(data.eventData), (gpu.xids or 0) + 1
-            fields: dict[str, str | int | float | bool | None] = {"xid": gpu.xid, "pci": gpu.pci}
-            yield self._event("xid", gpu, f"{gpu.xid}/{now_s * 1000:.0f}.{number}", f"Xid {gpu.xid}", now_s, fields)
+            what = f"{gpu.xid}/{now_s * 1000:.0f}.{number}"
+            yield self._event("xid", gpu, what, f"Xid {gpu.xid}", now_s, xid=gpu.xid, pci=gpu.pci)
 
     def _newly_lost(self, now_s: float) -> Iterator[EventRecord]:
         """One event per loss, not per tick."""
@@ -248,16 +248,10 @@ class GpuCollector:
     def _loss(self, gpu: Gpu, message: str, now_s: float) -> EventRecord:
         self._away.add(gpu.uuid)
         number = self._losses[gpu.uuid] = self._losses.get(gpu.uuid, 0) + 1
-        return self._event("device_lost", gpu, f"{self._boot[:8]}.{number}", message, now_s, {"pci": gpu.pci})
+        return self._event("device_lost", gpu, f"{self._boot[:8]}.{number}", message, now_s, pci=gpu.pci)
 
     def _event(
-        self,
-        kind: Any,
-        gpu: Gpu,
-        what: str,
-        message: str,
-        now_s: float,
-        fields: dict[str, str | int | float | bool | None],
+        self, kind: EventKind, gpu: Gpu, what: str, message: str, now_s: float, **fields: str | int | None
     ) -> EventRecord:
         return EventRecord(
             id=f"{kind}/{self._scope.node}/{gpu.uuid}/{what}",
@@ -268,7 +262,7 @@ class GpuCollector:
             rank=gpu.rank,
             device=gpu.uuid,
             message=message,
-            fields=fields,
+            fields={**fields},
         )
 
     def _metrics(self, rows: Sequence[dict[str, float]], now_s: float) -> Iterator[MetricsRecord]:

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from collectors.iterations.hook_source import MAX_NOTE_BYTES, HookSource, Note, boot_time_s, decode_note
+from collectors.iterations.agent_socket import AgentSocket
+from collectors.iterations.hook_source import HookSource, boot_time_s
+from collectors.iterations.records import HookRecords
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
-from trainwarden.records import (
-    EventKind,
-    EventRecord,
-    HeartbeatRecord,
-    IterationRecord,
-    MetricsRecord,
-    Phase,
-    Record,
-)
+from trainwarden.records import Record
 from trainwarden.settings import Config, PositiveSeconds
 
 _HOOK_FILE = re.compile(r"^rank-\d{1,6}-\d{1,10}\.hook$")
-_MAX_DATAGRAMS = 1000  # per turn
 _GARBAGE_AFTER_LOOKS = 25  # a file that is being made is whole within milliseconds
 _GONE_ROWS_S = 30.0  # how long heartbeats go on telling of a process that is gone
 _OVERHEAD_INTERVAL_S = 5.0
-_MOST_STEPS = 2000  # per record, far below the bus's limit
 
 
 class IterationsCollector:
@@ -58,7 +49,7 @@ class IterationsCollector:
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
-        self._scope = scope
+        self._records = HookRecords(scope)
         self._clock = clock
         self._folder = Path(scope.run_dir) / rundir.HOOK
         self._proc = Path(config.proc)
@@ -66,7 +57,7 @@ class IterationsCollector:
         self._sources: dict[str, HookSource] = {}
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}
-        self._socket: socket.socket | None = None
+        self._socket = AgentSocket(self._folder)
         self._scanned: tuple[int, float] = (0, float("-inf"))
         self._overhead_at_s = 0.0
         self.junk = 0
@@ -82,8 +73,8 @@ class IterationsCollector:
         return None
 
     def collect(self, now_s: float) -> Iterable[Record]:
-        self._open_socket()
-        yield from self._datagrams()
+        self._socket.open()
+        yield from self._told_at_once()
         self._scan(now_s)
         if self._boot_s is None:
             self._boot_s = boot_time_s(self._proc)
@@ -97,7 +88,7 @@ class IterationsCollector:
         yield from self._overhead(now_s)
 
     def wake_fds(self) -> Sequence[int]:
-        return () if self._socket is None else (self._socket.fileno(),)
+        return self._socket.fds
 
     def position(self) -> JsonObject:
         return {"files": {**self._resume, **{name: source.position() for name, source in self._sources.items()}}}
@@ -114,10 +105,7 @@ class IterationsCollector:
         for source in self._sources.values():
             source.close()
         self._sources.clear()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            (self._folder / rundir.AGENT_SOCKET).unlink(missing_ok=True)
+        self._socket.close()
 
     # -- finding files
 
@@ -171,117 +159,24 @@ class IterationsCollector:
             return
         if not source.started:
             source.started = True
-            text = f"rank {header.rank} trains as process {header.pid}"
-            fields = {"pid": header.pid, "world_size": header.world_size, "attempt": header.attempt}
-            yield self._event("process_start", "process_start", header, header.start_s, text, **fields)
-        steps = source.new_steps()
-        for first in range(0, len(steps), _MOST_STEPS):
-            yield self._iterations(header, steps[first : first + _MOST_STEPS])
+            yield self._records.started(header)
+        yield from self._records.iterations(header, source.new_steps())
         for pause in source.new_pauses():
-            kind: EventKind = "checkpoint" if pause.phase == "checkpoint" else "phase"
-            end_s, took_s, step = pause.begin_s + pause.duration_s, pause.duration_s, pause.step
-            text = f"rank {header.rank} spent {took_s:.1f} s in {pause.phase} during step {step}"
-            name = f"{kind}/{pause.serial}"
-            yield self._event(kind, name, header, end_s, text, phase=pause.phase, duration_s=took_s, step=step)
+            yield self._records.pause(header, pause)
         for note in source.new_notes():
             if note is None:
                 self.junk += 1
             elif note.number not in source.notes_told:
                 source.notes_told.add(note.number)
-                yield self._note(note)
+                yield self._records.note(note)
         fatal = source.fatal_signal()
         if fatal is not None:
             signal, frame = fatal
-            text = f"rank {header.rank} was ended by {signal} in {frame or 'unknown code'}"
-            now_s = self._clock.now_s()
-            yield self._event("fatal_signal", "fatal_signal", header, now_s, text, signal=signal, frame=frame)
+            yield self._records.fatal_signal(header, signal, frame, self._clock.now_s())
 
-    def _iterations(self, header: hook.Header, steps: Sequence[hook.Step]) -> IterationRecord:
-        marks = steps[-1].source == "marks"
-        # Marks of a framework whose waiting the hook cannot see: nothing is known of the split.
-        split = not (marks and not header.calls and not any(step.wait_s for step in steps))
-        return IterationRecord(
-            job=self._scope.job,
-            node=self._scope.node,
-            rank=header.rank,
-            incarnation=header.incarnation,
-            steps=tuple(step.step for step in steps),
-            end_s=tuple(step.end_s for step in steps),
-            duration_s=tuple(step.duration_s for step in steps),
-            compute_s=tuple(step.compute_s for step in steps) if split else (),
-            wait_s=tuple(step.wait_s for step in steps) if split else (),
-            pause_s=tuple(step.pause_s for step in steps),
-            micro_batches=tuple(step.micro_batches for step in steps),
-            basis="marks" if marks else "host",
-            role=header.role,
-        )
-
-    def _event(
-        self,
-        kind: EventKind,
-        name: str,
-        header: hook.Header | Note,
-        time_s: float,
-        message: str,
-        /,
-        **fields: str | int | float | bool | None,
-    ) -> EventRecord:
-        first, _, rest = name.partition("/")
-        return EventRecord(
-            id=f"{first}/{self._scope.node}/{header.incarnation}" + (f"/{rest}" if rest else ""),
-            job=self._scope.job,
-            node=self._scope.node,
-            time_s=time_s,
-            kind=kind,
-            rank=header.rank,
-            message=message[:2000],
-            fields={"incarnation": header.incarnation, **fields},
-        )
-
-    def _note(self, note: Note) -> EventRecord:
-        if note.type == "plan":
-            text = f"rank {note.rank} runs micro-batches by plan {note.plan} from step {note.step}"
-            name = f"microbatch_plan/{note.plan}"
-            shares = note.micro_batches
-            return self._event(
-                "microbatch_plan", name, note, note.time_s, text, number=note.plan, micro_batches=shares, step=note.step
-            )
-        kind, frame = note.exception, note.frame
-        return self._event(
-            "exception", "exception", note, note.time_s, note.message, type=kind, frame=frame, step=note.step
-        )
-
-    # -- the socket
-
-    def _open_socket(self) -> None:
-        """Bind the agent's socket; one that another agent left behind is replaced."""
-        if self._socket is not None or not self._folder.is_dir():
-            return
-        path = self._folder / rundir.AGENT_SOCKET
-        path.unlink(missing_ok=True)
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        # A socket's address holds 107 bytes at most; through the open folder any path is short.
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            opened.bind(f"/proc/self/fd/{folder}/{rundir.AGENT_SOCKET}")
-        except OSError:
-            opened.close()
-            raise
-        finally:
-            os.close(folder)
-        path.chmod(0o600)
-        self._socket = opened
-
-    def _datagrams(self) -> Iterable[Record]:
-        """Facts that hooks sent at once; the same fact in a notes file is not told again."""
-        for _ in range(_MAX_DATAGRAMS):
-            if self._socket is None:
-                return
-            try:
-                line = self._socket.recv(MAX_NOTE_BYTES + 1)
-            except BlockingIOError:
-                return
-            note = decode_note(line)
+    def _told_at_once(self) -> Iterable[Record]:
+        """Facts that came by datagram; the same fact in a notes file is not told again."""
+        for note in self._socket.notes():
             if note is None:
                 self.junk += 1
                 continue
@@ -290,7 +185,7 @@ class IterationsCollector:
                 if note.number in source.notes_told:
                     continue
                 source.notes_told.add(note.number)
-            yield self._note(note)
+            yield self._records.note(note)
 
     # -- what all processes are doing
 
@@ -304,41 +199,15 @@ class IterationsCollector:
             known = newest.get(header.rank)
             if known is None or header.start_s > known[0].start_s:
                 newest[header.rank] = (header, source)
-        if not newest:
-            return
-        rows = [newest[rank] for rank in sorted(newest)]
-        headers = [header for header, _ in rows]
-        phases: tuple[Phase, ...] = tuple(header.phase for header in headers)
-        yield HeartbeatRecord(
-            job=self._scope.job,
-            node=self._scope.node,
-            time_s=now_s,
-            ranks=tuple(header.rank for header in headers),
-            pids=tuple(header.pid for header in headers),
-            incarnations=tuple(header.incarnation for header in headers),
-            steps=tuple(header.step for header in headers),
-            step_end_s=tuple(header.step_end_s for header in headers),
-            phases=phases,
-            phase_since_s=tuple(header.phase_since_s for header in headers),
-            calls=tuple(header.calls for header in headers),
-            states=tuple(source.kernel.state for _, source in rows),
-            cpu_s=tuple(source.kernel.cpu_s for _, source in rows),
-        )
+        if newest:
+            rows = [newest[rank] for rank in sorted(newest)]
+            yield self._records.heartbeat([(header, source.kernel) for header, source in rows], now_s)
 
     def _overhead(self, now_s: float) -> Iterable[Record]:
-        """What the hooks of this node cost their training threads, per step, by their own reckoning."""
         if now_s - self._overhead_at_s < _OVERHEAD_INTERVAL_S:
             return
         headers = [source.header for source in self._sources.values() if source.header is not None]
         steps = sum(header.recorded for header in headers)
-        if not steps:
-            return
-        self._overhead_at_s = now_s
-        yield MetricsRecord(
-            job=self._scope.job,
-            node=self._scope.node,
-            time_s=now_s,
-            devices=("agent",),
-            names=("agent_hook_overhead_seconds",),
-            values=((sum(header.own_s for header in headers) / steps,),),
-        )
+        if steps:
+            self._overhead_at_s = now_s
+            yield self._records.overhead(sum(header.own_s for header in headers) / steps, now_s)

@@ -7,13 +7,14 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from collectors.kernel_log import KernelLog, boot_id, since_boot_s
 from collectors.logs.floods import collapse
-from collectors.logs.tail import Line, Tail, unrotated
+from collectors.logs.rotation import unrotated
+from collectors.logs.tail import Line, Tail
 from collectors.ranks import rank_processes
 from trainwarden import rundir
 from trainwarden.clock import Clock
@@ -30,6 +31,15 @@ _RECORD_BYTES = 200_000  # a record is split here, well below the bus's limit ev
 _LINE_OVERHEAD_BYTES = 64  # ends, times and counts of one line as JSON
 _GLOB_INTERVAL_S = 2.0
 _BUSY_INTERVAL_S = 0.05
+
+
+class _Batch(NamedTuple):
+    """Lines of one writer, columnar as in `LogRecord`."""
+
+    ends: Sequence[int]
+    lines: Sequence[str]
+    times_s: Sequence[float]
+    counts: Sequence[int] = ()
 
 
 class LogsCollector:
@@ -166,11 +176,11 @@ class LogsCollector:
             log.debug("log file cannot be read", extra={"fields": fields})
             return []
 
-    def _records(self, source: str, path: Path, lines: Sequence[Line], now_s: float) -> Iterator[Record]:
+    def _records(self, source: str, path: Path, found: Sequence[Line], now_s: float) -> Iterator[Record]:
         """Records of a batch, one writer each: a common file is taken apart by the rank prefixes of its lines."""
         rank = rundir.rank_of_log(path)
         by_writer: dict[int | None, tuple[list[int], list[str]]] = {}
-        for end, raw in lines:
+        for end, raw in found:
             text = clean(raw)
             if not text:
                 continue
@@ -179,8 +189,8 @@ class LogsCollector:
             texts.append(text)
         for writer, (ends, texts) in by_writer.items():
             name = source if writer == rank else f"{source}#rank{writer}"
-            batch = collapse(ends, texts, self._config.flood_lines)
-            yield from self._split(name, writer, *batch, [now_s] * len(batch[0]))
+            kept, lines, counts = collapse(ends, texts, self._config.flood_lines)
+            yield from self._split(name, writer, _Batch(kept, lines, [now_s] * len(kept), counts))
 
     def _writer(self, text: str) -> int | None:
         prefix = rank_prefix(text)
@@ -192,17 +202,10 @@ class LogsCollector:
             return here[number] if number < len(here) else number
         return number
 
-    def _split(
-        self,
-        source: str,
-        rank: int | None,
-        ends: Sequence[int],
-        lines: Sequence[str],
-        counts: Sequence[int],
-        times_s: Sequence[float],
-    ) -> Iterator[LogRecord]:
+    def _split(self, source: str, rank: int | None, batch: _Batch) -> Iterator[LogRecord]:
         """Records of bounded size."""
         start = size = 0
+        lines = batch.lines
         for place in range(len(lines) + 1):
             if place == len(lines) or size >= _RECORD_BYTES:
                 part = slice(start, place)
@@ -211,10 +214,10 @@ class LogsCollector:
                         job=self._scope.job,
                         node=self._scope.node,
                         source=source,
-                        ends=tuple(ends[part]),
+                        ends=tuple(batch.ends[part]),
                         lines=tuple(lines[part]),
-                        times_s=tuple(times_s[part]),
-                        counts=tuple(counts[part]) if any(count > 1 for count in counts[part]) else (),
+                        times_s=tuple(batch.times_s[part]),
+                        counts=tuple(batch.counts[part]) if any(count > 1 for count in batch.counts[part]) else (),
                         rank=rank,
                     )
                 start, size = place, 0
@@ -242,7 +245,7 @@ class LogsCollector:
             booted_s = now_s - since_boot_s()
             times_s = [min(now_s, booted_s + message.boot_time_s) for message, _ in messages]
             ends = [message.end for message, _ in messages]
-            yield from self._split(KERNEL_SOURCE, None, ends, [text for _, text in messages], (), times_s)
+            yield from self._split(KERNEL_SOURCE, None, _Batch(ends, [text for _, text in messages], times_s))
 
     def _skipped_record(self, now_s: float) -> MetricsRecord:
         return MetricsRecord(

@@ -7,23 +7,18 @@ numbers in `Tail.state` are all that a restart needs.
 from __future__ import annotations
 
 import os
-import re
-import stat
 import zlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from collectors.logs.rotation import RotatedFiles, open_as, stat_of
+
 MAX_PARTIAL_BYTES = 32_768  # a line longer than this is delivered cut; the rest up to its newline is passed over
 _HEAD_BYTES = 256  # a file is recognised by inode and the checksum of so many bytes at its beginning
 _BACKLOG_BYTES = 64 * 1024 * 1024  # further behind than this, a tail skips ahead ...
 _BACKLOG_KEPT_BYTES = 1024 * 1024  # ... to so many bytes before the end, and counts what it skipped
-_LOOKS = 5  # at a folder in which files are being renamed
-_ROTATED = re.compile(r"[.-](\d{1,14})\Z")
-
-_Identity = tuple[int, int]
-"""Device and inode: what a file is called may change while we look."""
 
 Line = tuple[int, bytes]
 """Position just after the line in the whole sequence of this path's files, and the line without its newline."""
@@ -66,6 +61,7 @@ class Tail:
         self._rotate_wait_s = rotate_wait_s
         self._partial_wait_s = partial_wait_s
         self._rotated_too = rotated_too
+        self._files = RotatedFiles(path)
         self._fd: int | None = None
         self._looked = False  # a file that a restarted agent knows may be there under a rotated name alone
         self._seen: tuple[int, int, int] | None = None
@@ -78,7 +74,7 @@ class Tail:
 
     def skip_to_end(self) -> None:
         """Begin after what is there now."""
-        found = _stat(self.path)
+        found = stat_of(self.path)
         if found is not None and self._open(self.path):
             self.state.offset = found.st_size
             self._note_head()
@@ -98,7 +94,7 @@ class Tail:
             If the file is there and cannot be read.
         """
         self.more = False
-        current = _stat(self.path)
+        current = stat_of(self.path)
         seen = (current.st_ino, current.st_size, current.st_mtime_ns) if current is not None else None
         if self._looked and seen == self._seen and self._rotated_since_s is None and self._partial is None:
             return []
@@ -196,14 +192,14 @@ class Tail:
             return False
         if self._rotated_since_s is None:
             self._rotated_since_s = now_s
-        following = self._file_after((state.device, state.inode))
+        following = self._files.after((state.device, state.inode))
         if following is None:
             return False
         path, identity = following
         # The newest of the rotated files may still be written to.
         if path == self.path and now_s - self._rotated_since_s < self._rotate_wait_s:
             return False
-        fd = _open_as(path, identity)
+        fd = open_as(path, identity)
         if fd is None:  # renamed meanwhile: look again at the next read
             return False
         self._rotated_since_s = None
@@ -218,44 +214,11 @@ class Tail:
         self._take(fd)
         return True
 
-    def _file_after(self, identity: _Identity) -> tuple[Path, _Identity] | None:
-        """The file begun after `identity`, or the one at the path if `identity` is gone; None if there is neither."""
-        chain = self._chain()
-        places = [place for place, (_, known) in enumerate(chain) if known == identity]
-        following = chain[places[0] + 1 :] if places else [file for file in chain if file[0] == self.path]
-        return following[0] if following else None
-
-    def _chain(self) -> list[tuple[Path, _Identity]]:
-        """This path's files that exist, oldest first; looked at until two looks agree, as renames go on meanwhile."""
-        before: list[tuple[Path, _Identity]] | None = None
-        chain: list[tuple[Path, _Identity]] = []
-        for _ in range(_LOOKS):
-            found = [(path, _stat(path)) for path in (*self._rotated(), self.path)]
-            chain = [(path, (facts.st_dev, facts.st_ino)) for path, facts in found if facts is not None]
-            if chain == before:
-                break
-            before = chain
-        return chain
-
-    def _rotated(self) -> list[Path]:
-        """Rotated files of this path, oldest first: NAME.2 before NAME.1, NAME-20240101 before NAME-20240102."""
-        found: list[tuple[int, Path]] = []
-        try:
-            names = os.listdir(self.path.parent)
-        except FileNotFoundError:
-            return []
-        for name in names:
-            match = _ROTATED.fullmatch(name[len(self.path.name) :]) if name.startswith(self.path.name) else None
-            if match:
-                number = int(match.group(1))
-                found.append((number if len(match.group(1)) > 4 else -number, self.path.with_name(name)))
-        return [path for _, path in sorted(found)]
-
     def _resume(self, current: os.stat_result | None) -> bool:
         """Open the file that the state speaks of, wherever it has been rotated to, else the one at the path."""
         state = self.state
         if state.inode:
-            fd = self._find((state.device, state.inode))
+            fd = self._files.find((state.device, state.inode))
             if fd is not None:
                 self._fd = fd
                 if os.fstat(fd).st_size >= state.offset and self._head_fits():
@@ -263,28 +226,13 @@ class Tail:
                 self.close()
             self._begin_anew()
         elif self._rotated_too and not state.base:
-            for _ in range(_LOOKS):  # a rename moves the oldest file to a name that the next look sees
-                oldest = next(iter(self._chain()), None)
-                if oldest is None:
-                    return False
-                fd = _open_as(*oldest)
-                if fd is not None:
-                    return self._take(fd)
-            return False
+            fd = self._files.oldest()
+            return fd is not None and self._take(fd)
         return current is not None and self._open(self.path)
-
-    def _find(self, identity: _Identity) -> int | None:
-        """Open the file with `identity` among this path's files; None if it is gone."""
-        for _ in range(_LOOKS):  # a rename moves it to a name that the next look sees
-            for path in (self.path, *self._rotated()):
-                fd = _open_as(path, identity)
-                if fd is not None:
-                    return fd
-        return None
 
     def _open(self, path: Path) -> bool:
         """Open whatever regular file is at `path` now."""
-        fd = _open_as(path, None)
+        fd = open_as(path, None)
         return fd is not None and self._take(fd)
 
     def _take(self, fd: int) -> bool:
@@ -316,32 +264,3 @@ class Tail:
         return not self.state.head_bytes or (
             zlib.crc32(os.pread(self._fd, self.state.head_bytes, 0)) == self.state.head_crc
         )
-
-
-def unrotated(name: str) -> str:
-    """`name` without the number that a rotation gave it.
-
-    >>> unrotated("rank-1.log.2"), unrotated("rank-1.log")
-    ('rank-1.log', 'rank-1.log')
-    """
-    return _ROTATED.sub("", name)
-
-
-def _open_as(path: Path, identity: _Identity | None) -> int | None:
-    """Open `path` if it is a regular file, and the one with `identity` where that is given; else None."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and identity in (None, (found.st_dev, found.st_ino)):
-        return fd
-    os.close(fd)
-    return None
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat, and this runs for every file, 5 times a second
-    except OSError:
-        return None

@@ -16,7 +16,7 @@ from detectors.metrics.bundle.trailing import trailing_mean
 from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
 from detectors.metrics.models.knn import NeighborSearch
 from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
-from trainer_offline.fit.evaluation import event_quality, vus_pr
+from tests.benchmarks.detection.measures import event_quality, vus_pr
 
 MODEST = settings(max_examples=25, deadline=None)
 finite = st.floats(-100.0, 100.0, width=32)

@@ -13,10 +13,11 @@ import pytest
 from detectors.metrics.bundle.bundle import ModelBundle
 from tests.training_data import SMALL, batch
 from trainer_offline.fit.gate import GateConfig
-from trainer_offline.registry.assembly import ENSEMBLE
-from trainer_offline.registry.champions import RegistrySource, assemble, load_bundle, local_bundle
-from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry, registered_name
-from trainer_offline.service.run import train
+from trainer_offline.registry.parts import ENSEMBLE
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.serving import RegistrySource, assemble, local_bundle
+from trainer_offline.registry.version import CHALLENGER, CHAMPION, registered_name
+from trainer_offline.service.train import train
 from trainwarden.errors import ConfigError, DataError, DetectorError
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -131,7 +132,7 @@ def test_a_detector_of_another_run_serves_beside_the_others(registry):
 
 
 def test_a_tampered_or_truncated_artifact_is_refused_and_the_last_good_serves(registry, tmp_path):
-    good = load_bundle(registry.uri)
+    good = ModelBundle.load(local_bundle(registry.uri))
     version = registry.version("kmeans", registry.aliases(CHAMPION)["kmeans"])
     uri = registry.client.get_model_version_download_uri(registered_name("kmeans"), version.version)
     assert str(tmp_path) in uri
@@ -149,7 +150,7 @@ def test_a_tampered_or_truncated_artifact_is_refused_and_the_last_good_serves(re
     with pytest.raises(DetectorError, match="refused"):
         fresh.poll()
     registry.promote("lof", registry.aliases(CHAMPION)["lof"])
-    assert load_bundle(registry.uri).versions == good.versions
+    assert ModelBundle.load(local_bundle(registry.uri)).versions == good.versions
 
 
 def test_without_the_registry_the_last_good_set_serves(registry, tmp_path):
@@ -246,14 +247,14 @@ def test_a_rejected_version_is_never_served_even_if_somebody_sets_its_alias(regi
 
 def test_promotion_and_roll_back_are_told_on_the_bus_whoever_moved_the_alias(registry):
     from tests.doubles import MemoryBus
-    from trainer_offline.service.trainer import TrainerHandler
+    from trainer_offline.service.handler import TrainerHandler
     from trainwarden.clock import ManualClock
     from trainwarden.self_metrics import SelfMetrics
     from trainwarden.settings import Settings
     from trainwarden.topics import EVENTS
 
     bus, clock = MemoryBus(), ManualClock(1_000_000.0)
-    handler = TrainerHandler(Settings(), registry, clock, SelfMetrics("trainer"), (), None)
+    handler = TrainerHandler(Settings(), registry, clock, SelfMetrics("trainer"))
     before = registry.aliases(CHAMPION)["pca"]
     other = "2" if before == "1" else "1"
     registry.client.set_model_version_tag(registered_name("pca"), other, "gate", "passed")

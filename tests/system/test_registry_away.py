@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer_offline.registry.address import cache_folder
-from trainer_offline.registry.versions import Registry
+from trainer_offline.registry.registry import Registry
 from trainwarden.errors import DataError
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]

@@ -13,8 +13,9 @@ import pytest
 from tests.system.test_demo import demo
 from tests.training_data import MODELS
 from trainer_offline.fit.gate import GateConfig
-from trainer_offline.registry.versions import CHAMPION, Registry, registered_name
-from trainer_offline.service.run import TrainConfig, train
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.version import CHAMPION, registered_name
+from trainer_offline.service.train import TrainConfig, train
 from trainwarden.cli.demo import Demo, DemoPlan
 from trainwarden.cli.live import LiveView
 from trainwarden.cli.output import Voice

@@ -13,7 +13,8 @@ import pytest
 
 from tests.system.runs import WARDEN
 from tests.training_data import batch
-from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.version import CHALLENGER, CHAMPION
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -50,19 +50,20 @@ def read(archive: Path) -> list[Annotation]:
     return [annotation for annotation, _ in _parsed(_text(archive), archive / FILE)]
 
 
-def spans(archive: Path, job: str, label: Label) -> list[tuple[float, float]]:
-    """Stretches of `job` with `label`, ``[from_s, to_s)`` by start; open ends are infinite.
+def spans(archive: Path, job: str) -> dict[str, list[tuple[float, float]]]:
+    """Stretches of `job` by label, ``[from_s, to_s)`` in the order of the file; open ends are infinite.
 
     Raises
     ------
     DataError
         As `read`.
     """
-    return sorted(
-        (-math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s)
-        for one in read(archive)
-        if one.job == job and one.label == label
-    )
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in read(archive):
+        if one.job == job:
+            span = (-math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s)
+            found.setdefault(one.label, []).append(span)
+    return found
 
 
 def add(archive: Path, annotation: Annotation) -> int:

@@ -10,7 +10,6 @@ first, since only they can show what a model finds.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from detectors.job.samples import Entity
 from trainer_offline.archive.layout import TOPIC_FOLDERS
 from trainer_offline.archive.reader import jobs as archived_jobs
 from trainer_offline.data.annotations import read as read_annotations
-from trainer_offline.data.card import DataCard, card_of
+from trainer_offline.data.annotations import spans
+from trainer_offline.data.card import BY_TIME, DataCard, card_of
 from trainer_offline.data.grids import Floats, PrepareConfig, Span, stretches
 from trainer_offline.data.prepare_job import PreparedJob, Task
 from trainer_offline.data.workers import Outcome, outcomes
@@ -129,20 +129,24 @@ def prepare(
     notes += _astray(found, data)
     if not jobs:
         raise DataError(f"'{data}' holds nothing to learn from: {'; '.join(notes)}")
-    if len(jobs) == 1:
-        train, judged = _by_time(next(iter(jobs.values())), config)
-        split = f"time blocks: there is one job, its last {config.test_share:.0%} is the test"
-        learnt, tested = [train], [judged]
-    else:
-        # A job that could not be read may have been the only one of its side.
-        test &= set(jobs)
-        if not test or len(test) == len(jobs):
-            test = {max(jobs)}
-        split = "by job"
-        learnt = [job for place, job in jobs.items() if place not in test]
-        tested = [job for place, job in jobs.items() if place in test]
+    learnt, tested, split = _sides(jobs, test, config)
     card = card_of(list(jobs.values()), learnt, tested, split, notes)
     return TrainingData(learnt, tested, card, config)
+
+
+def _sides(
+    jobs: dict[int, PreparedJob], test: set[int], config: PrepareConfig
+) -> tuple[list[PreparedJob], list[PreparedJob], str]:
+    """What is learnt from, what is judged on, and how the two were parted."""
+    if len(jobs) == 1:
+        train, judged = _by_time(next(iter(jobs.values())), config)
+        return [train], [judged], f"{BY_TIME}: there is one job, its last {config.test_share:.0%} is the test"
+    # A job that could not be read may have been the only one of its side.
+    test = test & set(jobs)
+    if not test or len(test) == len(jobs):
+        test = {max(jobs)}
+    learnt = [job for place, job in jobs.items() if place not in test]
+    return learnt, [job for place, job in jobs.items() if place in test], "by job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +184,8 @@ def _annotated(source: Source, data: Path) -> dict[str, list[Span]]:
     """What ``annotations.csv`` in the job's folder, in the batch's or the archive's, says of the job, by label."""
     found: dict[str, list[Span]] = {}
     for place in dict.fromkeys((source.folder, data)):
-        for one in read_annotations(place):
-            if one.job == source.called:
-                span = (-math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s)
-                found.setdefault(one.label, []).append(span)
+        for label, said in spans(place, source.called).items():
+            found.setdefault(label, []).extend(said)
     return found
 
 

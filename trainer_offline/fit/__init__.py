@@ -1,4 +1,4 @@
 """Fitting every trainable detector, judging it on test jobs, and the gate.
 
-Read `trainer_offline.fit.train` first.
+Read `trainer_offline.fit.fit` first.
 """

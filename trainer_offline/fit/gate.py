@@ -67,24 +67,26 @@ class GateResult(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a champion was trained on, as its data card says.
+class Champion:
+    """Who serves today, and what it was trained on, as its data card says.
 
     Attributes
     ----------
+    bundle : ModelBundle
     jobs, digests : frozenset of str
-        Names, and the first `data_card.DIGEST` digits of the hashes of the jobs' content.
+        Names, and the first `data.card.DIGEST` digits of the hashes of the jobs' content.
     before : frozenset of str
         Hashes of single jobs of which it was trained on the first part, and that are cut at the same place now: it is
         judged on what lies after.
 
     Examples
     --------
-    >>> one = PreparedJob("a", [], digest="f" * 64)
-    >>> Seen(frozenset({"a"})).covers(one), Seen(frozenset({"b"})).covers(one)
+    >>> one, nothing = PreparedJob("a", [], digest="f" * 64), ModelBundle({}, {})
+    >>> Champion(nothing, frozenset({"a"})).covers(one), Champion(nothing, frozenset({"b"})).covers(one)
     (True, False)
     """
 
+    bundle: ModelBundle
     jobs: frozenset[str] = frozenset()
     digests: frozenset[str] = frozenset()
     before: frozenset[str] = frozenset()
@@ -97,25 +99,25 @@ class Seen:
 
 def gate(
     bundle: ModelBundle,
-    champion: ModelBundle | None,
+    champion: Champion | None,
     jobs: Sequence[PreparedJob],
     config: GateConfig,
+    *,
     seed: int,
-    seen: Seen | None = None,
     tell: Tell = silent,
 ) -> tuple[dict[str, GateResult], dict[str, Tally]]:
     """Result for each detector of `bundle` and for the ``ensemble``, and what was counted (for plots).
 
-    `seen` is what the champion was trained on. It is compared on the other test jobs alone: on rows that it has learnt
-    from it would seem better than it is. `tell` hears of every job that has been judged.
+    The champion is compared on test jobs that it was not trained on alone: on rows that it has learnt from it would
+    seem better than it is. `tell` hears of every job that has been judged.
     """
-    fair = [job for job in jobs if seen is None or not seen.covers(job)]
+    fair = [job for job in jobs if champion is None or not champion.covers(job)]
     rounds = len(jobs) if champion is None else len(jobs) + len(fair)
     ours = judge(bundle, jobs, config.injected_sigma, seed, lambda job, done: tell(f"judged on {job}", done, rounds))
     theirs: dict[str, Tally] = {}
     if champion is not None and fair:
         theirs = judge(
-            champion, fair, config.injected_sigma, seed,
+            champion.bundle, fair, config.injected_sigma, seed,
             lambda job, done: tell(f"champion judged on {job}", len(jobs) + done, rounds),
         )  # fmt: skip
     # The floors are for all test jobs; the comparison is made on those that neither side has learnt from.

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from detectors.job.samples import FamilySamples
 from detectors.metrics.bundle.bundle import ModelBundle
@@ -21,13 +22,13 @@ from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVoteConfig
 from trainer_offline.data.grids import Flags, Floats, JobGrid
 from trainer_offline.data.prepare_job import PreparedJob
-from trainer_offline.fit.evaluation import episodes, segments
 
 BLOCK_CELLS: Final = 8_000_000  # values scored in one call: 64 MB
 INJECTED_SAMPLES: Final = 30
 INJECTED_EVERY: Final = 300  # samples from one added anomaly to the next
 INJECTED_LEAST: Final = 60  # samples before the first one: the models' look-back
 INJECTED_METRICS: Final = 1 / 3
+SAME_EPISODE_SAMPLES: Final = 5  # alerts less than this many samples apart are one episode
 KEPT_SCORES: Final = 5_000  # of each detector, for the plots
 
 
@@ -230,3 +231,31 @@ def _take_injected(tallies: dict[str, Tally], grid: JobGrid, scores: Mapping[str
             if hits.size:
                 tally.quality.found += 1
                 tally.delays_s.append(float(grid.times_s[first + hits[0]] - grid.times_s[first]))
+
+
+def segments(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Runs of true values as ``[events, 2]``: first and last index.
+
+    Examples
+    --------
+    >>> segments([0, 1, 1, 0, 1]).tolist()
+    [[1, 2], [4, 4]]
+    """
+    flags = np.asarray(labels).astype(bool)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    return np.stack([edges[::2], edges[1::2] - 1], axis=1).astype(np.int64)
+
+
+def episodes(alerts: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Alert samples joined into episodes ``[n, 2]`` where less than `SAME_EPISODE_SAMPLES` lie between them.
+
+    Examples
+    --------
+    >>> episodes([1, 0, 0, 1, 0, 0, 0, 0, 0, 1]).tolist()
+    [[0, 3], [9, 9]]
+    """
+    runs = segments(alerts)
+    if len(runs) < 2:
+        return runs
+    apart = runs[1:, 0] - runs[:-1, 1] >= SAME_EPISODE_SAMPLES
+    return np.stack([runs[np.append(True, apart), 0], runs[np.append(apart, True), 1]], axis=1)

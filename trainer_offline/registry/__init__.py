@@ -1,4 +1,4 @@
 """Versions of models in MLflow: published, promoted, and fetched for serving.
 
-Read `trainer_offline.registry.versions` first.
+Read `trainer_offline.registry.registry` first.
 """

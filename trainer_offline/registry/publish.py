@@ -10,7 +10,8 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,42 @@ from trainer_offline.fit.judge import Tally
 from trainer_offline.fit.plots import draw
 from trainer_offline.progress import Tell, silent
 from trainer_offline.registry.address import asking, experiment_of
-from trainer_offline.registry.assembly import ENSEMBLE, parts_of, preparation_hash
-from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry, Version, registered_name
+from trainer_offline.registry.parts import ENSEMBLE, parts_of, preparation_hash
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.version import CHAMPION, Version, registered_name
 
 LOADER = "trainer_offline.registry.pyfunc"
 REQUIREMENTS = ["trainwarden[detect]"]
 MAX_TAG = 4_900  # MLflow keeps tags of up to 5,000 characters
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """What one training run has made.
+
+    Attributes
+    ----------
+    bundle : ModelBundle
+    results : mapping of str to GateResult
+        For each detector and the ``ensemble``.
+    tallies : mapping of str to Tally
+        What was counted, for the plots.
+    card : DataCard
+    settings : mapping
+        What it was called with, for the run's page.
+    """
+
+    bundle: ModelBundle
+    results: Mapping[str, GateResult]
+    tallies: Mapping[str, Tally]
+    card: DataCard
+    settings: Mapping[str, Any]
+
+
 def register(
-    registry: Registry,
-    bundle: ModelBundle,
-    results: Mapping[str, GateResult],
-    tallies: Mapping[str, Tally],
-    card: DataCard,
-    settings: Mapping[str, Any],
-    *,
-    promote: bool = False,
-    tell: Tell = silent,
+    registry: Registry, trained: TrainedRun, *, promote: bool = False, tell: Tell = silent
 ) -> tuple[str, list[Version]]:
-    """Keep every detector of `bundle`; the run's id and the versions made.
+    """Keep every detector of a run; the run's id and the versions made.
 
     A version that passed becomes champion where there is none (or with `promote`), else challenger; one that failed is
     kept with the tag ``gate`` = ``rejected`` and gets no alias.
@@ -52,7 +69,7 @@ def register(
     RegistryAway
         If the registry cannot be reached or refuses.
     """
-    parts = parts_of(bundle)
+    parts, results = parts_of(trained.bundle), trained.results
     tell("keeping the run with its card and plots", 0, len(parts))
     had = registry.aliases(CHAMPION)
     with tempfile.TemporaryDirectory(prefix="trainwarden-train-") as temporary, asking(registry.uri):
@@ -63,16 +80,19 @@ def register(
         mlflow.set_registry_uri(registry.uri)
         with mlflow.start_run(experiment_id=experiment_of(client, registry.uri)) as run:
             run_id = str(run.info.run_id)
-            mlflow.log_params({"data_hash": card.hash, **settings})
-            mlflow.log_dict(msgspec.to_builtins(card), "data-card.json")
+            mlflow.log_params({"data_hash": trained.card.hash, **trained.settings})
+            mlflow.log_dict(msgspec.to_builtins(trained.card), "data-card.json")
             mlflow.log_metrics(_numbers(results))
-            for name, tally in tallies.items():
+            for name, tally in trained.tallies.items():
                 for path in draw(name, tally, Path(temporary)):
                     mlflow.log_artifact(str(path), "plots")
             numbers = {}
             for done, (name, part) in enumerate(parts.items()):
                 tell(f"registering {registered_name(name)}", done, len(parts))
-                numbers[name] = _kept(client, bundle, name, part, Path(temporary), run_id, results[name], card)
+                folder = Path(temporary) / name
+                part.save(folder)
+                numbers[name] = _logged(name, folder, _example(trained.bundle, name))
+                _tag(client, name, numbers[name], _tags(trained, part, folder, run_id), results[name].reasons)
     with _uninterrupted():
         for name, number in numbers.items():
             if results[name].passed:
@@ -100,17 +120,11 @@ def _uninterrupted() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)  # to whoever handled it before
 
 
-def _kept(
-    client: Any, bundle: ModelBundle, name: str, part: ModelBundle, temporary: Path, run_id: str, result: GateResult,
-    card: DataCard,
-) -> str:  # fmt: skip
-    """Log and register one artifact; the version's number. Tags come last: without them nothing is served."""
+def _logged(name: str, folder: Path, example: Any) -> str:
+    """Log and register one artifact, which lies in `folder`; the version's number."""
     import mlflow
     from mlflow.models import infer_signature
 
-    folder = temporary / name
-    part.save(folder)
-    example = _example(bundle, name)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # MLflow prints its progress
         warnings.simplefilter("ignore")  # of MLflow's own making: hints on types and on missing environments
         info = mlflow.pyfunc.log_model(
@@ -123,23 +137,31 @@ def _kept(
             registered_model_name=registered_name(name),
             metadata={"detector": name},
         )
-    number = str(info.registered_model_version)
-    tags = {
+    return str(info.registered_model_version)
+
+
+def _tags(trained: TrainedRun, part: ModelBundle, folder: Path, run_id: str) -> dict[str, str]:
+    name = next(iter(part.versions))
+    result = trained.results[name]
+    return {
         "detector": name,
         "run": run_id,
         "content": part.versions[name],
         "preparation": preparation_hash(part),
         "manifest_sha256": hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest(),
-        **_card_tags(card),
+        **_card_tags(trained.card),
         "gate_reasons": msgspec.json.encode(result.reasons).decode()[:MAX_TAG],
         "gate_metrics": msgspec.json.encode(result.metrics).decode()[:MAX_TAG],
         "gate": "passed" if result.passed else "rejected",
     }
+
+
+def _tag(client: Any, name: str, number: str, tags: Mapping[str, str], reasons: Sequence[str]) -> None:
+    """Tags come last, `gate` as the last of them: without it nothing is served."""
     for key, value in tags.items():
         client.set_model_version_tag(registered_name(name), number, key, value)
-    why = "; ".join(result.reasons)
+    why = "; ".join(reasons)
     client.update_model_version(registered_name(name), number, f"gate {tags['gate']}: {why}"[:MAX_TAG])
-    return number
 
 
 def _card_tags(card: DataCard) -> dict[str, str]:
@@ -162,7 +184,7 @@ def _example(bundle: ModelBundle, name: str) -> Any:
     """A row as the model takes it: normal metric values, or for the ensemble its members' scores."""
     import pandas as pd
 
-    from trainer_offline.fit.train import blank_row
+    from trainer_offline.fit.fit import blank_row
 
     vote = next(vote for vote in bundle.votes.values() if name == ENSEMBLE or name in vote.models)
     row = dict.fromkeys(vote.models, 0.1) if name == ENSEMBLE else blank_row(vote)
@@ -181,5 +203,3 @@ def _numbers(results: Mapping[str, GateResult]) -> dict[str, float]:
 os.environ.setdefault("MPLBACKEND", "Agg")  # plots are files; a training run has no screen
 # At the end of a run MLflow tells a server's pages on standard output, which may be a program's JSON.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-
-__all__ = ["CHALLENGER", "CHAMPION", "register"]

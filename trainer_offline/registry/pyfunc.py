@@ -11,7 +11,7 @@ from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
 from detectors.metrics.bundle.calibration import unsqueeze
 from detectors.metrics.bundle.members import by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
-from trainer_offline.registry.assembly import ENSEMBLE
+from trainer_offline.registry.parts import ENSEMBLE
 from trainwarden.errors import DetectorError
 
 

@@ -1,4 +1,4 @@
 """The trainer service: when to train again, and one whole run.
 
-Read `trainer_offline.service.trainer` first.
+Read `trainer_offline.service.handler` first.
 """

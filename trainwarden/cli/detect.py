@@ -122,7 +122,7 @@ def _local_models(models: str | None) -> str | None:
 
     if models is None or not is_registry(models):
         return models
-    from trainer_offline.registry.champions import local_bundle
+    from trainer_offline.registry.serving import local_bundle
 
     try:
         return str(local_bundle(models))

@@ -54,7 +54,7 @@ def serve(name: str, *, run_dir: Path | None, config: Path | None, with_parent: 
 
         serve_engine(settings, run, stop)
     elif name == "trainer":
-        from trainer_offline.service.trainer import serve as serve_trainer
+        from trainer_offline.service.handler import serve as serve_trainer
 
         serve_trainer(settings, config, stop)
     log.info("service ends", extra={"fields": {"service": name}})
@@ -68,8 +68,9 @@ def _model_source(settings: Settings, state: Path) -> ModelSource | None:
     models = settings.detection.models
     if models is None or not is_registry(models):
         return None
-    from trainer_offline.registry.champions import RegistrySource
-    from trainer_offline.registry.versions import CHALLENGER, Registry
+    from trainer_offline.registry.registry import Registry
+    from trainer_offline.registry.serving import RegistrySource
+    from trainer_offline.registry.version import CHALLENGER
 
     shadow = CHALLENGER if settings.detection.shadow else None
     return RegistrySource(Registry.at(models), state / "models", shadow=shadow)

@@ -87,9 +87,9 @@ def _trained(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The answer, and the weight of each member in the vote."""
     from detectors.metrics.bundle.members import by_name
-    from trainer_offline.registry.versions import Registry
-    from trainer_offline.service.run import TrainConfig
-    from trainer_offline.service.run import train as run
+    from trainer_offline.registry.registry import Registry
+    from trainer_offline.service.train import TrainConfig
+    from trainer_offline.service.train import train as run
     from trainwarden.cli.detect import time_of
     from trainwarden.settings import load, parse
 
@@ -123,7 +123,7 @@ def models(word: Word, detector: str | None, version: str | None, *, registry: s
         If the registry cannot be reached.
     """
     check_json_target(json)
-    from trainer_offline.registry.versions import Registry
+    from trainer_offline.registry.registry import Registry
 
     voice = Voice(json)
     place = Registry.at(registry)

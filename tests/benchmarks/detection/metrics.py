@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.metrics import average_precision_score
 
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
@@ -28,6 +29,7 @@ from detectors.recorded.metrics import MetricScores, score_recorded
 from detectors.recorded.replay import replay
 from detectors.verdict.ensemble import EnsembleConfig
 from tests.benchmarks.detection.baselines import BASELINES, baselines
+from tests.benchmarks.detection.measures import blamed_share, bootstrap, vus_pr
 from tests.benchmarks.detection.protocol import (
     ALARM_RATES,
     FROZEN_RATE,
@@ -39,7 +41,6 @@ from tests.benchmarks.detection.protocol import (
     summary,
 )
 from tests.benchmarks.detection.servers import DATASETS, Half, ServerCase, listed, load
-from trainer_offline.fit.evaluation import average_precision, blamed_share, bootstrap, vus_pr
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
@@ -117,7 +118,7 @@ def judge(dataset: str, name: str) -> Judged:
     if case.labels.any():
         for method, scores in out.scores.items():
             out.vus[method] = vus_pr(case.labels, scores)
-            out.precision[method] = average_precision(case.labels, scores)
+            out.precision[method] = float(average_precision_score(case.labels, scores))
     return out
 
 

@@ -20,7 +20,7 @@ from tests.benchmarks.detection.change_series import Series, megatron, nanogpt
 from tests.benchmarks.detection.logs import excerpts, healthy
 from tests.benchmarks.detection.servers import ServerCase, listed, load
 from tests.places import shared_data
-from trainer_offline.fit.evaluation import segments
+from trainer_offline.fit.judge import segments
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]

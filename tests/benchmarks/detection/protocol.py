@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainer_offline.fit.evaluation import episodes, event_quality, segments
+from tests.benchmarks.detection.measures import event_quality
+from trainer_offline.fit.judge import episodes, segments
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

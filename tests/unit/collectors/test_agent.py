@@ -34,7 +34,9 @@ class Rig:
         """A fresh process in the same folder."""
         self.metrics = SelfMetrics("agent")
         settings = Settings(job="job", node="node0", agent=AgentSettings(**self.agent_settings))  # type: ignore[arg-type]
-        self.agent = Agent(settings, self._connect, self.clock, self.metrics, self.folder / "state", self.folder)
+        self.agent = Agent(
+            settings, self._connect, self.clock, self.metrics, state_dir=self.folder / "state", run_dir=self.folder
+        )
 
     def _connect(self) -> MemoryBus:
         if self.no_bus:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from collectors.logs import tail as tail_module
 from collectors.logs.tail import Line, Tail
 
 
@@ -54,7 +53,7 @@ def read_while_renamed(
         return real(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tail_module.os, function, renaming)
+        patch.setattr(os, function, renaming)
         return tail.read(0.0, 1 << 20), calls
 
 

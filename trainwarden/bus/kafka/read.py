@@ -39,7 +39,7 @@ def read_all(clients: Clients, topic: Topic[Any], from_time_s: float | None, dec
         except BaseException:
             consumer.close(timeout_ms=CLOSE_TIMEOUT_MS)
             raise
-    messages = _read_to(clients, consumer, topic, left, ends, decoder)
+    messages = _read_to(clients, consumer, topic, {partition: ends[partition] for partition in left}, decoder)
     # A generator that nobody began would never reach its own `finally`.
     weakref.finalize(messages, consumer.close, timeout_ms=CLOSE_TIMEOUT_MS)
     return messages
@@ -49,10 +49,10 @@ def _read_to(
     clients: Clients,
     consumer: KafkaConsumer,
     topic: Topic[Any],
-    left: set[TopicPartition],
     ends: Mapping[TopicPartition, int],
     decoder: Decoder,
 ) -> Iterator[Message]:
+    left = set(ends)
     try:
         while left:
             with clients.guard("reading"):

@@ -12,7 +12,7 @@ from detectors.job.state import JobState
 from detectors.metrics.metric_mean import MetricMeanVote
 from detectors.metrics.opening import ModelVoteConfig, rarity
 from detectors.verdict.ensemble import EnsembleConfig, candidates
-from trainer_offline.fit.evaluation import segments
+from trainer_offline.fit.judge import segments
 
 DAY = 1440
 

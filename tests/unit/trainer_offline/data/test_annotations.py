@@ -23,9 +23,8 @@ def test_added_read_and_removed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (add(archive, first), add(archive, second)) == (1, 2)
     assert read(archive) == [first, second]
-    assert spans(archive, "j", "initialisation") == [(-math.inf, 30.5)]
-    assert spans(archive, "j", "fault") == [(100.0, 200.0)]
-    assert spans(archive, "other", "fault") == []
+    assert spans(archive, "j") == {"initialisation": [(-math.inf, 30.5)], "fault": [(100.0, 200.0)]}
+    assert spans(archive, "other") == {}
     assert remove(archive, 1) == first
     assert read(archive) == [second]
     with pytest.raises(DataError, match="no annotation 2, the file has 1"):

@@ -11,7 +11,7 @@ from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import EVERY_S, SMALL, annotate, batch, job
 from trainer_offline.data.grids import PrepareConfig, on_grid, settled_index
 from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.train import fit
+from trainer_offline.fit.fit import fit
 from trainwarden.errors import DataError
 from trainwarden.records import MetricsRecord
 

@@ -11,9 +11,9 @@ from tests.training_data import batch
 from trainer_offline.data.card import DIGEST
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import TrainingData, prepare
-from trainer_offline.fit.gate import GateConfig, GateResult, Seen, decide, gate
+from trainer_offline.fit.fit import fit
+from trainer_offline.fit.gate import Champion, GateConfig, GateResult, decide, gate
 from trainer_offline.fit.judge import Quality, Tally
-from trainer_offline.fit.train import fit
 
 QUICK = VoteConfig(members={"pca": 1.0})
 GOOD = Quality(
@@ -32,13 +32,13 @@ def bundle(data: TrainingData) -> ModelBundle:
     return fit(data, QUICK, 0)
 
 
-def judged(data: TrainingData, bundle: ModelBundle, seen: Seen | None) -> GateResult:
-    return gate(bundle, bundle, data.test, GateConfig(), 0, seen)[0]["pca"]
+def judged(data: TrainingData, champion: Champion) -> GateResult:
+    return gate(champion.bundle, champion, data.test, GateConfig(), seed=0)[0]["pca"]
 
 
 def test_a_champion_that_knows_no_test_job_is_compared_on_all(data: TrainingData, bundle: ModelBundle) -> None:
-    seen = Seen(frozenset(data.card.train_jobs), frozenset(data.card.train_digests))
-    found = judged(data, bundle, seen)
+    known = Champion(bundle, frozenset(data.card.train_jobs), frozenset(data.card.train_digests))
+    found = judged(data, known)
     assert found.beats is True
     assert not any("compared with the champion" in reason for reason in found.reasons)
 
@@ -47,7 +47,7 @@ def test_jobs_that_the_champion_was_trained_on_are_left_out_of_the_comparison(
     data: TrainingData, bundle: ModelBundle
 ) -> None:
     first = data.test[0].name
-    found = judged(data, bundle, Seen(frozenset({first})))
+    found = judged(data, Champion(bundle, frozenset({first})))
     assert found.beats is True
     assert f"compared with the champion without {first}, which it was trained on" in found.reasons
 
@@ -55,17 +55,17 @@ def test_jobs_that_the_champion_was_trained_on_are_left_out_of_the_comparison(
 def test_without_a_job_that_is_new_to_the_champion_there_is_no_comparison(
     data: TrainingData, bundle: ModelBundle
 ) -> None:
-    renamed = Seen(digests=frozenset(job.digest[:DIGEST] for job in data.test))
-    found = judged(data, bundle, renamed)
+    renamed = Champion(bundle, digests=frozenset(job.digest[:DIGEST] for job in data.test))
+    found = judged(data, renamed)
     assert found.beats is None
     assert any(reason.startswith("not compared with the champion") for reason in found.reasons)
 
 
-def test_the_later_part_of_a_job_whose_first_part_was_learnt_is_new(data: TrainingData) -> None:
+def test_the_later_part_of_a_job_whose_first_part_was_learnt_is_new(data: TrainingData, bundle: ModelBundle) -> None:
     job = data.test[0]
     digest = frozenset({job.digest[:DIGEST]})
-    assert Seen(frozenset({job.name}), digest).covers(job)
-    assert not Seen(frozenset({job.name}), digest, before=digest).covers(job)
+    assert Champion(bundle, frozenset({job.name}), digest).covers(job)
+    assert not Champion(bundle, frozenset({job.name}), digest, before=digest).covers(job)
 
 
 def test_whoever_finds_no_more_than_alarms_at_random_fails() -> None:

@@ -13,9 +13,9 @@ from detectors.metrics.bundle.members import VoteConfig
 from tests.training_data import EVERY_S, annotate, batch
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
+from trainer_offline.fit.fit import fit
 from trainer_offline.fit.gate import GateConfig, decide
 from trainer_offline.fit.judge import Quality
-from trainer_offline.fit.train import fit
 
 QUICK = VoteConfig(members={"pca": 1.0, "kmeans": 1.0})
 WRONG_FROM, WRONG_TO = 100, 160

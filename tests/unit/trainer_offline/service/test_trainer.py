@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.doubles import MemoryBus
-from trainer_offline.service.trainer import TrainerHandler
+from trainer_offline.service.handler import TrainerHandler
 from trainwarden.clock import ManualClock
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Message
@@ -81,8 +81,7 @@ class Bench:
             self.registry,
             self.clock,
             SelfMetrics("trainer"),
-            (),
-            self.begin,
+            begin=self.begin,
         )
 
     def begin(self, arguments):

@@ -19,62 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
 from trainer_offline.registry.address import RegistryAway, asking, client_of, tracking_uri
-from trainer_offline.registry.assembly import ENSEMBLE
+from trainer_offline.registry.version import (
+    CHALLENGER,
+    CHAMPION,
+    PREFIX,
+    RETRAIN,
+    ROLLED_BACK,
+    SINCE,
+    Version,
+    detector_of,
+    registered_name,
+    version_of,
+)
 from trainwarden.errors import ConfigError, DetectorError
 
-PREFIX: Final = "trainwarden-"
-CHAMPION: Final = "champion"
-CHALLENGER: Final = "challenger"
-SINCE: Final = "champion_since_s"
-ROLLED_BACK: Final = "rolled_back_s"
-RETRAIN: Final = "retrain"
-RUNNING: Final = "running"
 _ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-
-
-def registered_name(detector: str) -> str:
-    """
-    >>> registered_name("neighbor_profile")
-    'trainwarden-neighbor-profile'
-    """
-    return PREFIX + detector.replace("_", "-")
-
-
-def detector_of(registered: str) -> str:
-    """
-    >>> detector_of("trainwarden-neighbor-profile")
-    'neighbor_profile'
-    """
-    return registered.removeprefix(PREFIX).replace("-", "_")
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One version of one detector's models as the registry describes it."""
-
-    detector: str
-    version: str
-    tags: Mapping[str, str]
-    aliases: tuple[str, ...]
-    run_id: str
-    created_s: float
-
-    @property
-    def passed(self) -> bool:
-        return self.tags.get("gate") == "passed"
-
-    def answer(self) -> dict[str, Any]:
-        """As the command line shows it."""
-        gate = {"passed": self.passed, "reasons": _json(self.tags.get("gate_reasons"), []),
-                "metrics": _json(self.tags.get("gate_metrics"), {})}  # fmt: skip
-        return {
-            "detector": self.detector, "version": self.version, "aliases": list(self.aliases), "gate": gate,
-            "run_id": self.run_id, "created_at_s": self.created_s, "data_hash": self.tags.get("data_hash"),
-        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -156,7 +117,7 @@ class Registry:
                     raise ConfigError(self._unknown(detector, models)) from error
                 raise ConfigError(f"there is no version {version} of {detector} in registry '{self.uri}'") from error
             raise
-        return _version(detector, model, one)
+        return version_of(detector, model, one)
 
     def fetch(self, one: Version) -> ModelBundle:
         """A version's artifact, every checksum verified.
@@ -269,7 +230,7 @@ class Registry:
             while True:
                 page = self.client.search_model_versions(f"name='{model.name}'", page_token=token)
                 for one in page:
-                    yield _version(detector, model, one)
+                    yield version_of(detector, model, one)
                 token = page.token
                 if not token:
                     return
@@ -281,20 +242,3 @@ class Registry:
             # Not by models:/name/version, which MLflow would look up in its process-wide registry.
             uri = self.client.get_model_version_download_uri(registered_name(one.detector), one.version)
             return Path(download_artifacts(artifact_uri=uri, dst_path=str(to), tracking_uri=self.uri))
-
-
-def _version(detector: str, model: Any, one: Any) -> Version:
-    number = str(one.version)
-    aliases = tuple(sorted(alias for alias, at in model.aliases.items() if str(at) == number))
-    created_s = float(one.creation_timestamp) / 1000.0
-    return Version(detector, number, dict(one.tags), aliases, str(one.run_id or ""), created_s)
-
-
-def _json(text: str | None, default: Any) -> Any:
-    try:
-        return default if text is None else msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return default
-
-
-__all__ = ["CHALLENGER", "CHAMPION", "ENSEMBLE", "Registry", "Version", "detector_of", "registered_name"]

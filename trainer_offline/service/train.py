@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from trainer_offline.data.card import BY_TIME
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.gate import GateConfig, Seen, gate
-from trainer_offline.fit.train import fit
+from trainer_offline.fit.fit import fit
+from trainer_offline.fit.gate import Champion, GateConfig, gate
 from trainer_offline.progress import Tell, TellStage, silent_stage
-from trainer_offline.registry.champions import assemble
-from trainer_offline.registry.publish import register
-from trainer_offline.registry.versions import CHAMPION, Registry
+from trainer_offline.registry.publish import TrainedRun, register
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.serving import assemble
+from trainer_offline.registry.version import CHAMPION
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
@@ -61,7 +61,7 @@ def train(
         If nothing can be learnt, the registry is away (before anything is worked out), or the workers are lost.
     """
     began_s = time.monotonic()
-    champion, seen = _champion(registry, partial(tell, "reading"))
+    champion = _champion(registry, partial(tell, "reading"))
     ready = prepare(
         data,
         config.prepare,
@@ -74,13 +74,12 @@ def train(
     bundle = fit(ready, config.models, seed, partial(tell, "fitting"))
     judging: Tell = partial(tell, "judging")
     judging(f"judging on {', '.join(ready.card.test_jobs)} ({ready.card.split})")
-    if not ready.card.split.startswith(BY_TIME):
-        seen = replace(seen, before=frozenset())  # a whole job is the test now
-    results, tallies = gate(bundle, champion, ready.test, config.gate, seed, seen, judging)
+    if champion is not None and not ready.card.split.startswith(BY_TIME):
+        champion = replace(champion, before=frozenset())  # a whole job is the test now
+    results, tallies = gate(bundle, champion, ready.test, config.gate, seed=seed, tell=judging)
     settings = {"seed": seed, "data": data.name, "normal_until_s": normal_until_s}
-    run_id, made = register(
-        registry, bundle, results, tallies, ready.card, settings, promote=promote, tell=partial(tell, "registering")
-    )
+    run = TrainedRun(bundle, results, tallies, ready.card, settings)
+    run_id, made = register(registry, run, promote=promote, tell=partial(tell, "registering"))
     answers = []
     for one in made:
         result = results[one.detector]
@@ -95,16 +94,16 @@ def train(
     }
 
 
-def _champion(registry: Registry, tell: Tell) -> tuple[ModelBundle | None, Seen]:
+def _champion(registry: Registry, tell: Tell) -> Champion | None:
     """Today's champions and what they were trained on; None where there are none that can be compared with."""
     try:
         serving = registry.aliases(CHAMPION)
         if not serving:
-            return None, Seen()
+            return None
         versions, bundle = assemble(registry, CHAMPION)
     except DetectorError as error:
         tell(f"no comparison with the champion: {error}")
-        return None, Seen()
+        return None
     serves = [one.tags for one in registry.versions() if versions.get(one.detector) == one.version]
     jobs: set[str] = set()
     whole: set[str] = set()
@@ -112,7 +111,7 @@ def _champion(registry: Registry, tell: Tell) -> tuple[ModelBundle | None, Seen]
     for tags in serves:
         jobs |= _listed(tags, "data_train_jobs")
         (part if tags.get("data_split", "").startswith(BY_TIME) else whole).update(_listed(tags, "data_train_digests"))
-    return bundle, Seen(frozenset(jobs), frozenset(whole | part), frozenset(part - whole))
+    return Champion(bundle, frozenset(jobs), frozenset(whole | part), frozenset(part - whole))
 
 
 def _listed(tags: Mapping[str, str], name: str) -> set[str]:

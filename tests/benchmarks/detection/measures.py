@@ -1,21 +1,23 @@
-"""How good a score is on labelled recordings: curves, volumes and events, never point-adjusted."""
+"""How good a score is on labelled recordings: volumes and events, never point-adjusted.
+
+Curves without a buffer (average precision) are scikit-learn's; it has none with one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer_offline.fit.judge import episodes, segments
 from trainwarden.errors import DataError
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-SAME_EPISODE_SAMPLES: Final = 5
-"""Alerts less than this many samples apart are one episode."""
 MARGIN_SAMPLES: Final = 5
 """An episode this close to an event is not false."""
 BUFFER_SAMPLES: Final = 100
@@ -52,40 +54,6 @@ class Interval:
     high: float
 
 
-def segments(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Runs of true values as ``[events, 2]``: first and last index.
-
-    Examples
-    --------
-    >>> segments([0, 1, 1, 0, 1]).tolist()
-    [[1, 2], [4, 4]]
-    """
-    flags = np.asarray(labels).astype(bool)
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
-    return np.stack([edges[::2], edges[1::2] - 1], axis=1).astype(np.int64)
-
-
-def average_precision(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Area under the precision-recall curve by steps (no interpolation), equal scores taken together.
-
-    Raises
-    ------
-    DataError
-        If the two differ in length, a score is not finite, or no label is true.
-
-    Examples
-    --------
-    >>> average_precision([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
-    0.8333333333333333
-    """
-    flags, values = _checked(labels, scores)
-    order = np.argsort(-values, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(values[order])), values.size - 1)
-    hits = np.cumsum(flags[order])[last]
-    recall = hits / hits[-1]
-    return float(np.sum(np.diff(recall, prepend=0.0) * hits / (last + 1)))
-
-
 def vus_pr(labels: npt.ArrayLike, scores: npt.ArrayLike, buffer_samples: int = BUFFER_SAMPLES) -> float:
     """Volume under the precision-recall surface: range-aware average precision over buffers 0..`buffer_samples`.
 
@@ -95,7 +63,7 @@ def vus_pr(labels: npt.ArrayLike, scores: npt.ArrayLike, buffer_samples: int = B
     Raises
     ------
     DataError
-        As `average_precision`.
+        If labels and scores differ in length, a score is not finite, or no label is true.
 
     References
     ----------
@@ -111,21 +79,20 @@ def vus_pr(labels: npt.ArrayLike, scores: npt.ArrayLike, buffer_samples: int = B
     order = np.argsort(-values, kind="stable")
     cuts = values[order][np.linspace(0, values.size - 1, THRESHOLDS).astype(np.int64)]
     counts = np.searchsorted(-values[order], -cuts, side="right")
-    areas = [_range_ap(flags, values, order, cuts, counts, size) for size in range(buffer_samples + 1)]
+    areas = []
+    for size in range(buffer_samples + 1):
+        faded = _faded(flags, size)
+        hits = np.cumsum(faded[order])[counts - 1]
+        recall = np.minimum(hits / ((flags.sum() + faded.sum()) / 2.0), 1.0) * _touched(faded, values, cuts)
+        areas.append(float(np.sum(np.diff(recall, prepend=0.0) * hits / counts)))
     return float(np.mean(areas))
 
 
-def _range_ap(
-    flags: Flags, values: Floats, order: npt.NDArray[np.int64], cuts: Floats, counts: npt.NDArray[np.int64], buffer: int
-) -> float:
-    """Average precision with labels faded over `buffer`, at the thresholds `cuts` that flag `counts` samples."""
-    faded = _faded(flags, buffer)
-    hits = np.cumsum(faded[order])[counts - 1]
-    recall = np.minimum(hits / ((flags.sum() + faded.sum()) / 2.0), 1.0)
+def _touched(faded: Floats, values: Floats, cuts: Floats) -> Floats:
+    """Share of the (merged) events of `faded` labels that scores from each of `cuts` on touch at all."""
     runs = segments(faded > 0.0)
     highest = np.maximum.reduceat(np.append(values, -np.inf), runs.ravel() + np.tile([0, 1], len(runs)))[::2]
-    touched = (highest[None, :] >= cuts[:, None]).mean(axis=1)
-    return float(np.sum(np.diff(recall * touched, prepend=0.0) * hits / counts))
+    return np.asarray((highest[None, :] >= cuts[:, None]).mean(axis=1))
 
 
 def _faded(flags: Flags, buffer: int) -> Floats:
@@ -139,21 +106,6 @@ def _faded(flags: Flags, buffer: int) -> Floats:
         faded[after[after < flags.size]] += ramp[after < flags.size]
         faded[before[before >= 0]] += ramp[before >= 0]
     return np.minimum(faded, 1.0)
-
-
-def episodes(alerts: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Alert samples joined into episodes ``[n, 2]`` where less than `SAME_EPISODE_SAMPLES` lie between them.
-
-    Examples
-    --------
-    >>> episodes([1, 0, 0, 1, 0, 0, 0, 0, 0, 1]).tolist()
-    [[0, 3], [9, 9]]
-    """
-    runs = segments(alerts)
-    if len(runs) < 2:
-        return runs
-    apart = runs[1:, 0] - runs[:-1, 1] >= SAME_EPISODE_SAMPLES
-    return np.stack([runs[np.append(True, apart), 0], runs[np.append(apart, True), 1]], axis=1)
 
 
 def event_quality(labels: npt.ArrayLike, alerts: npt.ArrayLike, samples_per_day: float) -> EventQuality:
@@ -203,23 +155,6 @@ def event_quality(labels: npt.ArrayLike, alerts: npt.ArrayLike, samples_per_day:
     )
 
 
-def threshold_at(
-    labels: npt.ArrayLike, scores: npt.ArrayLike, samples_per_day: float, false_per_day: float
-) -> tuple[float, EventQuality]:
-    """The highest event recall reached at a threshold with at most `false_per_day`, and that threshold.
-
-    Tried are 400 quantiles, dense towards the top; a threshold above all scores (always off) is one of them.
-    """
-    values = np.asarray(scores, dtype=np.float64)
-    tail = np.unique(np.quantile(values, 1.0 - np.geomspace(1.0 / values.size, 0.5, 400)))
-    best = (float(np.nextafter(values.max(), np.inf)), event_quality(labels, np.zeros(values.size), samples_per_day))
-    for cut in tail[::-1]:
-        quality = event_quality(labels, values >= cut, samples_per_day)
-        if quality.false_per_day <= false_per_day and quality.found > best[1].found:
-            best = (float(cut), quality)
-    return best
-
-
 def blamed_share(events: Sequence[tuple[int, int, frozenset[int]]], blame: Floats, first: int = 3) -> float:
     """Share of `events` (first, last, labelled metrics) whose `first` most blamed metrics contain a labelled one.
 
@@ -246,13 +181,6 @@ def bootstrap(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> Int
     means = array[np.random.default_rng(seed).integers(0, array.size, (rounds, array.size))].mean(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
     return Interval(mean=float(array.mean()), low=float(low), high=float(high))
-
-
-def paired_gain(
-    ours: Sequence[float], theirs: Sequence[float], measure: Callable[..., Interval] = bootstrap
-) -> Interval:
-    """The mean gain of `ours` over `theirs`, machine by machine, with its interval."""
-    return measure([a - b for a, b in zip(ours, theirs, strict=True)])
 
 
 def _checked(labels: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Flags, Floats]:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from trainer_offline.registry.versions import CHALLENGER, CHAMPION, RUNNING, Registry
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.version import CHALLENGER, CHAMPION, RUNNING
 from trainer_offline.service.drift import DriftWatch
+from trainer_offline.service.training_process import TrainingProcess
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DataError
@@ -39,44 +35,6 @@ Place = tuple[str, str]
 """Detector and alias."""
 
 
-class TrainingProcess:
-    """`trainwarden train` as a child process."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="trainwarden-trainer-")
-        self._answer = Path(self._folder.name) / "answer.json"
-        self._log = Path(self._folder.name) / "log"
-        command = [sys.executable, "-m", "trainwarden.cli.main", "train", *arguments, "--json", str(self._answer)]
-        with self._log.open("wb") as out:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-            )
-
-    def result(self) -> dict[str, Any] | None:
-        """None while it runs; else the answer, or ``{"error": ...}`` with the last line it said."""
-        code = self._process.poll()
-        if code is None:
-            return None
-        try:
-            answer: dict[str, Any] = msgspec.json.decode(self._answer.read_bytes())
-        except (OSError, msgspec.DecodeError):
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-            answer = {"error": lines[-1][-500:] if lines else f"exit code {code}"}
-        self._folder.cleanup()
-        return answer
-
-    def close(self) -> None:
-        """End it; nothing half-registered serves, since tags and aliases come last."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._folder.cleanup()
-
-
 class TrainerHandler:
     """Handler of the trainer service for `trainwarden.service.ServiceLoop`.
 
@@ -87,7 +45,7 @@ class TrainerHandler:
     arguments : sequence of str
         Added to every `train` command (the settings file).
     begin : callable
-        Starts a training; tests pass their own.
+        Starts a training.
     """
 
     topics: Sequence[Topic[Any]] = (VERDICTS,)
@@ -99,6 +57,7 @@ class TrainerHandler:
         registry: Registry,
         clock: Clock,
         metrics: SelfMetrics,
+        *,
         arguments: Sequence[str] = (),
         begin: Callable[[Sequence[str]], TrainingProcess] = TrainingProcess,
     ) -> None:
@@ -283,7 +242,7 @@ def serve(settings: Settings, config: Path | None, stop: Callable[[], bool]) -> 
         metrics.serve(settings.trainer.metrics_port)
     registry = Registry.at(settings.trainer.registry or settings.detection.models, create=True)
     arguments = [] if config is None else ["--config", str(config)]
-    handler = TrainerHandler(settings, registry, SystemClock(), metrics, arguments)
+    handler = TrainerHandler(settings, registry, SystemClock(), metrics, arguments=arguments)
     connection = connect(settings.bus, settings.kafka)
     try:
         ServiceLoop(connection, handler, SystemClock(), metrics).run(stop)

@@ -18,8 +18,9 @@ import msgspec
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.source import ModelSet
 from trainer_offline.registry.address import cache_folder
-from trainer_offline.registry.assembly import ENSEMBLE, join
-from trainer_offline.registry.versions import CHALLENGER, CHAMPION, Registry
+from trainer_offline.registry.parts import ENSEMBLE, join
+from trainer_offline.registry.registry import Registry
+from trainer_offline.registry.version import CHAMPION
 from trainwarden.errors import ConfigError, DataError, DetectorError
 from trainwarden.state import load_json, save_json
 
@@ -63,19 +64,16 @@ def assemble(registry: Registry, alias: str = CHAMPION) -> tuple[dict[str, str],
     return versions, join(parts[ENSEMBLE], members, versions)
 
 
-def load_bundle(registry: str | None, alias: str = CHAMPION) -> ModelBundle:
-    """What serves under `alias`, or the last good set where the registry is away or an artifact is refused.
+def local_bundle(registry: str | None, alias: str = CHAMPION) -> Path:
+    """Folder of a `ModelBundle` with what serves under `alias`, brought up to date if the registry allows.
+
+    Where the registry is away, or an artifact is refused, it is the last good set.
 
     Raises
     ------
     DetectorError
         If there is neither.
     """
-    return ModelBundle.load(local_bundle(registry, alias))
-
-
-def local_bundle(registry: str | None, alias: str = CHAMPION) -> Path:
-    """Folder of a `ModelBundle` with what serves under `alias`, brought up to date if the registry allows."""
     source = RegistrySource(Registry.at(registry), alias=alias)
     try:
         source.poll()
@@ -181,6 +179,3 @@ class RegistrySource:
 def _set_name(uri: str, versions: dict[str, str]) -> str:
     text = msgspec.json.encode([uri, sorted(versions.items())])
     return f"set-{hashlib.sha256(text).hexdigest()[:16]}"
-
-
-__all__ = ["CHALLENGER", "CHAMPION", "RegistrySource", "assemble", "load_bundle", "local_bundle"]

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score
 
-from trainer_offline.fit.evaluation import (
-    average_precision,
-    blamed_share,
-    bootstrap,
-    episodes,
-    event_quality,
-    paired_gain,
-    segments,
-    threshold_at,
-    vus_pr,
-)
+from tests.benchmarks.detection.measures import blamed_share, bootstrap, event_quality, vus_pr
+from trainer_offline.fit.judge import episodes, segments
 from trainwarden.errors import DataError
 
 
@@ -60,15 +50,9 @@ def test_vus_pr_equals_plain(labels, kind):
     assert vus_pr(labels, scores, 20) == pytest.approx(plain_vus_pr(labels, scores, 20), rel=1e-9)
 
 
-def test_average_precision_equals_scikit_learn(labels):
-    scores = np.round(np.random.default_rng(0).normal(size=600) + labels, 1)
-    assert average_precision(labels, scores) == pytest.approx(average_precision_score(labels, scores))
-
-
 def test_curves_depend_on_ranks_alone(labels):
     scores = np.random.default_rng(0).normal(size=600) + labels
-    for measure in (vus_pr, average_precision):
-        assert measure(labels, np.exp(scores)) == pytest.approx(measure(labels, scores))
+    assert vus_pr(labels, np.exp(scores)) == pytest.approx(vus_pr(labels, scores))
 
 
 def test_segments_and_episodes():
@@ -106,18 +90,6 @@ def test_always_off_and_always_on():
     assert (on.recall, on.precision) == (0.0, 1.0)
 
 
-def test_threshold_at_a_rate_of_false_alarms():
-    labels = events([(100, 109), (500, 509), (800, 809)])
-    scores = np.random.default_rng(0).uniform(size=1000)
-    scores[[101, 502]] = 5.0
-    scores[803] = 1.5
-    scores[300] = 2.0
-    cut, quality = threshold_at(labels, scores, samples_per_day=100.0, false_per_day=0.05)
-    assert (quality.found, quality.false_episodes) == (2, 0)
-    assert 2.0 < cut <= 5.0
-    assert threshold_at(labels, scores, 100.0, 0.2)[1].found == 3
-
-
 def test_blamed_share_takes_the_first_three():
     blame = np.tile([5.0, 4.0, 3.0, 2.0], (50, 1))
     assert blamed_share([(0, 9, frozenset({2})), (10, 19, frozenset({3}))], blame) == 0.5
@@ -129,7 +101,6 @@ def test_bootstrap_is_over_machines_and_seeded():
     assert one == bootstrap([0.1, 0.2, 0.9])
     assert 0.1 <= one.low < one.mean == pytest.approx(0.4)
     assert one.mean < one.high <= 0.9
-    assert paired_gain([0.5, 0.6], [0.4, 0.5]).low == pytest.approx(0.1)
     with pytest.raises(DataError):
         bootstrap([])
 
@@ -138,7 +109,5 @@ def test_refusals():
     for bad in (([0, 1], [0.0]), ([0, 0], [0.0, 1.0]), ([0, 1], [0.0, np.nan])):
         with pytest.raises(DataError):
             vus_pr(*bad)
-        with pytest.raises(DataError):
-            average_precision(*bad)
     with pytest.raises(DataError):
         event_quality([0, 1], [1], 1.0)

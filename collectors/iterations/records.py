@@ -1,0 +1,142 @@
+"""What a node's hooks have told, as records: steps, facts, heartbeats, and what the hooks themselves cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from collectors.iterations.hook_source import Kernel, Note
+from trainwarden import hook
+from trainwarden.protocols import Scope
+from trainwarden.records import (
+    EventKind,
+    EventRecord,
+    HeartbeatRecord,
+    IterationRecord,
+    MetricsRecord,
+    Phase,
+)
+
+_MOST_STEPS = 2000  # per record, far below the bus's limit
+
+
+class HookRecords:
+    """Makes the records of one job on one node.
+
+    Parameters
+    ----------
+    scope : Scope
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def started(self, header: hook.Header) -> EventRecord:
+        """A process has begun to train."""
+        text = f"rank {header.rank} trains as process {header.pid}"
+        fields = {"pid": header.pid, "world_size": header.world_size, "attempt": header.attempt}
+        return self._event("process_start", "process_start", header, header.start_s, text, **fields)
+
+    def iterations(self, header: hook.Header, steps: Sequence[hook.Step]) -> Iterator[IterationRecord]:
+        """Its steps, in records of bounded size."""
+        for first in range(0, len(steps), _MOST_STEPS):
+            yield self._iterations(header, steps[first : first + _MOST_STEPS])
+
+    def _iterations(self, header: hook.Header, steps: Sequence[hook.Step]) -> IterationRecord:
+        marks = steps[-1].source == "marks"
+        # Marks of a framework whose waiting the hook cannot see: nothing is known of the split.
+        split = not (marks and not header.calls and not any(step.wait_s for step in steps))
+        return IterationRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            rank=header.rank,
+            incarnation=header.incarnation,
+            steps=tuple(step.step for step in steps),
+            end_s=tuple(step.end_s for step in steps),
+            duration_s=tuple(step.duration_s for step in steps),
+            compute_s=tuple(step.compute_s for step in steps) if split else (),
+            wait_s=tuple(step.wait_s for step in steps) if split else (),
+            pause_s=tuple(step.pause_s for step in steps),
+            micro_batches=tuple(step.micro_batches for step in steps),
+            basis="marks" if marks else "host",
+            role=header.role,
+        )
+
+    def pause(self, header: hook.Header, pause: hook.Pause) -> EventRecord:
+        """A long pause is over."""
+        kind: EventKind = "checkpoint" if pause.phase == "checkpoint" else "phase"
+        end_s, took_s, step = pause.begin_s + pause.duration_s, pause.duration_s, pause.step
+        text = f"rank {header.rank} spent {took_s:.1f} s in {pause.phase} during step {step}"
+        name = f"{kind}/{pause.serial}"
+        return self._event(kind, name, header, end_s, text, phase=pause.phase, duration_s=took_s, step=step)
+
+    def note(self, note: Note) -> EventRecord:
+        """An exception, or a plan adopted."""
+        if note.type == "plan":
+            text = f"rank {note.rank} runs micro-batches by plan {note.plan} from step {note.step}"
+            name = f"microbatch_plan/{note.plan}"
+            shares = note.micro_batches
+            return self._event(
+                "microbatch_plan", name, note, note.time_s, text, number=note.plan, micro_batches=shares, step=note.step
+            )
+        kind, frame = note.exception, note.frame
+        return self._event(
+            "exception", "exception", note, note.time_s, note.message, type=kind, frame=frame, step=note.step
+        )
+
+    def fatal_signal(self, header: hook.Header, signal: str, frame: str, now_s: float) -> EventRecord:
+        """A signal has ended the process; `frame` is its innermost Python frame."""
+        text = f"rank {header.rank} was ended by {signal} in {frame or 'unknown code'}"
+        return self._event("fatal_signal", "fatal_signal", header, now_s, text, signal=signal, frame=frame)
+
+    def _event(
+        self,
+        kind: EventKind,
+        name: str,
+        header: hook.Header | Note,
+        time_s: float,
+        message: str,
+        /,
+        **fields: str | int | float | bool | None,
+    ) -> EventRecord:
+        first, _, rest = name.partition("/")
+        return EventRecord(
+            id=f"{first}/{self._scope.node}/{header.incarnation}" + (f"/{rest}" if rest else ""),
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=time_s,
+            kind=kind,
+            rank=header.rank,
+            message=message[:2000],
+            fields={"incarnation": header.incarnation, **fields},
+        )
+
+    def heartbeat(self, rows: Sequence[tuple[hook.Header, Kernel]], now_s: float) -> HeartbeatRecord:
+        """What every rank is doing, by its hook and by the kernel."""
+        headers = [header for header, _ in rows]
+        phases: tuple[Phase, ...] = tuple(header.phase for header in headers)
+        return HeartbeatRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=now_s,
+            ranks=tuple(header.rank for header in headers),
+            pids=tuple(header.pid for header in headers),
+            incarnations=tuple(header.incarnation for header in headers),
+            steps=tuple(header.step for header in headers),
+            step_end_s=tuple(header.step_end_s for header in headers),
+            phases=phases,
+            phase_since_s=tuple(header.phase_since_s for header in headers),
+            calls=tuple(header.calls for header in headers),
+            states=tuple(kernel.state for _, kernel in rows),
+            cpu_s=tuple(kernel.cpu_s for _, kernel in rows),
+        )
+
+    def overhead(self, s_per_step: float, now_s: float) -> MetricsRecord:
+        """What the hooks of this node cost their training threads, per step, by their own reckoning."""
+        return MetricsRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=now_s,
+            devices=("agent",),
+            names=("agent_hook_overhead_seconds",),
+            values=((s_per_step,),),
+        )

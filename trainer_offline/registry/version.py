@@ -1,0 +1,79 @@
+"""One version of a detector's models as the registry describes it, and the words that it is described with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+PREFIX: Final = "trainwarden-"
+CHAMPION: Final = "champion"
+CHALLENGER: Final = "challenger"
+SINCE: Final = "champion_since_s"
+ROLLED_BACK: Final = "rolled_back_s"
+RETRAIN: Final = "retrain"
+RUNNING: Final = "running"
+
+
+def registered_name(detector: str) -> str:
+    """What a detector's models are called in MLflow.
+
+    Examples
+    --------
+    >>> registered_name("neighbor_profile")
+    'trainwarden-neighbor-profile'
+    """
+    return PREFIX + detector.replace("_", "-")
+
+
+def detector_of(registered: str) -> str:
+    """The detector whose models are called `registered`.
+
+    Examples
+    --------
+    >>> detector_of("trainwarden-neighbor-profile")
+    'neighbor_profile'
+    """
+    return registered.removeprefix(PREFIX).replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of one detector's models as the registry describes it."""
+
+    detector: str
+    version: str
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...]
+    run_id: str
+    created_s: float
+
+    @property
+    def passed(self) -> bool:
+        return self.tags.get("gate") == "passed"
+
+    def answer(self) -> dict[str, Any]:
+        """As the command line shows it."""
+        gate = {"passed": self.passed, "reasons": _json(self.tags.get("gate_reasons"), []),
+                "metrics": _json(self.tags.get("gate_metrics"), {})}  # fmt: skip
+        return {
+            "detector": self.detector, "version": self.version, "aliases": list(self.aliases), "gate": gate,
+            "run_id": self.run_id, "created_at_s": self.created_s, "data_hash": self.tags.get("data_hash"),
+        }  # fmt: skip
+
+
+def version_of(detector: str, model: Any, one: Any) -> Version:
+    """MLflow's `one` of its registered `model`."""
+    number = str(one.version)
+    aliases = tuple(sorted(alias for alias, at in model.aliases.items() if str(at) == number))
+    created_s = float(one.creation_timestamp) / 1000.0
+    return Version(detector, number, dict(one.tags), aliases, str(one.run_id or ""), created_s)
+
+
+def _json(text: str | None, default: Any) -> Any:
+    try:
+        return default if text is None else msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return default
