@@ -115,10 +115,10 @@ class KernelLog:
             self._fd = None
 
 
-def boot_id(proc: str = "/proc") -> str:
+def boot_id() -> str:
     """The kernel's random id of this boot; empty if there is none."""
     try:
-        with open(f"{proc}/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return ""

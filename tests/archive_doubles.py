@@ -12,9 +12,9 @@ from unittest import mock
 
 from pyarrow import parquet
 
+from tests.doubles import ManualClock
 from trainer_offline.archive import compaction
 from trainer_offline.archive.service import ArchiveHandler, GatedBus
-from trainwarden.clock import ManualClock
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics

@@ -1,18 +1,47 @@
-"""Stand-ins for tests: a bus in memory that can be away or slow, a collector that does as it is told."""
+"""Stand-ins for tests: a clock turned by hand, a bus in memory that can be away or slow, an obedient collector."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainwarden.clock import Clock, ManualClock
+from trainwarden.clock import Clock
 from trainwarden.errors import BusUnavailable, RecordError
 from trainwarden.protocols import Consumer, JsonObject, Message, Scope
 from trainwarden.records import LogRecord, Record
+from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Config
 from trainwarden.topics import Topic
 
 SCOPE = Scope(job="job", node="node0", run_dir="nowhere")
+
+
+class ManualClock:
+    """A clock that stands still until it is told to move.
+
+    Examples
+    --------
+    >>> clock = ManualClock(100.0)
+    >>> clock.sleep(2.5)
+    >>> clock.now_s()
+    102.5
+    """
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def monotonic_s(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def set_s(self, now_s: float) -> None:
+        """Jump to `now_s`, forwards or backwards."""
+        self._now_s = now_s
 
 
 class MemoryBus:
@@ -110,3 +139,12 @@ def log_record(number: int, *, source: str = "logs/rank-0.log") -> LogRecord:
     return LogRecord(
         job="job", node="node0", source=source, ends=(number,), lines=(f"line {number}",), times_s=(0.0,), rank=0
     )
+
+
+def metric_value(metrics: SelfMetrics, name: str, **labels: str) -> float | None:
+    """Present value of a service's counter or gauge; None if it was never touched."""
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name.removeprefix("trainwarden_").partition("_")[2] == name and sample.labels == labels:
+                return sample.value
+    return None

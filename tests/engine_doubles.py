@@ -9,7 +9,7 @@ import msgspec
 
 from actions.engine.handler import EngineHandler
 from actions.engine.policy import PolicyConfig
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.errors import BusUnavailable, LauncherError, LauncherUnavailable
 from trainwarden.protocols import LauncherState, Message
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record

@@ -130,7 +130,7 @@ def write(target: Path, quick: bool = False) -> list[Path]:
 def _metrics(table: MetricTable) -> pd.DataFrame:
     frame = pd.DataFrame(table.values, columns=list(table.names))
     for column, known in (("device", table.devices), ("rank", table.ranks), ("node", table.nodes)):
-        if column in table.id_columns:
+        if any(one is not None for one in known):
             frame.insert(0, column, [known[place] for place in table.entity])
     frame.insert(0, "time_s", table.times_s)
     return frame

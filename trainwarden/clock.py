@@ -1,4 +1,4 @@
-"""Time as an argument: production passes `SystemClock`, tests pass a clock they turn by hand."""
+"""Time as an argument, so that whoever needs it can be given another clock than the machine's."""
 
 from __future__ import annotations
 
@@ -33,31 +33,3 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-class ManualClock:
-    """A clock that stands still until it is told to move; for tests and for replayed recordings.
-
-    Examples
-    --------
-    >>> clock = ManualClock(100.0)
-    >>> clock.sleep(2.5)
-    >>> clock.now_s()
-    102.5
-    """
-
-    def __init__(self, now_s: float = 0.0) -> None:
-        self._now_s = now_s
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def monotonic_s(self) -> float:
-        return self._now_s
-
-    def sleep(self, seconds: float) -> None:
-        self._now_s += seconds
-
-    def set_s(self, now_s: float) -> None:
-        """Jump to `now_s`, forwards or backwards."""
-        self._now_s = now_s

@@ -34,19 +34,18 @@ LAUNCHER_STATE = "launcher.json"
 _RANK_LOG = re.compile(r"^rank-(\d{1,6})\.log$")
 
 
-def create(job: str, parent: Path | None = None) -> Path:
+def create(job: str) -> Path:
     """A fresh run folder with its subfolders, readable by its owner alone.
+
+    On tmpfs (``/dev/shm``) where that is writable, else in the temporary folder.
 
     Parameters
     ----------
     job : str
         Part of the folder's name.
-    parent : Path, optional
-        Where to make it; default tmpfs (``/dev/shm``) where that is writable, else the temporary folder.
     """
     shm = Path("/dev/shm")  # tmpfs by intent; the folder below has mode 0700 and a random name
-    if parent is None:
-        parent = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+    parent = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
     # Unix socket paths end at 107 bytes, so the job's name is cut.
     run_dir = parent / f"trainwarden-{os.getuid()}-{job[:24]}-{secrets.token_hex(4)}"
     return prepare(run_dir)

@@ -23,7 +23,7 @@ class SelfMetrics:
     --------
     >>> metrics = SelfMetrics("agent")
     >>> metrics.count("records_total", "Records published.", 3, topic="trainwarden.logs")
-    >>> metrics.value("records_total", topic="trainwarden.logs")
+    >>> metrics.registry.get_sample_value("trainwarden_agent_records_total", {"topic": "trainwarden.logs"})
     3.0
     """
 
@@ -45,11 +45,6 @@ class SelfMetrics:
         child = self._child(Gauge, name, help_text, labels)
         assert isinstance(child, Gauge)
         child.set(value)
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """Present value of a counter or gauge; None if it was never touched."""
-        full = f"trainwarden_{self._service}_{name}"
-        return self.registry.get_sample_value(full, labels)
 
     def serve(self, port: int, address: str = "127.0.0.1") -> int:
         """Answer ``/metrics`` on `address`:`port` (0: any free port) in the background; the port in use."""
@@ -85,7 +80,7 @@ class _FieldFormatter(logging.Formatter):
         return text
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
+def log_to_stderr() -> None:
     """Send this process's log to standard error, one line per change of state.
 
     Call sites write ``log.info("collector failed", extra={"fields": {"collector": name}})``.
@@ -94,4 +89,4 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     handler.setFormatter(_FieldFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)

@@ -82,11 +82,6 @@ class Delivery:
         self.dropped = 0
         self.flush_s = 0.0
 
-    @property
-    def away(self) -> bool:
-        """True while the bus does not confirm."""
-        return self._away
-
     def send(self, records: Sequence[Record]) -> None:
         """Bring `records` onto the bus, or onto the disk; when this returns, one of the two has them.
 

@@ -53,9 +53,9 @@ def start_s(stat: Stat, boot_s: float) -> float:
     return boot_s + stat.start_ticks / _CLOCK_TICKS
 
 
-def boot_time_s(proc: str = "/proc") -> float:
+def boot_time_s() -> float:
     """Wall time of the boot by the kernel's reckoning (field btime of /proc/stat)."""
-    with open(f"{proc}/stat", "rb") as file:
+    with open("/proc/stat", "rb") as file:
         for line in file:
             if line.startswith(b"btime "):
                 return float(line.split()[1])

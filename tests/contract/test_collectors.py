@@ -12,9 +12,9 @@ import pytest
 
 import collectors
 from collectors import CATALOG, ENTRY_POINTS
+from tests.doubles import ManualClock
 from trainwarden import plugins
 from trainwarden.catalogue import CATALOGUE
-from trainwarden.clock import ManualClock
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Collector, Scope
 from trainwarden.records import MetricsRecord, Record

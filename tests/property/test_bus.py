@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from tests.doubles import ManualClock
 from trainwarden.bus.embedded.consumer import EmbeddedConsumer
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.clock import ManualClock
 from trainwarden.records import EventRecord, LogRecord, Record
 from trainwarden.topics import EVENTS, LOGS
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.logs.collector import LogsCollector
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord
 

@@ -246,9 +246,8 @@ def test_a_rejected_version_is_never_served_even_if_somebody_sets_its_alias(regi
 
 
 def test_promotion_and_roll_back_are_told_on_the_bus_whoever_moved_the_alias(registry):
-    from tests.doubles import MemoryBus
+    from tests.doubles import ManualClock, MemoryBus
     from trainer_offline.service.handler import TrainerHandler
-    from trainwarden.clock import ManualClock
     from trainwarden.self_metrics import SelfMetrics
     from trainwarden.settings import Settings
     from trainwarden.topics import EVENTS

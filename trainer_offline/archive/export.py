@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -148,11 +149,8 @@ def _wide(table: Any, names: dict[str, int], schema: Any, seen: OrderedDict[int,
     record = np.concatenate([[0], np.cumsum((np.diff(offsets) != 0) | (np.diff(partitions) != 0))])
     nodes, devices, metrics = (table.column(name).chunk(0) for name in ("node", "device", "name"))
     device = devices.indices.to_numpy()
-    _, first, row = np.unique(record * len(devices.dictionary) + device, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    row, first = place[row], first[order]
+    key = record * len(devices.dictionary) + device
+    row, first = pd.factorize(key)[0], np.flatnonzero(~pd.Series(key).duplicated())
     code = np.array([names[name] for name in metrics.dictionary.to_pylist()], np.int64)[metrics.indices.to_numpy()]
     values = table.column("value").to_numpy()
     times = table.column("time_s").to_numpy()[first]

@@ -172,6 +172,8 @@ def on_grid(grid: MetricGrid, every_s: float | None, fill_samples: int) -> tuple
     off = np.abs(steps / step_s - np.maximum(np.round(steps / step_s), 1.0))
     if not times_s.size or (abs(own_s / step_s - 1.0) < 0.1 and not (off > IRREGULAR * 0.5).mean() > 0.01):
         return times_s, values, step_s
+    # Plain sums: pandas' group means and resampling add with compensation, which moves the last digit of what models
+    # learn from, and a frame up to the last sample would hold every place of every pause.
     cells = np.round((times_s - times_s[0]) / step_s).astype(np.int64)
     occupied, first = np.unique(cells, return_index=True)
     measured = ~np.isnan(values)

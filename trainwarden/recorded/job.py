@@ -24,8 +24,6 @@ class MetricTable:
     entity : int array [n]
         Place in `nodes`, `ranks`, `devices`.
     nodes, ranks, devices : tuples, one entry for each entity; None = no such column or empty
-    id_columns : tuple of str
-        Which of ``node``, ``rank``, ``device`` the file has, in its order.
     names : tuple of str, length d
         Catalogue names where the catalogue knows the column (values in its unit), else as written.
     values : float array [n, d]
@@ -43,7 +41,6 @@ class MetricTable:
     nodes: tuple[str | None, ...]
     ranks: tuple[int | None, ...]
     devices: tuple[str | None, ...]
-    id_columns: tuple[str, ...]
     names: tuple[str, ...]
     values: Floats
     replaced: int = 0

@@ -49,7 +49,6 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
         nodes=tuple(owners.nodes[place] for place in first),
         ranks=tuple(owners.ranks[place] for place in first),
         devices=tuple(owners.devices[place] for place in first),
-        id_columns=tuple(name for name in columns.names if name in ID_COLUMNS),
         names=names,
         values=values,
         replaced=columns.rows - len(kept),
@@ -64,12 +63,10 @@ def _checked_times_s(columns: Columns) -> Floats:
 
 
 def _last_of_each(times_s: Floats, code: Ints) -> Ints:
-    """Places of the rows that no later row of the same time and owner replaces; `times_s` is sorted."""
-    order = np.lexsort((code, times_s))
-    same = (times_s[order][1:] == times_s[order][:-1]) & (code[order][1:] == code[order][:-1])
-    keep = np.ones(len(order), np.bool_)
-    keep[order[:-1][same]] = False
-    return np.flatnonzero(keep)
+    """Places of the rows that no later row of the same time and owner replaces."""
+    import pandas as pd  # as in `by_appearance`
+
+    return np.flatnonzero(~pd.DataFrame({"time_s": times_s, "owner": code}).duplicated(keep="last").to_numpy())
 
 
 def _metric_values(columns: Columns, kept: Ints) -> tuple[tuple[str, ...], Floats]:

@@ -160,8 +160,7 @@ def owners_of(columns: Columns, names: Sequence[str]) -> Owners:
 
 def by_appearance(code: Ints) -> tuple[Ints, list[int]]:
     """Codes renumbered by first appearance, and the old code of each new one."""
-    old, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    new = np.empty(len(old), np.int64)
-    new[order] = np.arange(len(old))
-    return new[inverse], [int(place) for place in old[order]]
+    import pandas as pd  # costs 0.4 s, which those that only write a recording need not pay
+
+    new, old = pd.factorize(code)
+    return new, old.tolist()

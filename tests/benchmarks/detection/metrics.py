@@ -85,7 +85,6 @@ def recorded(case: ServerCase) -> RecordedJob:
         nodes=(case.name,),
         ranks=(None,),
         devices=(None,),
-        id_columns=("node",),
         names=case.names,
         values=values,
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from actions.engine.policy import PolicyConfig
+from tests.doubles import metric_value
 from tests.engine_doubles import Rig
 from trainwarden.errors import BusUnavailable, LauncherError
 from trainwarden.records import IncidentRecord
@@ -137,7 +138,7 @@ def test_a_refusal_is_a_failed_action_with_the_reason() -> None:
     rig.tell(rig.incident())
     action = rig.bus.actions()[-1]
     assert (action.outcome, "no such rank" in action.why) == ("failed", True)
-    assert rig.metrics.value("launcher_errors_total", kind="refused") == 1.0
+    assert metric_value(rig.metrics, "launcher_errors_total", kind="refused") == 1.0
 
 
 def test_an_absent_launcher_is_tried_again_until_the_deadline() -> None:

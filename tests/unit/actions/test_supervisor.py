@@ -13,7 +13,7 @@ from actions.launchers.local.control import MAX_PATH_BYTES, Rebalance, Request, 
 from actions.launchers.local.plan import KEPT_PLANS, PlanFile
 from actions.launchers.local.ranks import Place, check_command, environment, exit_code
 from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError
 from trainwarden.settings import parse
 

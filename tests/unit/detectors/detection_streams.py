@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from detectors.service import DetectionHandler
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import (
     EventRecord,

@@ -63,7 +63,6 @@ def metrics(
         nodes=tuple(f"node{entity}" for entity in range(entities)),
         ranks=(None,) * entities,
         devices=(None,) * entities,
-        id_columns=("node",),
         names=names,
         values=values.reshape(rows * entities, len(names)),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, RememberingBus, Run, event, log_lines
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord, Record
@@ -377,7 +378,7 @@ def test_doubled_and_disordered_records_change_nothing() -> None:
     job = Job(slow=lambda rank, step: 2.0 if rank == 1 and step >= 60 else 1.0).run(90)
     once, twice = played(job), Run().play(shuffled(job), job.end_s + 3.0)
     assert [incident.id for incident in twice.incidents] == [incident.id for incident in once.incidents]
-    assert (twice.metrics.value("records_odd_total", kind="duplicates") or 0) > 100
+    assert (metric_value(twice.metrics, "records_odd_total", kind="duplicates") or 0) > 100
     healthy = Job(seed=5).run(90)
     assert Run().play(shuffled(healthy), healthy.end_s + 3.0).revisions == []
 
@@ -436,7 +437,7 @@ def test_a_failing_detector_abstains_and_the_others_go_on(monkeypatch: pytest.Mo
     run = played(crash(Job().run(40)))
     assert [incident.kind for incident in run.incidents] == ["crash"]
     assert run.verdicts[-1].votes["change_point"].opinion == "abstain"
-    assert (run.metrics.value("detector_errors_total", detector="change_point") or 0) > 10
+    assert (metric_value(run.metrics, "detector_errors_total", detector="change_point") or 0) > 10
 
 
 def test_verdicts_are_told_on_change_and_about_once_a_second() -> None:
@@ -451,9 +452,9 @@ def test_verdicts_are_told_on_change_and_about_once_a_second() -> None:
 def test_a_job_that_is_long_over_is_forgotten() -> None:
     job = Job().run(20)
     run = Run(DetectionSettings(ensemble={"forget_s": 20.0})).play(job.records, job.end_s + 3.0)
-    assert run.metrics.value("jobs") == 1.0
+    assert metric_value(run.metrics, "jobs") == 1.0
     run.play([], job.end_s + 40.0)
-    assert run.metrics.value("jobs") == 0.0
+    assert metric_value(run.metrics, "jobs") == 0.0
 
 
 def test_records_of_all_kinds_and_of_no_use_are_taken() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from collectors.agent.agent import POSITIONS, Agent
-from tests.doubles import MemoryBus, ScriptedCollector, log_record
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock, MemoryBus, ScriptedCollector, log_record, metric_value
 from trainwarden.errors import BusUnavailable, CollectorError, ConfigError
 from trainwarden.records import EventRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -152,7 +151,7 @@ def test_unknown_and_impossible_metrics_are_dropped_and_counted(rig: Rig) -> Non
         (("gpu_power_watts",), ((300.0,),)),
     ]
     reasons = ("unknown_name", "not_finite", "out_of_bounds", "shape")
-    dropped = {why: rig.metrics.value("dropped_values_total", why=why) for why in reasons}
+    dropped = {why: metric_value(rig.metrics, "dropped_values_total", why=why) for why in reasons}
     assert dropped == {"unknown_name": 1.0, "not_finite": 2.0, "out_of_bounds": 1.0, "shape": 1.0}
 
 
@@ -243,7 +242,7 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path, rig: Rig)
     rig.bus.queued.clear()
     for _ in range(20):
         rig.step(10.0)
-    dropped = rig.metrics.value("dropped_records_total", why="oldest")
+    dropped = metric_value(rig.metrics, "dropped_records_total", why="oldest")
     assert dropped
     newest = rig.lines()[-1]
     assert newest == 599
@@ -269,7 +268,7 @@ def test_a_refused_record_does_not_hold_up_the_others(rig: Rig) -> None:
     rig.give(EventRecord(id="e", job="job", node="n", time_s=1.0, kind="xid"), log_record(1))
     rig.step()
     assert rig.lines() == [1]
-    assert rig.metrics.value("dropped_records_total", why="refused") == 1.0
+    assert metric_value(rig.metrics, "dropped_records_total", why="refused") == 1.0
 
 
 def test_a_failing_collector_backs_off_and_is_told_of_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -282,7 +281,7 @@ def test_a_failing_collector_backs_off_and_is_told_of_once(rig: Rig, caplog: pyt
         rig.step()
     assert rig.lines() == [1]  # what it gave before it failed is kept
     assert 4 <= collector.calls <= 10
-    assert rig.metrics.value("collector_errors_total", collector="a") == collector.calls - 1
+    assert metric_value(rig.metrics, "collector_errors_total", collector="a") == collector.calls - 1
     collector.error = None
     for _ in range(100):
         rig.step()
@@ -322,7 +321,7 @@ def test_it_publishes_its_own_cost(rig: Rig) -> None:
     values = dict(zip(own[-1].names, (row[0] for row in own[-1].values), strict=True))
     assert values["agent_resident_memory_bytes"] > 1e6
     assert {"agent_cpu_ratio", "agent_lag_seconds", "agent_spool_bytes", "agent_dropped_records_count"} <= values.keys()
-    assert rig.metrics.value("resident_memory_bytes") == values["agent_resident_memory_bytes"]
+    assert metric_value(rig.metrics, "resident_memory_bytes") == values["agent_resident_memory_bytes"]
 
 
 def test_a_jump_of_the_wall_clock_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +363,7 @@ def test_a_position_that_means_nothing_to_the_collector_stops_it_once(rig: Rig, 
     rig.start()
     rig.give(log_record(1))
     rig.step()
-    assert rig.metrics.value("collector_errors_total", collector="a") == 1.0
+    assert metric_value(rig.metrics, "collector_errors_total", collector="a") == 1.0
     for _ in range(5):
         rig.step()
     assert rig.lines() == [1]

@@ -14,8 +14,8 @@ import pytest
 
 from collectors.collectives.call_records import MAX_PACKED, pack, read_record, reduced, unpack
 from collectors.collectives.dumps import CollectiveDumpsCollector
+from tests.doubles import ManualClock
 from trainwarden import hook
-from trainwarden.clock import ManualClock
 from trainwarden.errors import DataError
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord

@@ -9,8 +9,8 @@ import pytest
 
 from collectors.host.collector import HostCollector
 from collectors.host.proc_files import nfs_mounts, numbered_lines, pressure_seconds, rank_usage
+from tests.doubles import ManualClock
 from trainwarden.catalogue import CATALOGUE
-from trainwarden.clock import ManualClock
 from trainwarden.protocols import Scope
 from trainwarden.records import MetricsRecord
 

@@ -13,8 +13,8 @@ import pytest
 
 from collectors.iterations.collector import IterationsCollector
 from collectors.iterations.hook_source import decode_note
+from tests.doubles import ManualClock
 from trainwarden import hook
-from trainwarden.clock import ManualClock
 from trainwarden.hook import Hook
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record

@@ -12,7 +12,7 @@ from collectors.kernel_log import KernelLog
 from collectors.logs.collector import LogsCollector
 from collectors.logs.floods import collapse
 from collectors.logs.tail import MAX_PARTIAL_BYTES
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.log_text import clean, rank_prefix
 from trainwarden.protocols import Scope
 from trainwarden.records import MAX_LINE_CHARS, LogRecord, MetricsRecord

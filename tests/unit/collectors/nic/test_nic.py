@@ -8,7 +8,7 @@ import pytest
 
 from collectors.nic.collector import NicCollector
 from collectors.nic.ethtool import choose
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord
 

@@ -11,7 +11,7 @@ import pytest
 from collectors.processes.collector import ProcessesCollector
 from collectors.processes.exit_status import ExitStatus, decode_status, read_stat
 from collectors.ranks import rank_of_pid, rank_processes
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.topics import EVENTS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.source import ModelFollower, ModelSet
 from detectors.service import DetectionHandler
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock, metric_value
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Message
 from trainwarden.records import EventRecord, MetricsRecord, VerdictRecord
@@ -90,7 +92,7 @@ def test_models_are_swapped_without_losing_a_window(bundles):
     times = [one.time_s for one in (*before, *after)]
     assert np.diff(times).max() <= np.diff([one.time_s for one in before]).max()
     assert all(one.votes["pca"].opinion == "normal" for one in after), "histories are rebuilt, no new warm-up"
-    value = service.metrics.value
+    value = partial(metric_value, service.metrics)
     assert value("model_version_info", role="champion", detector="pca", version="1") == 0.0
     assert value("model_version_info", role="champion", detector="pca", version="2") == 1.0
 
@@ -101,7 +103,7 @@ def test_the_challenger_is_scored_in_the_shadow_and_does_not_vote(bundles):
     service.follower.ask()
     verdicts = service.run(60)
     assert served(verdicts) == {"1"}
-    value = service.metrics.value
+    value = partial(metric_value, service.metrics)
     judged = value("shadow_samples_total", job="j", detector="pca")
     assert judged is not None
     assert judged > 30
@@ -135,4 +137,4 @@ def test_events_about_models_make_no_job(bundles):
     service = Service(Source(ModelSet(bundles[0])))
     service.feed(EventRecord(id="m", job="models", node="n", time_s=START_S, kind="model"))
     service.handler.tick(START_S + 1.0)
-    assert service.metrics.value("jobs") == 0.0
+    assert metric_value(service.metrics, "jobs") == 0.0

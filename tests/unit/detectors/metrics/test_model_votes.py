@@ -19,7 +19,7 @@ from detectors.metrics.scores import NO_MODELS
 from detectors.metrics.vote import ModelVoteConfig
 from detectors.service import DetectionHandler
 from detectors.verdict.ensemble import EnsembleConfig, candidates, judge
-from trainwarden.clock import ManualClock
+from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics

@@ -124,7 +124,7 @@ def test_a_score_depends_on_nothing_later() -> None:
     cut = recordings.metrics(rows=int(early.sum()) // 4, strange=lambda entity, row: 0.0)
     shorter = recordings.job(
         metrics=type(table)(
-            table.times_s[early], table.entity[early], table.nodes, table.ranks, table.devices, table.id_columns,
+            table.times_s[early], table.entity[early], table.nodes, table.ranks, table.devices,
             table.names, table.values[early],
         )
     )  # fmt: skip
@@ -176,7 +176,6 @@ def test_entities_with_clocks_of_their_own_are_compared_on_one_grid() -> None:
         nodes=tuple(f"node{entity}" for entity in range(6)),
         ranks=(None,) * 6,
         devices=(None,) * 6,
-        id_columns=("node",),
         names=("power",),
         values=rng.normal(size=(3_000, 1)),
     )

@@ -24,12 +24,12 @@ from tests.archive_doubles import (
     present,
     steps_record,
 )
+from tests.doubles import ManualClock
 from trainer_offline.archive import compaction, maintenance
 from trainer_offline.archive import reader as archive_reader
 from trainer_offline.archive.atomic import held_open
 from trainer_offline.archive.data_file import Part, part_of
 from trainer_offline.archive.export import export
-from trainwarden.clock import ManualClock
 from trainwarden.errors import DataError
 from trainwarden.records import (
     ActionRecord,

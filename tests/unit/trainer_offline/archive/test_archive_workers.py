@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.archive_doubles import DAY_S, NOON_S, Log, Service, expected, lines_record, present
+from tests.doubles import ManualClock, metric_value
 from trainer_offline.archive import compaction, maintenance
 from trainer_offline.archive import writer as archive_writer
 from trainer_offline.archive.compaction import compaction_lock
 from trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders
 from trainer_offline.data import annotations
 from trainer_offline.data.annotations import Annotation
-from trainwarden.clock import ManualClock
 from trainwarden.errors import DataError
 from trainwarden.settings import ArchiveSettings
 
@@ -107,7 +107,7 @@ def test_files_that_another_worker_joins_while_they_are_looked_at_still_hold_the
     again.handler.finish()
     assert joined == [(1, 0)]
     assert present(tmp_path) == expected(worker.log)
-    assert again.handler._metrics.value("errors_total") is None
+    assert metric_value(again.handler._metrics, "errors_total") is None
     assert worker.log.committed == {("trainwarden.logs", 0): 3}
 
 

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.doubles import MemoryBus
+from tests.doubles import ManualClock, MemoryBus
 from trainer_offline.service.handler import TrainerHandler
-from trainwarden.clock import ManualClock
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Message
 from trainwarden.records import VerdictRecord, Vote

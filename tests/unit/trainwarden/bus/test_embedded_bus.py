@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles import ManualClock
 from trainwarden.bus.address import connect
 from trainwarden.bus.embedded import retention as embedded_retention
 from trainwarden.bus.embedded.consumer import MAX_POLL_BYTES
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.clock import ManualClock
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
 from trainwarden.protocols import Consumer
 from trainwarden.records import ActionRecord, EventRecord, LogRecord

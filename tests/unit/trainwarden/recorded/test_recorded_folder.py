@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,6 @@ def test_metrics_come_in_time_order_and_the_last_of_equal_rows_wins(tmp_path: Pa
         "device,load,time_s,rank,node\ngpu0,1,20,3,b\ngpu0,2,10,3,b\n,3,20,,a\ngpu0,4,20,3,b\ngpu1,,15.5,3,b\n",
     )
     assert table.times_s.tolist() == [10.0, 15.5, 20.0, 20.0]
-    assert table.id_columns == ("device", "rank", "node")
     owners = [(table.nodes[e], table.ranks[e], table.devices[e]) for e in table.entity]
     assert owners == [("b", 3, "gpu0"), ("b", 3, "gpu1"), ("a", None, None), ("b", 3, "gpu0")]
     assert len(table.nodes) == len(table.ranks) == len(table.devices) == 3
@@ -73,7 +73,7 @@ def test_metrics_come_in_time_order_and_the_last_of_equal_rows_wins(tmp_path: Pa
 
 def test_a_table_without_ids_is_about_one_entity(tmp_path: Path) -> None:
     table = metrics(tmp_path, "time_s,x\n0,1\n1,2\n")
-    assert (table.nodes, table.ranks, table.devices, table.id_columns) == ((None,), (None,), (None,), ())
+    assert (table.nodes, table.ranks, table.devices) == ((None,), (None,), (None,))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_gzip_and_parquet_hold_the_same_as_csv(tmp_path: Path) -> None:
     assert stored is not None
     for other in (packed, stored):
         assert (other.nodes, other.ranks, other.devices) == (plain.nodes, plain.ranks, plain.devices)
-        assert (other.names, other.id_columns, other.replaced) == (plain.names, plain.id_columns, plain.replaced)
+        assert (other.names, other.replaced) == (plain.names, plain.replaced)
         np.testing.assert_array_equal(other.values, plain.values)
         np.testing.assert_array_equal(other.times_s, plain.times_s)
         np.testing.assert_array_equal(other.entity, plain.entity)
@@ -190,6 +190,7 @@ def test_the_exact_reader_is_the_fast_reader_s_twin(tmp_path: Path, monkeypatch:
 
 
 def test_csv_needs_no_pyarrow_and_parquet_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module("pandas")  # first: it remembers for ever whether pyarrow was there
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert metrics(tmp_path / "a", "time_s,x\n0,1\n").values.tolist() == [[1.0]]
     put(tmp_path, "metrics.parquet", "x")
