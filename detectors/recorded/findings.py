@@ -8,7 +8,7 @@ from detectors.logs.log_window import LogWindow
 from detectors.pace.change_point import ChangePoint
 from detectors.peers.peer_deviation import PeerDeviation
 from detectors.recorded.replay import ReplayResult
-from trainwarden.objects import incident_object
+from trainwarden.json_objects import incident_object
 from trainwarden.recorded.job import RecordedJob
 
 MAX_LISTED: Final = 10_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainwarden.errors import BusUnavailable
-from trainwarden.objects import action_object, incident_object
+from trainwarden.json_objects import action_object, incident_object
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import (
     ActionRecord,

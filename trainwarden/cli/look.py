@@ -12,7 +12,7 @@ from trainwarden.cli.follow import Follower, JobView, action_line, incident_line
 from trainwarden.cli.output import Voice, check_json_target, write_json
 from trainwarden.cli.report_html import write_report
 from trainwarden.errors import ConfigError
-from trainwarden.objects import action_object, incident_object
+from trainwarden.json_objects import action_object, incident_object
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
 from trainwarden.settings import load

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainwarden.cli.follow import JobView
 from trainwarden.errors import DataError
-from trainwarden.objects import action_object, incident_object
+from trainwarden.json_objects import action_object, incident_object
 
 WIDTH, HEIGHT = 960, 220
 LEFT, BOTTOM = 56, 24
