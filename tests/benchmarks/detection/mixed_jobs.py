@@ -223,7 +223,6 @@ def _one_server(name: str, names: tuple[str, ...], values: Floats) -> MetricTabl
         (name,),
         (None,),
         (None,),
-        ("node",),
         names,
         values,
     )
@@ -244,7 +243,7 @@ def _power(data: Path) -> tuple[MetricTable, float]:
     times_s: Floats = (rows[:, 2] - rows[0, 2]) / 1000.0
     unknown = (None,) * len(kept)
     made = MetricTable(
-        times_s, rows[:, 0].astype(np.int64), tuple(f"node{node}" for node, _ in kept), unknown, unknown, ("node",),
+        times_s, rows[:, 0].astype(np.int64), tuple(f"node{node}" for node, _ in kept), unknown, unknown,
         ("node_power_watts",), rows[:, 3:4],
     )  # fmt: skip
     return made, float(times_s[-1]) * POWER_TRAINING
