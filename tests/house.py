@@ -10,6 +10,7 @@ import argparse
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -51,6 +52,12 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(known: Mapping[str, Path]) -> dict[str, set[str]]:
     """Which modules each module imports, at its top, in its functions and for its types alike.
 
@@ -59,7 +66,7 @@ def imports(known: Mapping[str, Path]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
         found: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -141,7 +148,7 @@ def reduced(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 def purpose(module: str) -> str:
     """The first sentence of a module's docstring."""
-    text = ast.get_docstring(ast.parse(modules()[module].read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(parsed(modules()[module])) or ""
     return text.split("\n")[0]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.house import PACKAGES, circles, imports, modules, rooms
+from tests.house import PACKAGES, circles, imports, modules, parsed, rooms
 
 MOST_LINES: Final = 300
 MOST_FILES: Final = 15
@@ -32,7 +32,7 @@ def circles_of_rooms(root: Path) -> list[str]:
 
 def long_files(root: Path) -> list[str]:
     """Files of more than 300 lines."""
-    return [name for name, source in _files(root) if source.count("\n") > MOST_LINES]
+    return [name for name, path in _files(root) if path.read_text(encoding="utf-8").count("\n") > MOST_LINES]
 
 
 def full_folders(root: Path) -> list[str]:
@@ -70,17 +70,17 @@ def rooms_without_a_door(root: Path) -> list[str]:
     found = []
     for name, path in known.items():
         if path.name == "__init__.py" and "." in name:
-            named = _FIRST.search(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+            named = _FIRST.search(ast.get_docstring(parsed(path)) or "")
             if named is None or named[1] not in known or not named[1].startswith(f"{name}."):
                 found.append(name)
     return found
 
 
-def _files(root: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of every file of the packages."""
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    """Every file of the packages by its name."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
+            yield str(path.relative_to(root)), path
 
 
 def _functions(root: Path) -> Iterator[tuple[str, Function]]:
@@ -94,5 +94,5 @@ def _functions(root: Path) -> Iterator[tuple[str, Function]]:
                 yield name, child
             yield from within(child, name)
 
-    for name, source in _files(root):
-        yield from within(ast.parse(source), name)
+    for name, path in _files(root):
+        yield from within(parsed(path), name)
