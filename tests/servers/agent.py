@@ -20,7 +20,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from collectors.agent.agent import serve
-from trainwarden.cli.stack import StopFlag
+from trainwarden.cli.serve.process import StopFlag
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import load
 log_to_stderr()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.places import ROOT
-from trainwarden.cli.faults import Fault
+from trainwarden.cli.run.demo_fault import Fault
 from trainwarden.hook import read_header
 
 SCRIPTS = ROOT / "tests" / "scripts"

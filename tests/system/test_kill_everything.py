@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from trainwarden import rundir
-from trainwarden.bus.address import connect
-from trainwarden.cli.look import read_jobs
-from trainwarden.cli.stack import LocalStack
-from trainwarden.protocols import Bus
+from trainwarden.bus import address as buses
+from trainwarden.cli.ask.jobs_on_bus import read_jobs
+from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.records import EventRecord, LogRecord
 from trainwarden.topics import EVENTS, LOGS
 
@@ -57,7 +56,7 @@ def rank_pid(run_dir: Path, rank: int) -> int | None:
     return None
 
 
-def lines_on_bus(bus: Bus, source_rank: int) -> list[str]:
+def lines_on_bus(bus: buses.Bus, source_rank: int) -> list[str]:
     """Lines of one rank, duplicates dropped by position, in order of position."""
     found: dict[tuple[str, int], str] = {}
     for message in bus.read(LOGS):
@@ -96,7 +95,7 @@ def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) ->
             time.sleep(max(0.0, began + moment - time.monotonic()))
             os.kill(stack.pid(service), signal.SIGKILL)
             stack.start(service)
-        bus = connect(address)
+        bus = buses.connect(address)
         wait_for("the restart to be recorded", lambda: _outcomes(bus)[-1:] == ["done"], stack)
         wait_for("the restarted ranks to write", lambda: b"attempt 1 line 20" in log.read_bytes(), stack)
         time.sleep(1.0)  # long enough for a second action or incident to show itself
@@ -109,12 +108,12 @@ def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) ->
         stack.stop()
 
 
-def _outcomes(bus: Bus) -> list[str]:
+def _outcomes(bus: buses.Bus) -> list[str]:
     views = read_jobs(bus, "job")
     return [record.outcome for record in views["job"].action_history] if "job" in views else []
 
 
-def _check(bus: Bus, run_dir: Path, written: list[str]) -> None:
+def _check(bus: buses.Bus, run_dir: Path, written: list[str]) -> None:
     assert lines_on_bus(bus, 1) == written
     view = read_jobs(bus, "job")["job"]
     assert [incident.kind for incident in view.incidents.values()] == ["crash"]

@@ -16,10 +16,11 @@ from trainer_offline.fit.gate import GateConfig
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.version import CHAMPION, registered_name
 from trainer_offline.service.train import TrainConfig, train
-from trainwarden.cli.demo import Demo, DemoPlan
-from trainwarden.cli.live import LiveView
-from trainwarden.cli.output import Voice
-from trainwarden.cli.run import JobRun
+from trainwarden.cli.run.demo_job import Demo
+from trainwarden.cli.run.demo_live import LiveView
+from trainwarden.cli.run.demo_plan import DemoPlan
+from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.shared.output import Voice
 from trainwarden.records import VerdictRecord
 from trainwarden.settings import Settings, parse
 from trainwarden.topics import VERDICTS
@@ -82,7 +83,9 @@ class SwappingDemo(Demo):
 @pytest.fixture(scope="module")
 def swapped(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> tuple[SwappingDemo, list[VerdictRecord]]:
     """The demo after its end, and every verdict that is on the bus."""
-    plan = DemoPlan.checked("slow-rank", RANK, 2.5, 45, 4, 0, 160, "observe")
+    plan = DemoPlan.checked(
+        fault="slow-rank", rank=RANK, slowdown=2.5, at_step=45, ranks=4, seed=0, steps=160, mode="observe"
+    )
     folder = tmp_path_factory.mktemp("run")
     settings = Settings(job="swap", run_dir=str(folder))
     overrides = {

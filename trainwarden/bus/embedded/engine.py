@@ -65,7 +65,8 @@ class EmbeddedBus:
     Examples
     --------
     >>> import tempfile
-    >>> from trainwarden.records import EVENTS, EventRecord
+    >>> from trainwarden.records import EventRecord
+    >>> from trainwarden.topics import EVENTS
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     bus = EmbeddedBus(f"{folder}/bus.db")
     ...     bus.publish(EVENTS, "job", EventRecord(id="e1", job="job", node="n0", time_s=1.0, kind="job_start"))

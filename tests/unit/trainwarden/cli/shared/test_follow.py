@@ -1,0 +1,85 @@
+"""Following a job: a bus that is away for a moment is waited for, and records are taken in once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.cli.shared.follow import Follower, JobView, record_line
+from trainwarden.errors import BusUnavailable
+from trainwarden.records import IncidentRecord, IterationRecord
+from trainwarden.topics import INCIDENTS, ITERATIONS
+
+
+def steps(rank: int, numbers: tuple[int, ...], incarnation: str = "1-1", at_s: float = 0.0) -> IterationRecord:
+    return IterationRecord(
+        job="j", node="n", rank=rank, incarnation=incarnation, steps=numbers,
+        end_s=tuple(at_s + number for number in numbers), duration_s=tuple(0.5 for _ in numbers),
+    )  # fmt: skip
+
+
+def test_a_bus_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    follower = Follower(bus, "j")
+
+    def away(timeout_s: float, max_records: int = 0) -> list[object]:
+        raise BusUnavailable("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(follower._consumer, "poll", away)
+        follower.poll(0.0)
+    bus.publish(ITERATIONS, "j", steps(0, (0, 1)))
+    bus.flush()
+    for _ in range(3):  # a poll at which the assignment changed returns nothing
+        follower.poll(0.0)
+    bus.close()
+    assert follower.view.steps_done() == 2
+
+
+def test_a_step_done_again_counts_once_and_as_last_run() -> None:
+    view = JobView("j")
+    view.feed(steps(0, (0, 1, 2)))
+    view.feed(steps(0, (0, 1, 2)))
+    view.feed(
+        IterationRecord(
+            job="j", node="n", rank=0, incarnation="2-2", steps=(2, 3), end_s=(50.0, 51.0), duration_s=(0.9, 0.9)
+        )
+    )
+    view.feed(steps(1, (0,), at_s=0.0))
+    assert view.steps_done() == 4
+    assert view.iterations() == [(0, 0.5), (1, 0.5), (2, 0.9), (3, 0.9)]
+    assert view.iteration_s(2) == pytest.approx(0.9)
+
+
+def test_other_jobs_are_passed_over() -> None:
+    view = JobView("other")
+    view.feed(steps(0, (0,)))
+    assert view.steps_done() == 0
+    assert view.ranks() == []
+
+
+def incident(revision: int, state: str, reason: str) -> IncidentRecord:
+    return IncidentRecord(
+        id="i", job="j", kind="hang", severity="sev2", state=state, revision=revision, opened_at_s=1.0,
+        updated_at_s=1.0 + revision, reason=reason,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_a_person_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    told: list[str] = []
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    follower = Follower(bus, "j", lambda record: told.append(record_line(record)))
+    revisions = [(0, "opened", "a"), (1, "updated", "a"), (2, "updated", "b"), (3, "updated", "b"), (4, "closed", "b")]
+    for revision in [*revisions, revisions[0]]:
+        bus.publish(INCIDENTS, "j", incident(*revision))
+    bus.flush()
+    for _ in range(3):
+        follower.poll(0.0)
+    bus.close()
+    assert [line.split(" (")[0] for line in told] == [
+        "[incident opened] hang sev2: a",
+        "[incident updated] hang sev2: b",
+        "[incident closed] hang sev2: b",
+    ]

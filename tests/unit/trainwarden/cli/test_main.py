@@ -1,0 +1,78 @@
+"""The table of commands: each entry leads to its file, and nothing is imported for what was not asked."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from importlib import import_module
+
+import pytest
+
+from tests.places import ROOT
+from tests.unit.trainwarden.test_imports import modules_after
+from trainwarden.cli import main as command_line
+from trainwarden.cli.lazy import load
+from trainwarden.cli.main import COMMANDS
+
+ROOMS = ROOT / "trainwarden" / "cli"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The console script with `arguments`; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["trainwarden", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_lives_in_the_file_of_its_name_and_the_list_says_its_first_line(name: str) -> None:
+    module, _, function = COMMANDS[name].place.partition(":")
+    assert module.rpartition(".")[2] == function == name.replace("-", "_")
+    documented = inspect.getdoc(getattr(import_module(module), function))
+    assert documented is not None
+    assert documented.splitlines()[0] == COMMANDS[name].line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained_or_hidden(name: str) -> None:
+    command = load(name, COMMANDS[name])
+    assert command.name == name
+    options = [one for one in command.params if one.param_type_name == "option" and not COMMANDS[name].hidden]
+    assert all(one.help or one.hidden for one in options)
+
+
+def test_the_list_shows_every_command_but_the_hidden_and_imports_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--help") == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2].split("\n")
+    names = [line.split()[0] for line in listed if line.startswith("  ") and not line.startswith("   ")]
+    assert names == [name for name, entry in COMMANDS.items() if not entry.hidden]
+
+
+@pytest.mark.parametrize(("words", "own"), [("['--help']", set()), ("['plan', '--help']", {"ask", "ask.plan"})])
+def test_only_the_file_of_the_command_is_imported(words: str, own: set[str]) -> None:
+    asked = f"import contextlib, io; sys.argv[1:] = {words}; from trainwarden.cli import main; out = io.StringIO()"
+    call = "exec('with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit): main.run()')"
+    loaded = {name.removeprefix("trainwarden.cli.") for name in modules_after(f"{asked}; {call}")}
+    rooms = {place.name for place in ROOMS.iterdir() if place.is_dir()} - {"shared", "__pycache__"}
+    assert {name for name in loaded if name.partition(".")[0] in rooms} == own
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(("statu",), "Did you mean 'status'"), (("nothing",), "No such command 'nothing'")]
+)
+def test_a_command_that_is_not_there_is_wrong_use(
+    words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_a_command_returns_is_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINWARDEN_BUS", f"embedded:{tmp_path}/none/bus.db")
+    assert run(monkeypatch, "doctor") == 1
+    assert " bad  bus: " in capsys.readouterr().out

@@ -1,0 +1,91 @@
+"""`trainwarden detect`: detection by hand, recorded folders in, one JSON object and lines for people out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwarden.cli.shared.options import ConfigFile, Json
+from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import DataError
+
+SHOWN = 12  # incidents that people are shown; the JSON has all
+FOUND = (
+    ("incidents", "incidents"),
+    ("change_points", "change points"),
+    ("stragglers", "stragglers"),
+    ("log_findings", "log findings"),
+)
+
+
+def detect(
+    *,
+    data: Annotated[Path, typer.Option("--data", help="A recorded folder, or a folder of recorded folders.")],
+    normal_until: Annotated[
+        str | None, typer.Option(metavar="T", help="Rows before T (seconds or ISO 8601) are normal training.")
+    ] = None,
+    normal: Annotated[Path | None, typer.Option(metavar="DIR", help="A recording that is normal throughout.")] = None,
+    models: Annotated[str | None, typer.Option(metavar="URI", help="Trained models.")] = None,
+    detectors: Annotated[str | None, typer.Option(metavar="A,B", help="Ask these detectors only.")] = None,
+    scores: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Scores of every row of metrics: .csv, .csv.gz or .parquet.")
+    ] = None,
+    json: Json = None,
+    config: ConfigFile = None,
+) -> int:
+    """Judge recorded folders in one pass in time order; exit code 1 if an incident was found.
+
+    Example: trainwarden detect --data recording/ --normal-until 3600 --json
+    """
+    from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order
+    from trainwarden.cli.ask.detect_scores import ScoresFile
+
+    voice = Voice(json)
+    began_s = time.monotonic()
+    asked = Asked(normal_until, normal, models, detectors, scores is not None)
+    jobs, batch = jobs_to_judge(data, asked, config)
+    target = ScoresFile.open(scores) if scores is not None else None
+    answers: list[dict[str, Any]] = []
+    failed = 0
+    try:
+        for number, judged in enumerate(judged_in_order(jobs, voice.say), 1):
+            if judged.failed and not batch:
+                raise DataError(str(judged.answer["error"]))
+            failed += judged.failed
+            answers.append(judged.answer)
+            if target is not None and judged.scores is not None:
+                target.add(judged.answer["job"], judged.scores)
+            _tell(voice, judged.answer, f"[{number}/{len(jobs)}] {judged.answer['job']}: ")
+    finally:
+        if target is not None:
+            target.close()
+    voice.answer({"jobs": answers, "wall_s": round(time.monotonic() - began_s, 3)})
+    if failed and failed == len(jobs):
+        raise DataError(f"none of the {failed} jobs of '{data}' could be read")
+    return 1 if any(answer.get("incidents") for answer in answers) else 0
+
+
+def _tell(voice: Voice, answer: dict[str, Any], lead: str) -> None:
+    if "error" in answer:
+        voice.say(f"{lead}cannot be judged: {answer['error']}")
+        return
+    found = [(len(answer[key]), words) for key, words in FOUND]
+    voice.say(lead + (", ".join(f"{count} {words}" for count, words in found if count) or "nothing found"))
+    for incident in answer["incidents"][:SHOWN]:
+        who = ", ".join(_who(suspect) for suspect in incident["suspects"][:3])
+        voice.say(
+            f"  {incident['severity']} {incident['kind']} at {incident['opened_at_s']:.6g} s"
+            + (f", step {incident['opened_step']}" if incident["opened_step"] is not None else "")
+            + (f", {who}" if who else "")
+            + f": {incident['reason']}"
+        )
+    if len(answer["incidents"]) > SHOWN:
+        voice.say(f"  ... and {len(answer['incidents']) - SHOWN} more")
+
+
+def _who(suspect: dict[str, Any]) -> str:
+    rank = None if suspect["rank"] is None else f"rank {suspect['rank']}"
+    return " ".join(word for word in (rank, suspect["node"], suspect["device"]) if word) or "the job"

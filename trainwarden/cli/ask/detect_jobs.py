@@ -1,0 +1,187 @@
+"""The recorded jobs of one `trainwarden detect`: found, judged each by itself, answered in their order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainwarden.cli.shared.machine import one_blas_thread
+from trainwarden.cli.shared.options import time_of
+from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
+from trainwarden.settings import DetectionSettings, load
+
+TELL_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says of how to judge, in its own words."""
+
+    normal_until: str | None
+    normal: Path | None
+    models: str | None
+    detectors: str | None
+    want_scores: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One job to be judged, as it is sent to a worker process."""
+
+    folder: Path
+    name: str | None
+    normal: Path | None
+    normal_until_s: float | None
+    models: str | None
+    names: tuple[str, ...]
+    settings: DetectionSettings
+    want_scores: bool
+
+
+@dataclass(slots=True)
+class Judged:
+    """A worker's answer: the job's object, and its scores as columns."""
+
+    answer: dict[str, Any]
+    scores: dict[str, Any] | None
+    failed: bool = False
+
+
+def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[Work], bool]:
+    """The jobs in `data`, and whether it is a batch of several.
+
+    Raises
+    ------
+    ConfigError
+        On wrong use.
+    DataError
+        If a folder or a registry cannot be read.
+    """
+    from detectors import CATALOG
+    from trainwarden.recorded.folder import is_batch, jobs_in
+
+    if asked.normal_until is not None and asked.normal is not None:
+        raise ConfigError("--normal-until and --normal exclude each other: both say what is normal")
+    settings = load(config).detection
+    names = asked.detectors
+    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(settings.detectors)
+    unknown = [word for word in chosen if word not in CATALOG and word not in settings.detectors]
+    if unknown:
+        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(CATALOG)}")
+    until_s = time_of(asked.normal_until)
+    models = _local_models(asked.models or settings.models)
+    batch = is_batch(data)
+    works = []
+    for folder in jobs_in(data):
+        name = folder.name if batch else None
+        normal = _normal_of(asked.normal, folder, batch)
+        works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores))
+    return works, batch
+
+
+def _local_models(models: str | None) -> str | None:
+    """Folder of the models: a registry's champions are fetched once, here, not by every worker."""
+    from trainer_offline.registry.address import is_registry
+
+    if models is None or not is_registry(models):
+        return models
+    from trainer_offline.registry.serving import local_bundle
+
+    try:
+        return str(local_bundle(models))
+    except DetectorError as error:
+        raise DataError(str(error)) from error  # exit code 2: 1 would say that something was found
+
+
+def _normal_of(normal: Path | None, folder: Path, batch: bool) -> Path | None:
+    """The normal recording of one job: the subfolder of the same name, or the one for all."""
+    from trainwarden.recorded.folder import is_batch
+
+    if normal is None:
+        return None
+    if not normal.is_dir():
+        raise DataError(f"--normal: '{normal}' is no folder")
+    if is_batch(normal):
+        own = normal / folder.name
+        if not own.is_dir():
+            raise DataError(f"--normal: '{normal}' has no subfolder '{folder.name}' for that job")
+        return own
+    return normal
+
+
+def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
+    """Judge one recorded folder; what cannot be read becomes the job's answer."""
+    from trainwarden.recorded.folder import read_folder
+
+    name = work.name or work.folder.resolve().name
+    try:
+        from detectors.metrics.bundle.members import ALL_MODELS
+        from detectors.recorded.facts import read_facts
+        from detectors.recorded.findings import job_object
+        from detectors.recorded.metrics import score_recorded
+        from detectors.recorded.replay import replay
+
+        job = read_folder(work.folder, work.name)
+        name = job.name
+        scores = None
+        if work.want_scores or any(word in ALL_MODELS for word in work.names):
+            bundle = _bundle(work.models, work.normal)
+            scores = score_recorded(job, bundle, work.normal_until_s)
+        result = replay(job, work.settings, names=work.names, facts=read_facts(job), scores=scores, progress=progress)
+    except WardenError as error:
+        return Judged({"job": name, "error": str(error)}, None, failed=True)
+    columns = scores.columns(work.names) if work.want_scores and scores is not None else None
+    return Judged(job_object(result), columns)
+
+
+@cache
+def _bundle(models: str | None, normal: Path | None) -> Any:
+    """Models that were trained before, or on a normal recording: once in a process, however many jobs they serve."""
+    from detectors.metrics.bundle.bundle import ModelBundle
+    from detectors.recorded.metrics import bundle_of
+    from trainwarden.recorded.folder import read_folder
+
+    if models is not None:
+        return ModelBundle.load(Path(models))
+    return None if normal is None else bundle_of(read_folder(normal))
+
+
+def judged_in_order(works: Sequence[Work], say: Callable[[str], None]) -> Iterator[Judged]:
+    """Answers in the order of the jobs; several jobs are worked through in parallel processes."""
+    workers = min(len(works), os.cpu_count() or 1)
+    one_blas_thread()  # one job a core is faster than every job on all cores
+    if workers <= 1:
+        for work in works:
+            yield judge_folder(work, _Teller(say))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = {pool.submit(judge_folder, work): place for place, work in enumerate(works)}
+        waiting: dict[int, Judged] = {}
+        following = 0
+        for future in as_completed(futures):
+            waiting[futures[future]] = future.result()
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+
+
+class _Teller:
+    """Says now and then how far a long pass is."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told_s = time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            self._say(f"... {share:.0%}")

@@ -1,0 +1,1 @@
+"""Commands from what was recorded to models: annotate, train, models."""

@@ -1,0 +1,118 @@
+"""`trainwarden annotate`: what people say that a stretch of an archived job was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+
+from trainwarden.cli.shared.options import ArchiveFolder, ConfigFile, JobName, Json
+from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
+from trainwarden.settings import load
+
+if TYPE_CHECKING:
+    from trainer_offline.data.annotation_rows import Annotation
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """The words of a new annotation, as they were given."""
+
+    job: str | None
+    label: str | None
+    from_time: str
+    to_time: str
+    kind: str | None
+    suspects: str
+    note: str
+
+
+def annotate(
+    word: Annotated[Literal["add", "list", "remove"], typer.Argument()],
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="For remove.")] = None,
+    *,
+    job: JobName = None,
+    from_time: Annotated[str, typer.Option("--from", help="Unix seconds or ISO 8601; empty: beginning.")] = "",
+    to_time: Annotated[str, typer.Option("--to", help="As --from; empty: end.")] = "",
+    label: Annotated[str | None, typer.Option(help="normal, fault, initialisation or ignore.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Incident kind of a fault.")] = None,
+    suspects: Annotated[str, typer.Option(help="'node=n17 device=gpu0; rank=3'.")] = "",
+    note: Annotated[str, typer.Option(help="In your words.")] = "",
+    folder: ArchiveFolder = None,
+    config: ConfigFile = None,
+    json: Json = None,
+) -> int:
+    """Say what a stretch of an archived job was: add, list, remove.
+
+    Example: trainwarden annotate add --job llama-70b --label fault --kind hang --from 100 --to 200
+    """
+    voice = Voice(json)
+    settings = load(config)
+    root = folder or Path(settings.archive.folder)
+    match word:
+        case "add":
+            said = Said(
+                job=job, label=label, from_time=from_time, to_time=to_time, kind=kind, suspects=suspects, note=note
+            )
+            _add(root, said, voice)
+        case "remove":
+            _remove(root, number, voice)
+        case "list":
+            _list(root, job, voice)
+    return 0
+
+
+def _add(root: Path, said: Said, voice: Voice) -> None:
+    from trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
+    from trainer_offline.data import annotations
+
+    if said.job is None or said.label is None:
+        raise ConfigError("annotate add: give --job and --label")
+    try:
+        annotation = annotations.Annotation(
+            job=said.job,
+            label=said.label,  # type: ignore[arg-type]  # `add` checks it and names what is allowed
+            from_s=annotations.parse_time(said.from_time),
+            to_s=annotations.parse_time(said.to_time),
+            kind=said.kind,
+            suspects=annotations.parse_suspects(said.suspects),
+            note=said.note,
+        )
+    except ValueError as error:
+        raise ConfigError(f"annotate add: {error}") from error
+    place = annotations.add(root, annotation)
+    voice.say(f"annotation {place} added")
+    if not any((root / topic / job_folder(said.job)).is_dir() for topic in TOPIC_FOLDERS):
+        voice.say(f"the archive '{root}' holds nothing of job '{said.job}' so far")
+    voice.answer({"number": place, "annotation": msgspec.to_builtins(annotation)})
+
+
+def _remove(root: Path, number: int | None, voice: Voice) -> None:
+    from trainer_offline.data import annotations
+
+    if number is None:
+        raise ConfigError("annotate remove: give the number that 'annotate list' shows")
+    removed = annotations.remove(root, number)
+    voice.say(f"annotation {number} removed: {_shown(removed)}")
+    voice.answer({"number": number, "annotation": msgspec.to_builtins(removed)})
+
+
+def _list(root: Path, job: str | None, voice: Voice) -> None:
+    from trainer_offline.data import annotations
+
+    found: Sequence[Annotation] = annotations.read(root)
+    listed = [(number, one) for number, one in enumerate(found, 1) if job is None or one.job == job]
+    for number, one in listed:
+        voice.say(f"{number:>4}  {_shown(one)}")
+    if not listed:
+        voice.say("no annotations")
+    voice.answer({"annotations": [{"number": number, **msgspec.to_builtins(one)} for number, one in listed]})
+
+
+def _shown(one: Annotation) -> str:
+    span = f"{'' if one.from_s is None else one.from_s}..{'' if one.to_s is None else one.to_s}"
+    words = [one.job, span, one.label, one.kind or "", "; ".join(str(suspect) for suspect in one.suspects), one.note]
+    return "  ".join(word for word in words if word)

@@ -1,0 +1,91 @@
+"""`trainwarden demo`: a real training job, a real fault, detection, action, report."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from trainwarden.cli.run.demo_job import Demo, example_script
+from trainwarden.cli.run.demo_judge import judge
+from trainwarden.cli.run.demo_live import LiveView
+from trainwarden.cli.run.demo_plan import DemoPlan
+from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.shared.follow import record_line
+from trainwarden.cli.shared.options import BusAddress, EngineMode, Json, Keep
+from trainwarden.cli.shared.output import Voice
+from trainwarden.records import Record
+from trainwarden.settings import Settings
+
+FaultKind = Literal["slow-rank", "hang", "crash", "exception", "log-storm", "none"]
+
+
+def demo(
+    *,
+    fault: Annotated[FaultKind, typer.Option(help="What goes wrong.")] = "slow-rank",
+    rank: Annotated[int, typer.Option(min=0, help="The rank it goes wrong on.")] = 2,
+    slowdown: Annotated[float, typer.Option(min=1.05, max=20.0, help="How many times slower, for slow-rank.")] = 2.0,
+    at_step: Annotated[int | None, typer.Option(min=15, help="The step it goes wrong at.")] = None,
+    ranks: Annotated[int, typer.Option(min=1, max=16, help="Training processes.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data and model; moves the default step of the fault.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=30, help="Training steps.")] = None,
+    bus: BusAddress = None,
+    mode: EngineMode = "auto",
+    keep: Keep = None,
+    json: Json = None,
+) -> int:
+    """A real multi-process training job, a fault, detection, action, report.
+
+    Example: trainwarden demo --fault hang --rank 1
+    """
+    plan = DemoPlan.checked(
+        fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode
+    )
+    voice = Voice(json)
+    example_script()
+    result = _carried_out(plan, bus, keep, voice)
+    kept = "recording" if keep is None else str(keep)
+    if keep is not None:
+        voice.say(f"recorded folder: {keep}")
+    again = f"trainwarden demo --fault none --keep {kept} && " if keep is None else ""
+    voice.say(f"train the metric models on a run: {again}trainwarden train --data {kept}")
+    voice.answer(result)
+    return 0 if result["ok"] else 1
+
+
+def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voice) -> dict[str, Any]:
+    """The demo's JSON object; its report is written and everything it started is gone."""
+
+    def notice(record: Record) -> None:
+        voice.say(record_line(record))
+
+    fields: dict[str, Any] = {"job": f"demo-{plan.seed}-{uuid.uuid4().hex[:6]}"}
+    if bus is not None:
+        fields["bus"] = bus
+    settings = Settings(**fields)
+    overrides = {"TRAINWARDEN_ENGINE_MODE": plan.mode}
+    services = ("agent", "detector", "engine")
+    live = LiveView(plan.ranks, voice)
+    with JobRun(settings, own_services=services, notice=notice, overrides=overrides) as run:
+        voice.say(
+            f"job {settings.job}: {plan.ranks} ranks, {plan.steps} steps, mode {plan.mode}, bus {run.bus_address}"
+        )
+        job = Demo(plan, run, voice, live)
+        with live:
+            code = job.carry_out()
+        result = judge(plan, job.fault, run, code)
+        report = _report(run, result, keep)
+    voice.say(result["summary"])
+    voice.say(f"report: {report}")
+    return result
+
+
+def _report(run: JobRun, result: dict[str, Any], keep: Path | None) -> Path:
+    from trainwarden.cli.shared.report_html import write_report
+
+    run.keep(keep)
+    path = (keep or Path.cwd()) / "trainwarden-demo-report.html"
+    write_report(path, run.follower.view, title=f"trainwarden demo: {result['job']}", summary=result["summary"])
+    return path

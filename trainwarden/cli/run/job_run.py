@@ -1,0 +1,167 @@
+"""One watched run of one job: run folder, services, bus, follower; what watch, launch and demo have in common."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from trainwarden import rundir
+from trainwarden.bus import address as buses
+from trainwarden.cli.shared.follow import Follower
+from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.stack import LocalStack
+from trainwarden.records import EventKind, EventRecord, Record
+from trainwarden.settings import Settings, load
+from trainwarden.topics import EVENTS
+
+DRAIN_S = 8.0
+LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
+EXIT_BY_SIGNAL = 128  # a shell's exit code for a command ended by signal n is 128 + n
+
+
+def settings_for(config: Path | None, job: str | None, prefix: str) -> Settings:
+    """Settings of one run; without a name the job gets a fresh one that starts with `prefix`."""
+    settings = load(config)
+    if job is None and config is None:
+        job = f"{prefix}-{uuid.uuid4().hex[:8]}"
+    if job is not None:
+        settings = msgspec.convert({**msgspec.structs.asdict(settings), "job": job}, Settings, from_attributes=True)
+    return settings
+
+
+def exit_code_of(returncode: int) -> int:
+    """The exit code that a shell would show for what `subprocess` says of an ended process.
+
+    Examples
+    --------
+    >>> exit_code_of(3), exit_code_of(-9)
+    (3, 137)
+    """
+    return returncode if returncode >= 0 else EXIT_BY_SIGNAL - returncode
+
+
+class JobRun:
+    """Everything around the training command itself.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked settings; `bus` may name running services elsewhere.
+    notice : callable, optional
+        Called with every incident and action record as it comes.
+    own_services : tuple of str
+        Services to start here: of ``agent``, ``detector``, ``engine``.
+    config : Path, optional
+        The settings file, passed on to the services.
+    overrides : mapping, optional
+        ``TRAINWARDEN_*`` settings of the services that the file does not decide.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        own_services: tuple[str, ...],
+        notice: Callable[[Record], None] | None = None,
+        config: Path | None = None,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.run_dir = rundir.prepare(Path(settings.run_dir)) if settings.run_dir else rundir.create(settings.job)
+        self._owns_run_dir = settings.run_dir is None
+        self.bus_address = self._address(settings.bus)
+        self._services = own_services
+        self.bus = buses.connect(self.bus_address, settings.kafka)
+        self.follower = Follower(self.bus, settings.job, notice)
+        environ = {
+            "TRAINWARDEN_JOB": settings.job,
+            "TRAINWARDEN_NODE": settings.node,
+            "TRAINWARDEN_BUS": self.bus_address,
+            **(overrides or {}),
+        }
+        self.stack = LocalStack(self.run_dir, environ, config)
+        self.started_at_s = time.time()
+
+    def _address(self, bus: str) -> str:
+        """The bus to use; the default embedded file goes into the run folder, so that runs do not mix."""
+        default = Settings.__struct_defaults__[Settings.__struct_fields__.index("bus")]
+        return f"embedded:{self.run_dir / 'bus.db'}" if bus == default else bus
+
+    def __enter__(self) -> Self:
+        for service in self._services:
+            self.stack.start(service)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.stop()
+        self.follower.close()
+        self.bus.close()
+        if self._owns_run_dir and os.environ.get("TRAINWARDEN_KEEP_RUN_DIR") is None:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def environ(self) -> dict[str, str]:
+        """What the training command needs in its environment so that the hook comes in."""
+        inject = str(PACKAGE / "inject")
+        inherited = os.environ.get("PYTHONPATH")
+        return {
+            "TRAINWARDEN_JOB": self.settings.job,
+            "TRAINWARDEN_NODE": self.settings.node,
+            "TRAINWARDEN_RUN_DIR": str(self.run_dir),
+            "TRAINWARDEN_HOOK_DIR": str(self.run_dir / rundir.HOOK),
+            "PYTHONPATH": f"{inject}{os.pathsep}{inherited}" if inherited else inject,
+        }
+
+    def tell(self, kind: EventKind, **fields: Any) -> None:
+        """Put a fact of this command onto the bus by way of the run folder's events file."""
+        record = EventRecord(
+            id=f"{kind}/{self.settings.job}/{uuid.uuid4().hex[:12]}",
+            job=self.settings.job,
+            node=self.settings.node,
+            time_s=time.time(),
+            kind=kind,
+            fields=fields,
+        )
+        with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
+            file.write(EVENTS.encode(record) + b"\n")
+
+    def drain(self) -> None:
+        """Follow until the job's end has been seen and judged, so that the last seconds count too."""
+        view = self.follower.view
+        deadline = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            self.follower.poll(0.1)
+            if view.ended and any(verdict.phase == "ended" for verdict in view.verdicts):
+                break
+        # Last words of ranks may still be on their way from the agent.
+        last_s = time.monotonic() + LAST_WORDS_S
+        while time.monotonic() < last_s:
+            self.follower.poll(0.1)
+
+    def keep(self, folder: Path | None) -> None:
+        """Write what is on the bus of this job as a recorded folder, if one was asked for."""
+        if folder is not None:
+            from trainwarden.recorded.writing import write_recording
+
+            write_recording(self.bus, self.settings.job, folder)
+
+    def result(self, exit_code: int) -> dict[str, Any]:
+        """The object of contracts for watch and launch."""
+        view = self.follower.view
+        return {
+            "job": self.settings.job,
+            "exit_code": exit_code,
+            "steps": view.steps_done(),
+            "iteration_s": {"median": view.iteration_s()},
+            "incidents": view.incident_objects(),
+            "actions": view.action_objects(),
+        }

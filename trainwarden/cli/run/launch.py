@@ -1,0 +1,62 @@
+"""`trainwarden launch`: the ranks of a training command under the local launcher, watched, acted on if allowed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from trainwarden.cli.run.job_run import JobRun, exit_code_of, settings_for
+from trainwarden.cli.shared.follow import record_line
+from trainwarden.cli.shared.options import Command, ConfigFile, EngineMode, JobName, Json, Keep
+from trainwarden.cli.shared.output import Voice
+
+
+def launch(
+    command: Command,
+    *,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, max=1024, help="Training processes to start.")],
+    mode: EngineMode = "observe",
+    job: JobName = None,
+    json: Json = None,
+    keep: Keep = None,
+    config: ConfigFile = None,
+) -> int:
+    """Start the ranks of a training command under the local launcher, watched, and acted on if allowed.
+
+    Example: trainwarden launch --nproc 4 --mode auto -- python train.py
+    """
+    voice = Voice(json)
+    settings = settings_for(config, job, "launch")
+    overrides = {"TRAINWARDEN_ENGINE_MODE": mode}
+    services = ("agent", "detector", "engine")
+    with JobRun(
+        settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config, overrides=overrides
+    ) as run:
+        voice.say(f"job {settings.job}: {nproc} ranks, mode {mode}, bus {run.bus_address}")
+        run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
+        code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--", *command))
+        if code != 0:
+            voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
+        run.tell("job_end", exit_code=code)
+        run.drain()
+        code = exit_code_of(code)
+        result = run.result(code)
+        run.keep(keep)
+    voice.answer(result)
+    return code
+
+
+def _supervise(run: JobRun, arguments: Sequence[str]) -> int:
+    """Start the supervisor of the ranks and follow the bus until it ends; a signal to us stops it."""
+    run.stack.start("supervise", *arguments)
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _frame: asked.append(n))
+    while (code := run.stack.returncode("supervise")) is None:
+        run.follower.poll(0.1)
+        if asked:
+            run.stack.stop("supervise")
+    return code

@@ -1,0 +1,65 @@
+"""How a process of the warden begins, is asked to stop, and ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwarden import rundir
+from trainwarden.cli.shared.machine import one_blas_thread
+from trainwarden.self_metrics import log_to_stderr
+from trainwarden.settings import Settings, load
+
+log = logging.getLogger("trainwarden.cli")
+
+
+class StopFlag:
+    """True once this process was asked to stop, or, with `with_parent`, once its parent is gone."""
+
+    def __init__(self, *, with_parent: bool = False) -> None:
+        self._asked = False
+        self._parent = os.getppid() if with_parent else None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self._asked = True
+
+    def __call__(self) -> bool:
+        return self._asked or (self._parent is not None and os.getppid() != self._parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What every service gets from its command."""
+
+    settings: Settings
+    run_dir: Path
+    state_dir: Path
+    stop: StopFlag
+
+
+def folders(settings: Settings, run_dir: Path | None) -> tuple[Path, Path]:
+    """Run folder and state folder; made where they do not exist."""
+    run = rundir.prepare(run_dir or (Path(settings.run_dir) if settings.run_dir else Path("trainwarden-run")))
+    state = Path(settings.state_dir) if settings.state_dir else run / "state"
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return run, state
+
+
+@contextmanager
+def service(name: str, *, run_dir: Path | None, config: Path | None, with_parent: bool) -> Iterator[Service]:
+    """Service `name`, to be run until SIGTERM, SIGINT or, with `with_parent`, until the starting process is gone."""
+    log_to_stderr()
+    one_blas_thread()
+    settings = load(config)
+    stop = StopFlag(with_parent=with_parent)
+    run, state = folders(settings, run_dir)
+    log.info("service starts", extra={"fields": {"service": name, "job": settings.job, "pid": os.getpid()}})
+    yield Service(settings, run, state, stop)
+    log.info("service ends", extra={"fields": {"service": name}})

@@ -1,0 +1,34 @@
+"""`trainwarden supervise`: the local launcher, a process of its own; started by launch and demo."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainwarden.cli.serve.process import StopFlag, folders
+from trainwarden.cli.shared.options import Command, ConfigFile, Mode, RunDir, WithParent
+from trainwarden.clock import SystemClock
+from trainwarden.self_metrics import log_to_stderr
+from trainwarden.settings import load
+
+
+def supervise(
+    command: Command,
+    *,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, max=1024)],
+    mode: Annotated[Mode, typer.Option()] = "observe",
+    run_dir: RunDir = None,
+    config: ConfigFile = None,
+    with_parent: WithParent = False,
+) -> int:
+    """The local launcher alone (started by launch and demo)."""
+    from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
+
+    log_to_stderr()
+    settings = load(config)
+    run, _ = folders(settings, run_dir)
+    launcher = Supervisor(
+        command, nproc, run, settings.job, settings.node, SystemClock(), config=SupervisorConfig(mode=mode)
+    )
+    return launcher.run(StopFlag(with_parent=with_parent))

@@ -1,0 +1,112 @@
+"""How commands speak: people on one stream, one JSON object on the other, one sentence per mistake."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from trainwarden.errors import ConfigError
+
+
+def with_json_target(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with ``-`` put after a ``--json`` that names no file; what follows ``--`` is left alone.
+
+    Examples
+    --------
+    >>> with_json_target(["watch", "--json", "--", "torchrun", "--json"])
+    ['watch', '--json', '-', '--', 'torchrun', '--json']
+    >>> with_json_target(["bench", "--json", "out.json"])
+    ['bench', '--json', 'out.json']
+    """
+    out: list[str] = []
+    for index, word in enumerate(arguments):
+        if word == "--":
+            return [*out, *arguments[index:]]
+        out.append(word)
+        if word == "--json":
+            following = arguments[index + 1] if index + 1 < len(arguments) else "--"
+            if following.startswith("-") and following != "-":
+                out.append("-")
+    return out
+
+
+def write_json(value: Any, target: str | None) -> None:
+    """Write `value` as one JSON object to `target`: a file, ``-`` for standard output, None for nowhere.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be written.
+    """
+    if target is None:
+        return
+    import msgspec  # the command line's start and its help need none of it
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    if target == "-":
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+        return
+    path = Path(target)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(text)
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--json: '{target}' cannot be written ({error.strerror})") from error
+
+
+def check_json_target(target: str | None) -> None:
+    """Refuse a ``--json`` file that cannot be written before the work starts, not after.
+
+    Raises
+    ------
+    ConfigError
+        If its folder does not exist or may not be written to.
+    """
+    if target in (None, "-"):
+        return
+    folder = Path(str(target)).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"--json: folder '{folder}' does not exist or may not be written to")
+
+
+class Voice:
+    """How one command answers: plain lines for people, and one JSON object where it was asked for.
+
+    The lines go to standard error whenever standard output belongs to JSON.
+
+    Parameters
+    ----------
+    json_target : str, optional
+        Where the JSON object goes: a file, ``-`` for standard output, None for nowhere.
+    stream : file, optional
+        Where the lines go, in place of standard output or standard error.
+
+    Raises
+    ------
+    ConfigError
+        If the JSON file cannot be written: before the work starts.
+    """
+
+    def __init__(self, json_target: str | None = None, stream: IO[str] | None = None) -> None:
+        check_json_target(json_target)
+        self._json_target = json_target
+        self._stream = stream or (sys.stderr if json_target == "-" else sys.stdout)
+
+    def say(self, text: str) -> None:
+        """One line, at once."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def answer(self, value: Any) -> None:
+        """The JSON object, once, whole (see `write_json`)."""
+        write_json(value, self._json_target)
+
+    @property
+    def stream(self) -> IO[str]:
+        """Where the lines go."""
+        return self._stream

@@ -1,0 +1,100 @@
+"""The services that one command needs on this machine, each a process of its own, gone when it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainwarden.errors import WardenError
+
+STOP_GRACE_S = 8.0
+
+
+class LocalStack:
+    """Starts ``trainwarden agent|detector|engine`` for one run folder and stops them again.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run folder; service logs go to its ``services`` subfolder.
+    environ : mapping
+        ``TRAINWARDEN_*`` settings of the services, laid over this process's environment.
+    config : Path, optional
+        A settings file that the services read as well.
+    """
+
+    def __init__(self, run_dir: Path, environ: Mapping[str, str], config: Path | None = None) -> None:
+        self._run_dir = run_dir
+        self._environ = {**os.environ, **environ, "PYTHONUNBUFFERED": "1"}
+        # The services work on small arrays: more than one BLAS thread only takes CPU from the training job.
+        self._environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        self._environ.setdefault("OMP_NUM_THREADS", "1")
+        self._config = config
+        self._logs = run_dir / "services"
+        self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, service: str, *arguments: str) -> None:
+        """Start one service, again if it has ended; its output goes to ``services/<service>.log``."""
+        if service in self._processes:
+            self._processes[service].wait()
+        command = [sys.executable, "-m", "trainwarden.cli.main", service]
+        command += ["--run-dir", str(self._run_dir), "--with-parent", *arguments]
+        if self._config is not None:
+            command += ["--config", str(self._config)]
+        with self.log_path(service).open("ab") as log:
+            self._processes[service] = subprocess.Popen(
+                command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A group of its own: Ctrl-C in the terminal is for the training command, we stop ours in order.
+                start_new_session=True,
+            )
+
+    def log_path(self, service: str) -> Path:
+        """Where the output of `service` goes."""
+        return self._logs / f"{service}.log"
+
+    def pid(self, service: str) -> int:
+        """Process id of `service`."""
+        return self._processes[service].pid
+
+    def returncode(self, service: str) -> int | None:
+        """Exit code of `service`; None while it runs."""
+        return self._processes[service].poll()
+
+    def check(self, services: Sequence[str]) -> None:
+        """Raise if one of `services` has ended.
+
+        Raises
+        ------
+        WardenError
+            With the end of that service's log.
+        """
+        for service in services:
+            code = self.returncode(service)
+            if code is not None:
+                tail = self.log_path(service).read_text(errors="replace")[-2000:]
+                raise WardenError(f"{service} ended with exit code {code}:\n{tail}")
+
+    def stop(self, *services: str) -> None:
+        """Stop `services` (all if none are named): politely, then for good."""
+        names = services or tuple(self._processes)
+        processes = [self._processes[name] for name in names if name in self._processes]
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE_S
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
