@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trainwarden.cli.run.demo_job import Demo, example_script
-from trainwarden.cli.run.demo_judge import judge
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_plan import DemoPlan
 from trainwarden.cli.run.job_run import JobRun
@@ -57,6 +56,7 @@ def demo(
 
 def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voice) -> dict[str, Any]:
     """The demo's JSON object; its report is written and everything it started is gone."""
+    from trainwarden.cli.run.demo_judge import judge
 
     def notice(record: Record) -> None:
         voice.say(record_line(record))

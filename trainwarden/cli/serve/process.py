@@ -12,7 +12,6 @@ from pathlib import Path
 
 from trainwarden import rundir
 from trainwarden.cli.shared.machine import one_blas_thread
-from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import Settings, load
 
 log = logging.getLogger("trainwarden.cli")
@@ -55,6 +54,8 @@ def folders(settings: Settings, run_dir: Path | None) -> tuple[Path, Path]:
 @contextmanager
 def service(name: str, *, run_dir: Path | None, config: Path | None, with_parent: bool) -> Iterator[Service]:
     """Service `name`, to be run until SIGTERM, SIGINT or, with `with_parent`, until the starting process is gone."""
+    from trainwarden.self_metrics import log_to_stderr  # a help text needs no Prometheus client
+
     log_to_stderr()
     one_blas_thread()
     settings = load(config)

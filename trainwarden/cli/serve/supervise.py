@@ -9,7 +9,6 @@ import typer
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.options import Command, ConfigFile, Mode, RunDir, WithParent
 from trainwarden.clock import SystemClock
-from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import load
 
 
@@ -24,6 +23,7 @@ def supervise(
 ) -> int:
     """The local launcher alone (started by launch and demo)."""
     from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
+    from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
     settings = load(config)
