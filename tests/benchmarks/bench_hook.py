@@ -38,6 +38,7 @@ tensor = torch.ones(16)
 model = DistributedDataParallel(torch.nn.Linear(4, 4))  # with it, the hook asks the engine for a callback
 inputs = torch.ones(4, 4)
 hook = vars(sys).get("_trainwarden_hook")
+tally, ends = (hook.tally, hook.ends) if hook is not None else (None, None)
 
 def collective():
     dist.all_reduce(tensor)
@@ -47,9 +48,9 @@ def backward():
         model(inputs).sum().backward()
 
 def step():
-    if hook is not None:
-        hook.backwards += 1
-        hook.optimizer_stepped()
+    if ends is not None:
+        tally.backwards += 1
+        ends.optimizer_stepped()
 
 for _ in range(200):
     collective(), backward(), step()

@@ -1,12 +1,13 @@
 """Brings the hook in by PYTHONPATH where torch does not call our entry point.
 
 That is torch before 2.5, or a Python that has not installed trainwarden. Once ``import torch`` is done the
-hook is loaded as a file, so nothing of ours need be importable. The next ``sitecustomize`` on the path,
+hook is loaded from beside this folder, where its package lies or, in an image, the one file made from it
+(``trainwarden_hook.py``), so nothing of ours need be importable. The next ``sitecustomize`` on the path,
 which this file hides, is run as if this one were not there. Runs on Python 3.9 and newer.
 """
 
 # Every start of Python pays for this file, and pathlib would be most of its cost.
-# ruff: noqa: PTH100, PTH118, PTH120
+# ruff: noqa: PTH100, PTH110, PTH118, PTH120
 from __future__ import annotations
 
 import importlib.machinery
@@ -19,16 +20,22 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _load_hook() -> None:
-    """Load hook.py beside this folder, unless torch has done it, and let it look at the torch just imported."""
+    """Load the hook beside this folder, unless torch has done it, and let it look at the torch just imported."""
     try:
         if "_trainwarden_hook" in vars(sys):
             return
-        path = os.path.join(os.path.dirname(_HERE), "hook.py")
-        spec = importlib.util.spec_from_file_location("_trainwarden_injected_hook", path)
+        beside = os.path.dirname(_HERE)
+        path = os.path.join(beside, "hook", "__init__.py")
+        if not os.path.exists(path):
+            path = os.path.join(beside, "trainwarden_hook.py")
+        folder = [os.path.dirname(path)] if path.endswith("__init__.py") else None  # None: no package
+        spec = importlib.util.spec_from_file_location(
+            "_trainwarden_injected_hook", path, submodule_search_locations=folder
+        )
         if spec is None or spec.loader is None:
             return
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # its NamedTuples look their module up
+        sys.modules[spec.name] = module  # its NamedTuples, and a package's own imports, look it up
         spec.loader.exec_module(module)
         module.autoload()
     except Exception:  # noqa: BLE001, S110 - the hook must never break somebody's import of torch

@@ -1,0 +1,124 @@
+"""The part of trainwarden that lives inside a training process; standard library only, Linux.
+
+Whoever wants it in an image takes it as one file, which imports nothing of ours: ``trainwarden hook >
+trainwarden_hook.py``; then ``import trainwarden_hook; trainwarden_hook.autoload()`` after ``import torch``.
+
+It comes in by environment alone: torch (2.5 and newer) calls the entry point `autoload` at the end of
+``import torch``; ``inject/sitecustomize.py`` on PYTHONPATH does it for older ones. It does nothing unless
+``TRAINWARDEN_HOOK_DIR`` names a folder, and writes nothing before the first collective, backward pass or
+explicit mark, so launchers and data-loader workers leave no trace. Nothing here raises into training,
+blocks or makes a system call on a step's path: a step is a few stores into a memory-mapped file,
+``rank-<rank>-<pid>.hook``, which outlives SIGKILL and tells the agent what the process is doing now.
+
+A rank of several also has one thread. It sleeps in the kernel, in a read of the pipe ``.ask``, until the agent
+finds the job standing still and writes a byte; then it leaves the recorder of collective calls in ``.calls``.
+
+What ends a step is inferred, the strongest sign first (``ends``): `iteration()` marks, a ``torch.optim`` step, a
+hand-written update, a lone backward pass, the period of the collective calls.
+
+Duration is compute plus wait plus pause. Waits: collective calls and ``Work.wait`` on the training thread,
+``wait_tensor``, and for DDP, whose all-reduces never pass Python, the time from an engine callback queued
+before DDP's own to the return of backward. Pauses: ``torch.save``, distributed checkpoints, the data
+loader's ``__next__``, and evaluation from ``model.eval()`` to ``model.train()``. Compute is the rest.
+
+Blind: on CUDA, waits on the host return at once, so most waiting shows as compute (basis ``host``); waits
+inside compiled graphs, replayed CUDA graphs and polling of ``is_completed`` are not seen.
+
+Where to read on: ``process`` puts the parts together; ``layout`` says what lies in the shared file, ``memory`` writes
+its header, ``read`` is the agent's side; ``watches`` tell ``waits``, ``pauses`` and ``backward`` what torch does;
+``ends`` infers from it where a step ends and ``steps`` writes it down; ``last_words`` is for exceptions and exits;
+``plan`` for micro-batches. Imports between them are relative, as the folder may be loaded under another name. Their
+frames carry a name that starts with ``<frozen importlib``: torch.compile leaves those alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from .last_words import send_datagram
+from .layout import (
+    CHECKPOINT,
+    EXIT,
+    FILE_BYTES,
+    MAGIC,
+    PAUSE_RING,
+    PHASES,
+    RING,
+    ROLES,
+    SOURCES,
+    START,
+    VERSION,
+    Phase,
+)
+from .period import CallPeriod
+from .plan import MicroBatchPlan, micro_batches
+from .process import Hook, current
+from .read import Header, Pause, Step, read_header, read_pauses, read_steps
+from .watches import hide
+
+__all__ = [
+    "FILE_BYTES", "MAGIC", "PAUSE_RING", "PHASES", "RING", "ROLES", "SOURCES", "VERSION",
+    "CallPeriod", "Header", "Hook", "MicroBatchPlan", "Pause", "Phase", "Step",
+    "autoload", "hide", "iteration", "micro_batches", "phase", "read_header", "read_pauses", "read_steps",
+    "send_datagram", "set_step",
+]  # fmt: skip
+
+
+def autoload() -> None:
+    """Called by torch at the end of ``import torch``: put the watches in place, write nothing yet."""
+    try:
+        hook = current()
+        if hook is not None:
+            hook.install()
+    except Exception:
+        pass  # torch would turn it into a failed import
+
+
+@hide
+def iteration(step: int | None = None) -> None:
+    """Mark the end of an iteration; from the first mark on nothing else ends one.
+
+    Parameters
+    ----------
+    step : int, optional
+        The number of the iteration that ended; default one more than the one before.
+    """
+    try:
+        hook = current()
+        if hook is not None:
+            hook.marked(step if step is None or 0 <= step < 2**62 else None)
+    except Exception:
+        pass
+
+
+@hide
+def set_step(step: int) -> None:
+    """Say that the next iteration is the job's own number `step`, for a job that resumes from a checkpoint."""
+    try:
+        hook = current()
+        if hook is not None and step >= 0:
+            hook.number(int(step))
+    except Exception:
+        pass
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name a pause: ``checkpoint``, ``data`` or ``evaluation``; other names mean nothing."""
+    token, code = None, START
+    try:
+        hook = current()
+        if hook is not None and name in PHASES[CHECKPOINT:EXIT] and (hook.live or hook.activate()):
+            code = PHASES.index(name)
+            token = hook.begin_pause(code)
+    except Exception:
+        pass
+    try:
+        yield
+    finally:
+        try:
+            if token is not None:
+                hook.end_pause(token, code)
+        except Exception:
+            pass

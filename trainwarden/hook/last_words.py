@@ -1,0 +1,217 @@
+"""What a process says beyond its steps: how it ended, rare facts, and its record of collective calls when asked.
+
+Everything goes to files beside the shared one: ``.last`` for facts (each also a datagram to the agent), ``.fault`` for
+the interpreter's own words at a fatal signal, ``.calls`` for torch's record of the newest collective calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import types
+from _thread import start_new_thread
+from typing import Any
+
+from .ends import ByHand
+from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
+from .memory import Memory
+from .thread import TrainingThread, clock
+
+_MAX_CALLS_BYTES = 64_000_000  # 2,000 calls, torch's default, have about 1 MB
+
+
+class LastWords:
+    """How the process ended: an exception, an exit code, a fatal signal."""
+
+    __slots__ = ("by_hand", "exit_code", "fault_file", "memory", "notes", "thread")
+
+    def __init__(self, thread: TrainingThread, by_hand: ByHand) -> None:
+        self.memory: Memory = thread.memory
+        self.thread = thread
+        self.by_hand = by_hand
+        self.fault_file: Any = None
+        self.exit_code: int | None = None
+        self.notes = 0
+
+    def arm(self) -> None:
+        """Be asked when the interpreter ends, in front of whoever else is."""
+        previous = sys.excepthook
+
+        def on_exception(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+            self.exception(kind, error, trace)
+            previous(kind, error, trace)
+
+        sys.excepthook = on_exception
+        leave = sys.exit
+
+        @functools.wraps(leave)
+        def on_sys_exit(status: Any = None, /) -> Any:
+            if self.memory.live and threading.current_thread() is threading.main_thread():
+                self.exit_code = 0 if status is None else (status if isinstance(status, int) else 1)
+            leave(status)
+
+        sys.exit = on_sys_exit
+        atexit.register(self.at_exit)
+        if not faulthandler.is_enabled():
+            self.fault_file = open(self.memory.path + ".fault", "w", encoding="utf-8")  # noqa: SIM115 - for life
+            faulthandler.enable(self.fault_file, all_threads=False)
+
+    def disarm_faults(self) -> None:
+        """No more words at a fatal signal, where they are ours."""
+        if self.fault_file is not None:
+            faulthandler.disable()
+
+    def at_exit(self) -> None:
+        """The interpreter ends by itself."""
+        memory = self.memory
+        try:
+            if not memory.live:
+                return
+            words = memory.words
+            self.disarm_faults()  # reading thread states that are being freed would turn an abort into a crash
+            if words[AT_CODE] == NO_CODE:
+                self.by_hand.finish()
+            if words[AT_CODE] == NO_CODE:
+                words[AT_CODE] = self.exit_code or 0
+            words[AT_PHASE] = clock() << 3 | EXIT
+            self.thread.phase = EXIT
+        except Exception:
+            memory.failed()
+
+    def exception(self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        """Tell of an uncaught exception: by datagram at once, and by a file in case nobody listens."""
+        memory = self.memory
+        try:
+            if not memory.live:
+                return
+            memory.words[AT_CODE] = 130 if issubclass(kind, KeyboardInterrupt) else 1
+            text = f"{kind.__name__}: {error}"
+            self.note(
+                {
+                    "type": "exception",
+                    "exception": kind.__name__,
+                    "message": text[:2000],
+                    "frame": user_frame(trace),
+                    "step": memory.words[AT_STEP],
+                }
+            )
+        except Exception:
+            memory.failed()
+
+    def note(self, fact: dict[str, Any]) -> None:
+        """Keep one rare fact in the notes file and send it to the agent; never waits for the agent."""
+        memory = self.memory
+        words = memory.words
+        self.notes += 1
+        fact = {
+            **fact,
+            "file": os.path.basename(memory.path),
+            "number": self.notes,
+            "pid": words[AT_PID],
+            "rank": words[AT_RANK],
+            "incarnation": f"{words[AT_PID]}-{words[AT_START_NS] // 1_000_000}",
+            "time_s": time.time(),
+        }
+        line = json.dumps(fact).encode()
+        descriptor = os.open(memory.path + ".last", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line + b"\n")
+        finally:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            send_datagram(memory.folder, line)
+
+
+class Requests:
+    """The agent's requests for the recorded collective calls, heard while the training thread is stuck in one."""
+
+    __slots__ = ("memory", "pipe")
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.pipe = -1  # on which the agent asks
+
+    def listen(self) -> None:
+        """Make the pipe and start the thread that sleeps on it; where nobody can be waited for there is neither."""
+        memory = self.memory
+        if self.pipe >= 0 or memory.words[AT_WORLD] < 2:
+            return
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(memory.path + ".ask")
+            os.mkfifo(memory.path + ".ask", 0o600)
+            # Both ends, so that opening does not wait for the agent and its leaving is no end of file.
+            self.pipe = os.open(memory.path + ".ask", os.O_RDWR | os.O_CLOEXEC)
+            start_new_thread(self._answer, ())  # threading's own start waits for the thread to run
+        except (OSError, RuntimeError):
+            memory.failed()
+
+    def _answer(self) -> None:
+        """Body of the thread."""
+        while True:
+            try:
+                asked = os.read(self.pipe, 4096)  # many requests that wait are one
+            except OSError:
+                return
+            try:
+                if not asked or self.memory.off:
+                    return
+                self.leave_calls()
+            except Exception:
+                self.memory.failed()
+
+    def leave_calls(self) -> None:
+        """Write torch's record of the newest collective calls (JSON) to ``.calls``, whole or not at all.
+
+        Only the recorder that host-side backends (gloo) write into: asking NCCL's own takes locks of CUDA while the
+        interpreter waits, and its watchdog writes it down by itself.
+        """
+        c10d = sys.modules.get("torch._C._distributed_c10d")
+        dump = getattr(c10d, "_dump_fr_trace_json", None)
+        if dump is None:  # torch before 2.10
+            return
+        text = dump()
+        text = text.encode() if isinstance(text, str) else bytes(text)
+        if b'"entries"' not in text or len(text) > _MAX_CALLS_BYTES:
+            return
+        partial = self.memory.path + ".calls.tmp"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(text)
+        os.rename(partial, self.memory.path + ".calls")
+
+
+def send_datagram(folder: str, line: bytes) -> None:
+    """Send `line` to the agent's socket in `folder` without ever waiting; OSError if that cannot be."""
+    import socket
+
+    # A socket's address holds 107 bytes at most; through the open folder any path is short.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(line, f"/proc/self/fd/{descriptor}/agent.sock")
+    finally:
+        os.close(descriptor)
+
+
+def user_frame(trace: types.TracebackType | None) -> str:
+    """The innermost frame of the person's own code, as ``file.py:123 in function``."""
+    library = os.path.dirname(os.__file__)
+    frame = last = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        name = code.co_filename
+        last = f"{os.path.basename(name)}:{trace.tb_lineno} in {code.co_name}"
+        foreign = "site-packages" in name or "dist-packages" in name or name.startswith(("<", library))
+        if not foreign and "/torch/" not in name:
+            frame = last
+        trace = trace.tb_next
+    return frame or last

@@ -1,0 +1,75 @@
+"""What lies in the shared file ``rank-<rank>-<pid>.hook``: 64 header words, a ring of steps, a ring of long pauses.
+
+Every word is a signed integer of 64 bits in the machine's own byte order: writer and reader share the machine. Times
+are nanoseconds; those of the header are monotonic, and its word `offset_ns` makes wall time of them, while those of the
+rings are wall time. A record carries its number twice, first and last, so that a reader knows a torn one. Writer and
+readers take the layout from here and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal, NamedTuple
+
+MAGIC = int.from_bytes(b"TWHOOK01", "little")
+VERSION = 1
+MAX_RANK = 1_000_000
+
+Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
+PHASES: tuple[Phase, ...] = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit")
+START, COMPUTE, WAIT, CHECKPOINT, DATA, EVALUATION, EXIT = range(7)
+
+# What ends a step, weakest first.
+SOURCES = ("none", "calls", "backward", "by_hand", "optimizer", "marks")
+NO_SOURCE, CALLS_PERIOD, LONE, BY_HAND, OPTIMIZER, MARKS = range(6)
+
+# A place in a pipeline is told by the calls of a step: a role's number is 1 more than the bits of SEND and RECEIVE.
+ROLES = ("", "collective", "p2p:first", "p2p:last", "p2p:middle")
+SEND, RECEIVE = 1, 2
+
+
+class Words(NamedTuple):
+    """The words of the header that mean something, in their order."""
+
+    magic: int
+    version: int
+    pid: int
+    rank: int
+    world: int
+    start_ns: int  # of the process, wall time
+    offset_ns: int  # wall time less monotonic time
+    phase: int  # since when, with the phase in the three lowest bits: one store is never torn
+    calls: int
+    p2p: int
+    recorded: int  # steps, those overwritten included
+    step: int  # number of the step in progress
+    step_end: int
+    micro: int  # micro-batches of an iteration as declared; 0 if they are not
+    source: int
+    plan: int
+    plan_step: int
+    pauses: int  # recorded, as steps
+    role: int
+    own_ns: int  # what the hook itself has cost
+    code: int
+    errors: int
+    attempt: int
+
+
+# Where the writer finds them.
+(
+    AT_MAGIC, AT_VERSION, AT_PID, AT_RANK, AT_WORLD, AT_START_NS, AT_OFFSET_NS, AT_PHASE, AT_CALLS, AT_P2P, AT_RECORDED,
+    AT_STEP, AT_STEP_END, AT_MICRO, AT_SOURCE, AT_PLAN, AT_PLAN_STEP, AT_PAUSES, AT_ROLE, AT_OWN_NS, AT_CODE, AT_ERRORS,
+    AT_ATTEMPT,
+) = range(len(Words._fields))  # fmt: skip
+NO_CODE = -(2**62)  # the process has not ended yet
+
+HEADER = struct.Struct("@64q")
+HEADER_BYTES = HEADER.size
+RING = 4096
+STEP_WORDS = struct.Struct("@10q")  # number, step, end, duration, compute, wait, pause, micro-batches, source, number
+STEP_BYTES = STEP_WORDS.size
+PAUSE_RING = 256
+PAUSE_WORDS = struct.Struct("@6q")  # number, phase, begin, duration, step, number
+PAUSES_BEGIN = HEADER_BYTES + RING * STEP_BYTES
+FILE_BYTES = PAUSES_BEGIN + PAUSE_RING * PAUSE_WORDS.size

@@ -1,0 +1,124 @@
+"""The shared file of this rank: made, mapped, and named after the rank as soon as that is known for sure."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import time
+from typing import Any
+
+from .layout import (
+    AT_ATTEMPT,
+    AT_CODE,
+    AT_ERRORS,
+    AT_MAGIC,
+    AT_MICRO,
+    AT_OFFSET_NS,
+    AT_PHASE,
+    AT_PID,
+    AT_RANK,
+    AT_START_NS,
+    AT_STEP,
+    AT_VERSION,
+    AT_WORLD,
+    FILE_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_RANK,
+    NO_CODE,
+    VERSION,
+)
+
+
+class Memory:
+    """What this process shares with the agent. `words` is the header, `buffer` the whole file; None before `open`."""
+
+    __slots__ = ("buffer", "folder", "live", "off", "offset_ns", "path", "rank_known", "words")
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.live = False  # the file is open, and it is this process that writes it
+        self.off = False  # a forked child, or the file could not be made: never again
+        self.path = ""  # without the suffix
+        self.words: Any = None
+        self.buffer: Any = None
+        self.offset_ns = 0  # wall time less monotonic time
+        self.rank_known = False
+
+    def open(self, step: int, micro: int, phase: int) -> int:
+        """Make and map the file with what is known already; the monotonic time of it. Whatever the system raises."""
+        rank, world, self.rank_known = who_am_i()
+        self.path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
+        descriptor = os.open(self.path + ".hook", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # Really allocated: a full tmpfs must fail here and not kill the process by SIGBUS at a later store.
+            os.posix_fallocate(descriptor, 0, FILE_BYTES)
+            self.buffer = mmap.mmap(descriptor, FILE_BYTES)
+        finally:
+            os.close(descriptor)
+        words = self.words = memoryview(self.buffer)[:HEADER_BYTES].cast("q")
+        now, wall = time.monotonic_ns(), time.time_ns()
+        self.offset_ns = wall - now
+        words[AT_VERSION], words[AT_PID], words[AT_RANK], words[AT_WORLD] = VERSION, os.getpid(), rank, world
+        words[AT_START_NS], words[AT_OFFSET_NS], words[AT_PHASE] = _process_start_ns(wall), wall - now, now << 3 | phase
+        words[AT_CODE], words[AT_ATTEMPT] = NO_CODE, _integer("TRAINWARDEN_ATTEMPT") or 0
+        words[AT_STEP], words[AT_MICRO] = step, micro
+        words[AT_MAGIC] = MAGIC  # last, so that a reader never takes half a header for one
+        return now
+
+    def settle_rank(self) -> None:
+        """Take the rank from torch.distributed once it is known, where the environment did not say."""
+        rank, world, known = who_am_i()
+        self.rank_known = True  # asked once, at the first collective: later it will not be known any better
+        self.words[AT_WORLD] = world
+        if known and rank != self.words[AT_RANK]:
+            path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
+            for kind in (".fault", ".last", ".ask", ".hook"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self.path + kind, path + kind)
+            self.words[AT_RANK], self.path = rank, path
+
+    def failed(self) -> None:
+        """Count an error of our own; it must go no further."""
+        if self.words is not None:
+            self.words[AT_ERRORS] += 1
+
+
+def who_am_i() -> tuple[int, int, bool]:
+    """(rank, world size, known for sure)."""
+    distributed = sys.modules.get("torch.distributed")
+    with contextlib.suppress(Exception):
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size(), True
+    # SLURM_PROCID is that of the launcher, not of the rank, under torchrun and the like: hence last.
+    pairs = (
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+    )
+    for name, size in pairs:
+        rank = _integer(name)
+        if rank is not None and rank < MAX_RANK:
+            return rank, _integer(size) or 1, name == "RANK"
+    return 0, 1, False
+
+
+def _integer(name: str) -> int | None:
+    value = os.environ.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+def _process_start_ns(otherwise: int) -> int:
+    """Wall time of this process's start by the kernel's reckoning, as everybody else names it, whole 10 ms."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            boot_s = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
+        with open("/proc/self/stat", "rb") as file:
+            text = file.read()
+        ticks = int(text[text.rfind(b")") + 2 :].split()[19])
+        return boot_s * 1_000_000_000 + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    except Exception:
+        return otherwise

@@ -1,0 +1,210 @@
+"""Readers of the shared file, for the agent and whoever else wants to know what a rank is doing now.
+
+They need no lock and no help from the training process, which may be stuck, stopped or dead: what is torn, cut
+short or no hook file at all is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+from .layout import (
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_RANK,
+    NO_CODE,
+    PAUSE_RING,
+    PAUSE_WORDS,
+    PAUSES_BEGIN,
+    PHASES,
+    RING,
+    ROLES,
+    SOURCES,
+    STEP_WORDS,
+    VERSION,
+    Phase,
+    Words,
+)
+
+
+class Header(NamedTuple):
+    """What one process says of itself; times are wall seconds, None is unknown."""
+
+    pid: int
+    rank: int
+    world_size: int
+    start_s: float
+    incarnation: str
+    phase: Phase
+    phase_since_s: float
+    calls: int
+    p2p_calls: int
+    recorded: int
+    step: int
+    step_end_s: float | None
+    micro_batches: int | None
+    source: str
+    plan: int
+    plan_step: int
+    pauses: int
+    role: str
+    own_s: float
+    exit_code: int | None
+    errors: int
+    attempt: int
+
+
+class Step(NamedTuple):
+    """One finished step; `serial` counts the steps of this process from 1."""
+
+    serial: int
+    step: int
+    end_s: float
+    duration_s: float
+    compute_s: float
+    wait_s: float
+    pause_s: float
+    micro_batches: int | None
+    source: str
+
+
+class Pause(NamedTuple):
+    """One long pause; `serial` counts those of this process from 1."""
+
+    serial: int
+    phase: Phase
+    begin_s: float
+    duration_s: float
+    step: int
+
+
+class Ring(NamedTuple):
+    """Where one of the two rings lies in the file."""
+
+    words: struct.Struct
+    at: int
+    size: int
+
+
+_STEPS = Ring(STEP_WORDS, HEADER_BYTES, RING)
+_PAUSES = Ring(PAUSE_WORDS, PAUSES_BEGIN, PAUSE_RING)
+
+
+def read_header(source: int | str | os.PathLike[str]) -> Header | None:
+    """The header of a hook file, by path or open descriptor; None if it is none, torn or cut short."""
+    try:
+        raw = _pread(source, HEADER_BYTES, 0)
+    except OSError:
+        return None
+    if len(raw) != HEADER_BYTES:
+        return None
+    words = Words._make(HEADER.unpack(raw)[: len(Words._fields)])
+    if not _sound(words):
+        return None
+    offset = words.offset_ns
+    return Header(
+        pid=words.pid,
+        rank=words.rank,
+        world_size=words.world,
+        start_s=words.start_ns / 1e9,
+        incarnation=f"{words.pid}-{words.start_ns // 1_000_000}",
+        phase=PHASES[words.phase & 7],
+        phase_since_s=((words.phase >> 3) + offset) / 1e9,
+        calls=words.calls,
+        p2p_calls=words.p2p,
+        recorded=words.recorded,
+        step=words.step,
+        step_end_s=(words.step_end + offset) / 1e9 if words.step_end else None,
+        micro_batches=words.micro or None,
+        source=SOURCES[words.source],
+        plan=words.plan,
+        plan_step=words.plan_step,
+        pauses=words.pauses,
+        role=ROLES[words.role],
+        own_s=words.own_ns / 1e9,
+        exit_code=None if words.code == NO_CODE else words.code,
+        errors=words.errors,
+        attempt=words.attempt,
+    )
+
+
+def _sound(words: Words) -> bool:
+    return (
+        words.magic == MAGIC
+        and words.version == VERSION
+        and words.phase & 7 < len(PHASES)
+        and 0 < words.pid < 2**31
+        and 0 <= words.rank < MAX_RANK
+        and 0 <= words.source < len(SOURCES)
+        and 0 <= words.role < len(ROLES)
+        and min(words.recorded, words.pauses, words.calls, words.world, words.start_ns, words.step) >= 0
+    )
+
+
+def read_steps(source: int | str | os.PathLike[str], after: int = 0) -> list[Step] | None:
+    """Steps whose serial number is above `after`, oldest first; the ring keeps the newest `RING`.
+
+    Overwritten and torn records are left out. None if the file is no hook file.
+    """
+    header = read_header(source)
+    if header is None:
+        return None
+    try:
+        rows = _read_ring(source, _STEPS, max(0, after), header.recorded)
+    except OSError:
+        return None
+    return [
+        Step(
+            row[0], row[1], row[2] / 1e9, row[3] / 1e9, row[4] / 1e9, row[5] / 1e9, row[6] / 1e9, row[7] or None,
+            SOURCES[row[8]],
+        )
+        for row in rows
+        if 0 <= row[8] < len(SOURCES) and min(row[1:8]) >= 0
+    ]  # fmt: skip
+
+
+def read_pauses(source: int | str | os.PathLike[str], after: int = 0) -> list[Pause] | None:
+    """Long pauses whose serial number is above `after`, oldest first; None if the file is no hook file."""
+    header = read_header(source)
+    if header is None:
+        return None
+    try:
+        rows = _read_ring(source, _PAUSES, max(0, after), header.pauses)
+    except OSError:
+        return None
+    return [
+        Pause(row[0], PHASES[row[1]], row[2] / 1e9, row[3] / 1e9, row[4])
+        for row in rows
+        if 0 <= row[1] < len(PHASES) and min(row[2:5]) >= 0
+    ]
+
+
+def _read_ring(source: int | str | os.PathLike[str], ring: Ring, after: int, count: int) -> list[tuple[int, ...]]:
+    """Records after number `after` that are whole: both copies of the number are the one expected."""
+    words, at, size = ring
+    rows: list[tuple[int, ...]] = []
+    first = max(after, count - size)
+    while first < count:
+        slot = first % size
+        batch = min(count - first, size - slot)
+        raw = _pread(source, batch * words.size, at + slot * words.size)
+        for row in words.iter_unpack(raw[: len(raw) // words.size * words.size]):
+            first += 1
+            if row[0] == row[-1] == first:
+                rows.append(row)
+        if len(raw) < batch * words.size:
+            break
+    return rows
+
+
+def _pread(source: int | str | os.PathLike[str], size: int, at: int) -> bytes:
+    if isinstance(source, int):
+        return os.pread(source, size, at)
+    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, size, at)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,115 @@
+"""Steps: closing one, which is a record in the ring, and what settles over the first of them.
+
+What ends a step is decided in ``ends.py``; here it is written down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .layout import (
+    AT_OFFSET_NS,
+    AT_OWN_NS,
+    AT_PHASE,
+    AT_RECORDED,
+    AT_ROLE,
+    AT_SOURCE,
+    AT_STEP,
+    AT_STEP_END,
+    AT_WORLD,
+    COMPUTE,
+    HEADER_BYTES,
+    NO_SOURCE,
+    RING,
+    START,
+    STEP_BYTES,
+    STEP_WORDS,
+)
+from .memory import Memory
+from .thread import Mark, Tally, TrainingThread, clock
+
+_SETTLING_STEPS = 64
+_pack = STEP_WORDS.pack_into
+
+
+class Steps:
+    """The steps of this process, one record each.
+
+    Parameters
+    ----------
+    memory : Memory
+        Where the records go.
+    thread, tally
+        The training thread, and what has been counted on it: the figures of a step are what was added since `mark`.
+    install : callable
+        Puts the watches in place whose modules have been imported by now; asked over the first steps.
+    """
+
+    __slots__ = ("count", "install", "mark", "memory", "micro", "source", "step", "tally", "thread")
+
+    def __init__(self, memory: Memory, thread: TrainingThread, tally: Tally, install: Callable[[], None]) -> None:
+        self.memory = memory
+        self.thread = thread
+        self.tally = tally
+        self.install = install
+        self.mark: Mark = (0, 0, 0, 0)  # end of the step before
+        self.source = NO_SOURCE  # what ends steps now
+        self.count = 0  # steps recorded
+        self.step = 0  # number of the step in progress
+        self.micro = 0  # micro-batches of a step as declared; 0: count backward passes
+
+    def close(self, end: Mark, number: int | None = None) -> None:
+        """Write the step that ended at `end`; what came after belongs to the next one."""
+        now, wait_ns, pause_ns, backwards = end
+        began, wait_before, pause_before, backwards_before = self.mark
+        self.mark = end
+        wait_ns -= wait_before
+        pause_ns -= pause_before
+        compute_ns = now - began - wait_ns - pause_ns
+        memory = self.memory
+        tally = self.tally
+        step = self.step if number is None else number
+        before = self.count
+        serial = before + 1
+        if serial <= _SETTLING_STEPS or not serial & 15:
+            self._settle()
+        _pack(
+            memory.buffer, HEADER_BYTES + (before % RING) * STEP_BYTES, serial, step, now + memory.offset_ns,
+            now - began, compute_ns if compute_ns > 0 else 0, wait_ns, pause_ns,
+            self.micro or backwards - backwards_before, self.source, serial,
+        )  # fmt: skip
+        words = memory.words
+        words[AT_RECORDED] = self.count = serial
+        words[AT_STEP] = self.step = step + 1
+        words[AT_STEP_END] = now
+        words[AT_OWN_NS] = tally.own_ns = tally.own_ns + tally.events * tally.unit_ns
+        tally.events = tally.stage = 0
+
+    def _settle(self) -> None:
+        """What becomes clear over the first steps (late imports, role, source), and the wall clock, which may step."""
+        memory, thread, stage = self.memory, self.thread, self.tally.stage
+        words = memory.words
+        words[AT_OFFSET_NS] = memory.offset_ns = time.time_ns() - clock()
+        if self.count < _SETTLING_STEPS:
+            self.install()
+        words[AT_SOURCE] = self.source
+        if stage:
+            words[AT_ROLE] = 1 + stage  # first, last, middle: see ROLES
+        elif not words[AT_ROLE] and words[AT_WORLD] > 1:
+            words[AT_ROLE] = 1
+        if thread.phase == START:
+            thread.phase = COMPUTE
+            words[AT_PHASE] = clock() << 3 | COMPUTE
+
+    def believe(self, source: int) -> None:
+        """From now on `source` ends steps."""
+        self.source = self.memory.words[AT_SOURCE] = source
+
+    def number(self, step: int) -> None:
+        """The step in progress is the job's own `step`."""
+        if step >= 2**62:
+            return
+        self.step = step
+        if self.memory.live:
+            self.memory.words[AT_STEP] = step
