@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -17,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+import trainwarden
 from collectors.iterations.collector import IterationsCollector
-from trainwarden import hook
+from trainwarden import hook, hook_file
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.system
 pytest.importorskip("torch")
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-INJECT = Path(hook.__file__).parent / "inject"
+INJECT = Path(trainwarden.__file__).with_name("inject")
 PATIENCE_S = 120.0
 
 
@@ -288,7 +290,14 @@ def test_data_loader_workers_and_other_children_leave_no_trace(tmp_path: Path, j
     assert sorted(path.suffix for path in job.hook_dir.iterdir()) == [".fault", ".hook"]
 
 
-def test_injected_by_path_alone_with_the_next_sitecustomize_still_run(tmp_path: Path, jobs: list[Job]) -> None:
+@pytest.mark.parametrize("form", ["package", "file"])
+def test_injected_by_path_alone_with_the_next_sitecustomize_still_run(
+    form: str, tmp_path: Path, jobs: list[Job]
+) -> None:
+    inject = INJECT
+    if form == "file":  # as in an image that has nothing of ours but these two
+        inject = Path(shutil.copytree(INJECT, tmp_path / "image" / "inject"))
+        (tmp_path / "image" / "trainwarden_hook.py").write_text(hook_file.text())
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("import sys\nsys.theirs = __file__\n")
@@ -305,11 +314,34 @@ def test_injected_by_path_alone_with_the_next_sitecustomize_still_run(tmp_path: 
             weight.sum().backward()
             optimizer.step()
     """
-    path = f"{INJECT}{os.pathsep}{theirs}"
+    path = f"{inject}{os.pathsep}{theirs}"
     job = Job(tmp_path, snippet(tmp_path, code), PYTHONPATH=path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     jobs.append(job)
     assert job.end() == 0, job.tail()
     assert [row.step for row in job.steps(0)] == [0, 1, 2]
+
+
+def test_a_copied_file_alone_watches_a_job_of_two(tmp_path: Path, jobs: list[Job]) -> None:
+    """As the hook's own docstring has it, in a Python where nothing of ours is found by torch."""
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied" / "trainwarden_hook.py").write_text(hook_file.text())
+    script = tmp_path / "job.py"
+    lines = (SCRIPTS / "ddp_accumulate.py").read_text().splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if line.startswith("import torch"))
+    loaded = "import torch\nimport trainwarden_hook\ntrainwarden_hook.autoload()\n"
+    script.write_text("".join([*lines[:place], loaded, *lines[place:]]))
+    command = [*torchrun(2, "ddp_accumulate.py")[:-1], str(script), "--steps", "12"]
+    path = os.pathsep.join([str(tmp_path / "copied"), str(SCRIPTS)])
+    job = Job(tmp_path, command, PYTHONPATH=path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    jobs.append(job)
+    assert job.end() == 0, job.tail()
+    for rank in range(2):
+        header = job.header(rank)
+        assert header is not None
+        assert (header.role, header.exit_code, header.errors) == ("collective", 0, 0)
+        rows = job.steps(rank)
+        assert [row.step for row in rows] == list(range(12))
+        assert_sums(rows)
 
 
 def test_brought_in_twice_it_is_one_hook(tmp_path: Path, jobs: list[Job]) -> None:

@@ -17,6 +17,7 @@ from collectors.collectives.dumps import CollectiveDumpsCollector
 from tests.doubles import ManualClock
 from trainwarden import hook
 from trainwarden.errors import DataError
+from trainwarden.hook.layout import CHECKPOINT
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS
@@ -102,7 +103,7 @@ class Node:
 
     def now_s(self) -> float:
         """When the ranks moved last, by their hooks."""
-        headers = [hook.read_header(built.path + ".hook") for built in self.made]
+        headers = [hook.read_header(built.memory.path + ".hook") for built in self.made]
         return max(max(header.phase_since_s, header.step_end_s or 0.0) for header in headers if header)
 
 
@@ -120,16 +121,16 @@ def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int]
         monkeypatch.setenv("WORLD_SIZE", "4")
         built = hook.Hook(str(node.hooks))
         built.missing = []
-        built._open_file()
-        built.live, built.owner = True, threading.get_ident()
-        built._await_requests()
+        built.open()
+        built.thread.owner = threading.get_ident()
+        built.requests.listen()
         node.made.append(built)
         return built
 
     yield build
     for built in node.made:
-        built.off = True
-        os.write(built.ask, b"!")  # the thread sees that it is over
+        built.memory.off = True
+        os.write(built.requests.pipe, b"!")  # the thread sees that it is over
 
 
 def steps(built: hook.Hook, number: int) -> None:
@@ -166,7 +167,7 @@ def test_a_pause_and_a_first_step_get_more_time(
     node.events(node.now_s() + 50.0)
     assert asked == []
     steps(built, 3)
-    assert built.begin_pause(hook._CHECKPOINT) is not None
+    assert built.begin_pause(CHECKPOINT) is not None
     node.events(node.now_s() + 50.0)
     assert asked == []
     node.events(node.now_s() + 61.0)
@@ -175,7 +176,7 @@ def test_a_pause_and_a_first_step_get_more_time(
 
 def test_an_answer_is_sent_once_also_after_a_restart(node: Node, rank: Callable[[int], hook.Hook]) -> None:
     built = rank(3)
-    answer = Path(built.path + ".calls")
+    answer = Path(built.memory.path + ".calls")
     answer.write_text(json.dumps({"entries": [entry(7, done=False)]}))
     (told,) = node.events(1e10)
     assert (told.kind, told.rank, told.fields["asked"]) == ("flight_recorder", 3, True)
@@ -219,7 +220,7 @@ def test_a_file_that_is_no_record_or_too_large_is_said_and_not_read_again(
 ) -> None:
     node.collector = node.new(max_bytes=1024)
     built = rank(1)
-    Path(built.path + ".calls").write_bytes(b"{" * 2000)
+    Path(built.memory.path + ".calls").write_bytes(b"{" * 2000)
     (told,) = node.events(1e10)
     assert "cannot be used" in told.message
     assert "dump" not in told.fields
@@ -230,7 +231,7 @@ def test_a_pipe_or_a_folder_in_its_place_does_not_hold_the_agent_up(
     node: Node, rank: Callable[[int], hook.Hook]
 ) -> None:
     built = rank(1)
-    os.mkfifo(built.path + ".calls")
+    os.mkfifo(built.memory.path + ".calls")
     (node.run_dir / "trace_rank_1").mkdir()
     assert [*node.events(1e10), *node.events(1e10 + 2), *node.events(1e10 + 4)] == []
 

@@ -14,8 +14,11 @@ import pytest
 from collectors.iterations.collector import IterationsCollector
 from collectors.iterations.hook_source import decode_note
 from tests.doubles import ManualClock
+from tests.hook_doubles import set_everywhere
 from trainwarden import hook
 from trainwarden.hook import Hook
+from trainwarden.hook.layout import AT_RANK, AT_START_NS, CHECKPOINT, DATA
+from trainwarden.hook.thread import clock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
 from trainwarden.topics import topic_of
@@ -84,14 +87,14 @@ def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int]
 
     yield build
     for built in made:
-        built.live = False
+        built.memory.live = False
 
 
 def steps(target: Hook, count: int = 1) -> None:
     for _ in range(count):
-        target.end_backward(target.begin_backward(None))
-        target.leave(target.enter())
-        target.optimizer_stepped()
+        target.backward.end(target.backward.begin(None))
+        target.waits.leave(target.waits.enter())
+        target.ends.optimizer_stepped()
 
 
 def of(kind: type[Any], records: list[Record]) -> list[Any]:
@@ -109,7 +112,7 @@ def test_new_steps_come_once_and_in_order(node: Node, rank: Callable[[int], Hook
     found = of(IterationRecord, node.collect())
     assert sorted((record.rank, record.steps) for record in found) == [(0, (0, 1, 2)), (1, (0, 1))]
     record = next(record for record in found if record.rank == 0)
-    assert record.incarnation == hook.read_header(first.path + ".hook").incarnation  # type: ignore[union-attr]
+    assert record.incarnation == hook.read_header(first.memory.path + ".hook").incarnation  # type: ignore[union-attr]
     assert record.basis == "host"
     assert record.role == "collective"
     assert record.micro_batches == (1, 1, 1)
@@ -146,7 +149,7 @@ def test_positions_of_ranks_not_seen_yet_are_kept(node: Node) -> None:
 def test_heartbeats_tell_what_every_rank_is_doing(node: Node, rank: Callable[[int], Hook]) -> None:
     stuck, busy = rank(2), rank(0)
     steps(busy)
-    stuck.enter()
+    stuck.waits.enter()
     node.process(102, state="T", cpu_s=7.25)
     (beat,) = of(HeartbeatRecord, node.collect())
     assert beat.ranks == (0, 2)
@@ -172,7 +175,7 @@ def test_a_process_that_is_gone_is_told_as_such_for_a_while(node: Node, rank: Ca
 
 def test_another_process_with_the_same_pid_is_not_the_rank(node: Node, rank: Callable[[int], Hook]) -> None:
     target = rank(0)
-    header = hook.read_header(target.path + ".hook")
+    header = hook.read_header(target.memory.path + ".hook")
     assert header is not None
     (node.proc / "stat").write_text(f"cpu 1 2 3\nbtime {int(header.start_s) - 1000}\n")
     node.process(100, started_ticks=1000 * TICKS)
@@ -197,14 +200,14 @@ def test_an_exception_is_told_once_by_datagram_or_file(node: Node, rank: Callabl
     heard, unheard = rank(0), rank(1)
     node.collect()  # binds the socket
     assert len(node.collector.wake_fds()) == 1
-    heard.exception(ValueError, ValueError("bad"), None)
+    heard.last_words.exception(ValueError, ValueError("bad"), None)
     found = events(node.collect(), "exception")
     assert [(event.rank, event.message) for event in found] == [(0, "ValueError: bad")]
     assert found[0].fields["type"] == "ValueError"
     assert found[0].id == f"exception/node/{found[0].fields['incarnation']}"
     assert events(node.collect(), "exception") == []
     (node.hook_dir / "agent.sock").unlink()  # the agent is away
-    unheard.exception(RuntimeError, RuntimeError("alone"), None)
+    unheard.last_words.exception(RuntimeError, RuntimeError("alone"), None)
     (event,) = events(node.collect(), "exception")
     assert (event.rank, event.message) == (1, "RuntimeError: alone")
     assert events(node.collect(), "exception") == []
@@ -217,7 +220,7 @@ def test_the_last_words_of_the_c_code_are_a_fatal_signal(node: Node, rank: Calla
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
         '  File "train.py", line 3 in main\n'
     )
-    Path(target.path + ".fault").write_text(text)
+    Path(target.memory.path + ".fault").write_text(text)
     (event,) = events(node.collect(), "fatal_signal")
     assert (event.rank, event.fields["signal"]) == (0, "SIGSEGV")
     assert event.fields["frame"] == 'File "train.py", line 3 in main'
@@ -243,10 +246,10 @@ def test_an_adopted_plan_is_an_event(node: Node, rank: Callable[[int], Hook], mo
 def test_long_pauses_are_events(node: Node, rank: Callable[[int], Hook], monkeypatch: pytest.MonkeyPatch) -> None:
     target = rank(0)
     steps(target)
-    began = hook._clock()
+    began = clock()
     times = iter([began, began + 700_000_000, began + 700_000_001, began + 700_000_002])
-    monkeypatch.setattr(hook, "_clock", lambda: next(times))
-    for phase in (hook._CHECKPOINT, hook._DATA):
+    set_everywhere(monkeypatch, "clock", lambda: next(times))
+    for phase in (CHECKPOINT, DATA):
         token = target.begin_pause(phase)
         assert token is not None
         target.end_pause(token, phase)
@@ -284,7 +287,7 @@ def test_garbage_is_counted_and_passed_over(node: Node, rank: Callable[[int], Ho
     (node.hook_dir / "notes.txt").write_text("hello")
     target = rank(0)
     steps(target)
-    Path(target.path + ".last").write_bytes(b'not json\n{"type": "exception"}\n\xff\xfe\n{"unfinished')
+    Path(target.memory.path + ".last").write_bytes(b'not json\n{"type": "exception"}\n\xff\xfe\n{"unfinished')
     assert of(IterationRecord, node.collect())[0].rank == 0
     for _ in range(30):
         node.collect()
@@ -306,8 +309,8 @@ def test_junk_datagrams_are_counted(node: Node) -> None:
 def test_of_two_lives_of_a_rank_the_younger_beats(node: Node, rank: Callable[[int], Hook]) -> None:
     old = rank(0)
     young = rank(1)
-    young.words[hook._RANK] = 0
-    young.words[hook._START_NS] = old.words[hook._START_NS] + 10**9
+    young.words[AT_RANK] = 0
+    young.words[AT_START_NS] = old.words[AT_START_NS] + 10**9
     (beat,) = of(HeartbeatRecord, node.collect())
     assert (beat.ranks, beat.pids) == ((0,), (101,))
 
@@ -324,7 +327,7 @@ def test_files_of_the_long_dead_are_deleted_after_they_were_read(node: Node, ran
     node.collect(collector)
     node.clock.sleep(10.0)
     assert node.collect(collector) == []
-    assert not Path(target.path + ".hook").exists()
+    assert not Path(target.memory.path + ".hook").exists()
     collector.close()
     collector.close()
 

@@ -1,0 +1,86 @@
+"""The readers, on files that are whole, torn, cut short or none."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.hook_doubles import (
+    HandClock,
+)
+from trainwarden import hook
+from trainwarden.hook import Hook, layout
+from trainwarden.hook.layout import (
+    AT_MAGIC,
+    AT_PID,
+    AT_VERSION,
+    HEADER,
+    HEADER_BYTES,
+    STEP_BYTES,
+    Words,
+)
+
+
+def test_writer_and_readers_count_the_header_alike() -> None:
+    named = {name: place for name, place in vars(layout).items() if name.startswith("AT_")}
+    words = ["AT_" + name.upper() for name in Words._fields]
+    assert [named[word] for word in words] == list(range(len(words)))
+    assert len(named) == len(words)
+
+
+def test_the_ring_keeps_the_newest_steps(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make()
+    for _ in range(hook.RING + 100):
+        clock.pass_ms(1)
+        hook.iteration()
+    path = target.memory.path + ".hook"
+    rows = hook.read_steps(path)
+    assert rows is not None
+    assert [row.step for row in rows] == list(range(100, hook.RING + 100))
+    assert [row.step for row in hook.read_steps(path, hook.RING + 98) or []] == [hook.RING + 98, hook.RING + 99]
+    assert hook.read_steps(path, hook.RING + 100) == []
+    assert hook.read_steps(path, 10**9) == []
+
+
+def test_a_torn_record_is_left_out(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make()
+    for _ in range(5):
+        clock.pass_ms(1)
+        hook.iteration()
+    path = Path(target.memory.path + ".hook")
+    data = bytearray(path.read_bytes())
+    size = STEP_BYTES
+    struct.pack_into("@q", data, HEADER_BYTES + 3 * size - 8, 0)  # the second serial number of the third
+    torn = path.with_name("torn")
+    torn.write_bytes(data)
+    assert [row.serial for row in hook.read_steps(torn) or []] == [1, 2, 4, 5]
+    torn.write_bytes(data[: HEADER_BYTES + size + 7])
+    assert [row.serial for row in hook.read_steps(torn) or []] == [1]
+    torn.write_bytes(data[: HEADER_BYTES - 1])
+    assert hook.read_steps(torn) is None
+    assert hook.read_header(torn) is None
+
+
+def test_what_is_no_hook_file_is_none(tmp_path: Path) -> None:
+    assert hook.read_header(tmp_path / "missing") is None
+    assert hook.read_steps(tmp_path) is None
+    (tmp_path / "zeros").write_bytes(bytes(hook.FILE_BYTES))
+    assert hook.read_header(tmp_path / "zeros") is None
+
+
+@given(words=st.dictionaries(st.integers(0, 63), st.integers(-(2**63), 2**63 - 1)), length=st.integers(0, 2000))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_readers_take_any_bytes(tmp_path: Path, words: dict[int, int], length: int) -> None:
+    header = [0] * 64
+    header[AT_MAGIC], header[AT_VERSION], header[AT_PID] = hook.MAGIC, hook.VERSION, 1
+    for place, word in words.items():
+        header[place] = word
+    path = tmp_path / "any"
+    path.write_bytes(HEADER.pack(*header) + bytes(length))
+    hook.read_header(path)
+    hook.read_steps(path)
+    hook.read_pauses(path)
