@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook_doubles import (
-    HandClock,
-    set_everywhere,
-)
+from tests.hook_doubles import HandClock, set_everywhere
 from trainwarden.hook import Hook
 
 

@@ -6,14 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.hook_doubles import (
-    HandClock,
-    Replica,
-    engine_backward,
-    header_of,
-    steps_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, Replica, engine_backward, header_of, steps_of, wait
 from trainwarden.hook import Hook
 
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.hook_doubles import (
-    HandClock,
-    backward,
-    steps_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, backward, steps_of, wait
 from trainwarden.hook import Hook
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook_doubles import (
-    header_of,
-)
+from tests.hook_doubles import header_of
 from trainwarden.hook import Hook
 from trainwarden.hook.last_words import user_frame
 

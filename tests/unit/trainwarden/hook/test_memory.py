@@ -9,11 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.hook_doubles import (
-    HandClock,
-    header_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, header_of, wait
 from trainwarden.hook import Hook
 from trainwarden.hook.memory import who_am_i
 

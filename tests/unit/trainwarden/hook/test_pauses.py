@@ -6,13 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.hook_doubles import (
-    HandClock,
-    SimpleModule,
-    backward,
-    header_of,
-    steps_of,
-)
+from tests.hook_doubles import HandClock, SimpleModule, backward, header_of, steps_of
 from trainwarden import hook
 from trainwarden.hook import Hook
 

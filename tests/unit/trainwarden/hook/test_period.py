@@ -8,11 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hook_doubles import (
-    HandClock,
-    steps_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, steps_of, wait
 from trainwarden.hook import Hook
 from trainwarden.hook.period import smallest_period
 

@@ -10,10 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hook_doubles import (
-    HandClock,
-    header_of,
-)
+from tests.hook_doubles import HandClock, header_of
 from trainwarden.hook import Hook, MicroBatchPlan
 
 

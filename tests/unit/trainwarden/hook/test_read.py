@@ -9,20 +9,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hook_doubles import (
-    HandClock,
-)
+from tests.hook_doubles import HandClock
 from trainwarden import hook
 from trainwarden.hook import Hook, layout
-from trainwarden.hook.layout import (
-    AT_MAGIC,
-    AT_PID,
-    AT_VERSION,
-    HEADER,
-    HEADER_BYTES,
-    STEP_BYTES,
-    Words,
-)
+from trainwarden.hook.layout import AT_MAGIC, AT_PID, AT_VERSION, HEADER, HEADER_BYTES, STEP_BYTES, Words
 
 
 def test_writer_and_readers_count_the_header_alike() -> None:

@@ -11,13 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.hook_doubles import (
-    set_everywhere,
-)
+from tests.hook_doubles import set_everywhere
 from trainwarden.hook import Hook
-from trainwarden.hook.layout import (
-    AT_ERRORS,
-)
+from trainwarden.hook.layout import AT_ERRORS
 
 
 @pytest.fixture

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hook_doubles import (
-    HandClock,
-    SimpleModule,
-    backward,
-    header_of,
-    steps_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, SimpleModule, backward, header_of, steps_of, wait
 from trainwarden import hook
 from trainwarden.hook import Hook
-from trainwarden.hook.layout import (
-    AT_ERRORS,
-)
+from trainwarden.hook.layout import AT_ERRORS
 
 
 def test_an_optimizer_step_after_a_backward_pass_ends_a_step(make: Callable[..., Hook], clock: HandClock) -> None:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tests.hook_doubles import (
-    HandClock,
-    backward,
-    steps_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, backward, steps_of, wait
 from trainwarden.hook import Hook
-from trainwarden.hook.layout import (
-    CHECKPOINT,
-)
+from trainwarden.hook.layout import CHECKPOINT
 
 
 def test_other_threads_do_not_count(make: Callable[..., Hook], clock: HandClock) -> None:

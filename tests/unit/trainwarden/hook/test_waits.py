@@ -6,19 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.hook_doubles import (
-    HandClock,
-    backward,
-    header_of,
-    steps_of,
-    wait,
-)
+from tests.hook_doubles import HandClock, backward, header_of, steps_of, wait
 from trainwarden import hook
 from trainwarden.hook import Hook
-from trainwarden.hook.layout import (
-    RECEIVE,
-    SEND,
-)
+from trainwarden.hook.layout import RECEIVE, SEND
 from trainwarden.hook.watches.calls import watched_call
 
 
