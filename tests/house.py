@@ -61,8 +61,8 @@ def parsed(path: Path) -> ast.Module:
 def imports(known: Mapping[str, Path]) -> dict[str, set[str]]:
     """Which modules each module imports, at its top, in its functions and for its types alike.
 
-    Packages on the way to a module count as well, since Python runs their ``__init__.py`` first; those that a module
-    lies in do not: they are being run when its own turn comes.
+    Packages on the way to a module count as well, since Python runs their ``__init__.py`` first; those that the
+    module lies in count only if it asks for something of theirs: they are being run when its turn comes.
     """
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
@@ -73,7 +73,9 @@ def imports(known: Mapping[str, Path]) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom):
                 base = ".".join([*_above(name, path, node.level), *([node.module] if node.module else [])])
                 found |= {f"{base}.{alias.name}" for alias in node.names}  # a name in `base`, or a module
-        graph[name] = {way for one in found for way in _on_the_way(one)} & known.keys() - set(_on_the_way(name))
+        ways = [[way for way in _on_the_way(one) if way in known] for one in found]
+        passed = {way for one in ways for way in one[:-1]} - set(_on_the_way(name))
+        graph[name] = (passed | {one[-1] for one in ways if one}) - {name}
     return graph
 
 

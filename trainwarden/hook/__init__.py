@@ -29,6 +29,8 @@ its header, ``read`` is the agent's side; ``watches`` tell ``waits``, ``pauses``
 ``ends`` infers from it where a step ends and ``steps`` writes it down; ``last_words`` is for exceptions and exits;
 ``plan`` for micro-batches. Imports between them are relative, as the folder may be loaded under another name. Their
 frames carry a name that starts with ``<frozen importlib``: torch.compile leaves those alone.
+
+Read `trainwarden.hook.process` first.
 """
 
 from __future__ import annotations

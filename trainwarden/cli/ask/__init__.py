@@ -1,1 +1,4 @@
-"""Commands that answer a question at once, from a bus, a recording or a planner; read `jobs_on_bus` first."""
+"""Commands that answer a question at once, from a bus, a recording or a planner.
+
+Read `trainwarden.cli.ask.jobs_on_bus` first.
+"""

@@ -15,7 +15,7 @@ from trainwarden.cli.shared.follow import action_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
-from trainwarden.objects import action_object
+from trainwarden.json_objects import action_object
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.topics import COMMANDS
 

@@ -9,7 +9,7 @@ from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
 from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.objects import incident_object
+from trainwarden.json_objects import incident_object
 from trainwarden.records import IncidentRecord
 
 

@@ -1,1 +1,4 @@
-"""Commands from what was recorded to models: annotate, train, models."""
+"""Commands from what was recorded to models: annotate, train, models.
+
+Read `trainwarden.cli.learn.train` first.
+"""

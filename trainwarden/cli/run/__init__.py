@@ -1,1 +1,4 @@
-"""Commands that start a training job with the warden beside it; read `job_run` first: demo, watch and launch use it."""
+"""Commands that start a training job with the warden beside it; demo, watch and launch share one watched run.
+
+Read `trainwarden.cli.run.job_run` first.
+"""

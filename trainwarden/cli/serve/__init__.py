@@ -1,1 +1,4 @@
-"""Commands that are one process of the warden, until it is stopped; read `process` first: how such a process begins."""
+"""Commands that are one process of the warden, until it is stopped.
+
+Read `trainwarden.cli.serve.process` first.
+"""

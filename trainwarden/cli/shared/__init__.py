@@ -1,1 +1,4 @@
-"""What commands of several rooms use; no command lives here. Read `options` and `output` first."""
+"""What commands of several rooms use; no command lives here.
+
+Read `trainwarden.cli.shared.output` first.
+"""
