@@ -1,8 +1,11 @@
 """Vote: the job, or one rank relative to the others, has changed its pace and stayed there.
 
-Bayesian online change points on log time with verification (`detectors.pace.level_shifts`), on two kinds of series: the
-job's median step time without pauses, and every rank's compute time with the common mode of the ranks taken out. Where
-no compute times are known (recordings), a rank's own duration takes their place.
+Bayesian online change points on log time with verification (`detectors.pace.shifts.level_shifts`), on two kinds of
+series: the job's median step time without pauses, and every rank's compute time with the common mode of the ranks taken
+out. Where no compute times are known (recordings), a rank's own duration takes their place.
+
+The file to read first in this room; `detectors.pace.shifts` is how a change is found, `detectors.pace.hang` where a hang
+is declared.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import numpy.typing as npt
 from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
-from detectors.pace.level_shifts import LevelShifts
-from detectors.pace.shifts import Shift, ShiftConfig
-from detectors.pace.verification import BEFORE
+from detectors.pace.row_memory import BESIDE, OWN, RowMemory
+from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from detectors.pace.shifts.shift import Mechanism, Shift
+from detectors.pace.shifts.verification import VerificationConfig
 from detectors.peers.slow_ranks import own_s, slow_vote, step_of
 from detectors.protocol import abstain
+from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 from trainwarden.settings import Config
 
@@ -30,8 +35,6 @@ MAX_FOUND = 10_000
 MAX_SUSPECTS = 16
 MAX_PLANNED = 10_000
 PLANNED_STEPS = (-5, 10)  # a change that begins this near to a planned step is that plan taking effect
-ROWS = 1024  # rows whose step and time are remembered, so that the onset of a drift long ago can be named
-OWN = 128  # rows of own times kept to tell a rank that has become slow from one whose peers have become fast
 
 
 class ChangePointConfig(Config, frozen=True, kw_only=True):
@@ -47,20 +50,24 @@ class ChangePointConfig(Config, frozen=True, kw_only=True):
         A slowdown of everybody without a culprit is told when it has lasted this long and is this large.
     planned_steps : tuple of int
         Steps at which the program itself changes its pace (``[[planned_change]]`` of a recorded folder).
+    leave_out : tuple of str
+        Mechanisms that take no part in finding changes, of the job and of ranks (docs/detection.md lists them).
     """
 
     job: ShiftConfig = msgspec.field(default_factory=ShiftConfig)
     ranks: ShiftConfig = msgspec.field(
         default_factory=lambda: ShiftConfig(
-            minimum_ratio=1.15, clear_ratio=1.3, clear_steps=4, noise_floor=0.02, clear_noises=6.0, small_evidence=8.0
+            minimum_ratio=1.15, clear_ratio=1.3, clear_steps=4, noise_floor=0.02,
+            verification=VerificationConfig(clear_noises=6.0, small_evidence=8.0),
         )
-    )
+    )  # fmt: skip
     minimum_deviation_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.002
     ranks_vote: bool = True
     lasting_steps: Annotated[int, msgspec.Meta(ge=0)] = 15
     lasting_s: Annotated[float, msgspec.Meta(ge=0.0)] = 10.0
     lasting_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.25
     planned_steps: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PLANNED)] = ()
+    leave_out: tuple[Mechanism, ...] = ()
 
 
 def for_recording(planned_steps: tuple[int, ...] = ()) -> ChangePointConfig:
@@ -112,16 +119,14 @@ class ChangePoint:
 
     def __init__(self, config: ChangePointConfig) -> None:
         self._config = config
-        self._job = LevelShifts(config.job)
-        self._ranks = LevelShifts(config.ranks)
+        self._job = LevelShifts(_without(config.job, config.leave_out))
+        self._ranks = LevelShifts(_without(config.ranks, config.leave_out))
         self._next_seq = 0
         self._seen_rows = 0
         self._nodes: tuple[str, ...] = ()
         self._last_planned = -1_000
         self._rejected: Any = np.zeros(0, dtype=np.bool_)
-        self._row_steps = np.zeros(ROWS, dtype=np.int64)
-        self._row_ends_s = np.zeros(ROWS)
-        self._own: npt.NDArray[np.float64] = np.full((OWN, 0), np.nan)
+        self._rows = RowMemory()
         self.found: deque[FoundChange] = deque(maxlen=MAX_FOUND)
 
     def update(self, window: Window) -> None:
@@ -139,11 +144,11 @@ class ChangePoint:
         first = window.next_seq - count
         for index in range(count):
             seq = first + index
-            stride = self._remember_row(seq, int(steps[index]), float(ends_s[index]))
-            self._own[seq % OWN] = work[index]
+            stride = self._rows.note(seq, int(steps[index]), float(ends_s[index]), work[index])
             if quiet[index]:
                 self._last_planned = seq if self._seen_rows else -1_000
                 continue
+            stride = stride if self._seen_rows else 1  # what was before the first row is not known
             self._seen_rows += 1
             for shift in self._job.update(seq, job[index : index + 1], stride):
                 self._note_job(shift)
@@ -168,24 +173,31 @@ class ChangePoint:
         """See `detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
-            "last_planned": self._last_planned,
+            "last_planned": self._last_planned, "left_out": self._left_out(),
         }  # fmt: skip
         arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
         arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
-        arrays |= {"rejected": self._rejected, "own": self._own}
-        return pack("change_point", plain, arrays | {"row_steps": self._row_steps, "row_ends_s": self._row_ends_s})
+        arrays |= {f"rows.{name}": array for name, array in self._rows.arrays().items()}
+        return pack("change_point", plain, arrays | {"rejected": self._rejected})
 
     def restore(self, state: bytes) -> None:
         """See `detectors.protocol.Detector`."""
         plain, arrays = unpack("change_point", state)
+        if plain["left_out"] != self._left_out():
+            raise DetectorError("this state of change_point is of one that leaves out other mechanisms")
         self._next_seq, self._seen_rows = plain["next_seq"], plain["seen_rows"]
         self._nodes, self._last_planned = tuple(plain["nodes"]), plain["last_planned"]
-        self._rejected, self._own = arrays["rejected"].copy(), arrays["own"].copy()
-        self._row_steps, self._row_ends_s = arrays["row_steps"].copy(), arrays["row_ends_s"].copy()
+        self._rejected = arrays["rejected"].copy()
+        self._rows.load({name[5:]: array for name, array in arrays.items() if name.startswith("rows.")})
         self._job.load({name[4:]: array for name, array in arrays.items() if name.startswith("job.")})
         self._ranks.load({name[6:]: array for name, array in arrays.items() if name.startswith("ranks.")})
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _left_out(self) -> list[list[str]]:
+        """What the job's series and those of the ranks are found without: their state has no room for it."""
+        config = self._config
+        return [sorted({*config.leave_out, *one.leave_out}) for one in (config.job, config.ranks)]
 
     def _moved(self, window: Window) -> None:
         """Ranks that now run on another node have no history there."""
@@ -193,19 +205,13 @@ class ChangePoint:
         self._ranks.widen(size)
         more = size - self._rejected.size
         self._rejected = np.append(self._rejected, np.zeros(more, dtype=np.bool_))
-        self._own = np.hstack([self._own, np.full((OWN, more), np.nan)])
+        self._rows.widen(size)
         if window.nodes != self._nodes:
             old = self._nodes
             moved = np.array([i < len(old) and old[i] != node for i, node in enumerate(window.nodes)], dtype=np.bool_)
             self._ranks.forget(moved)
-            self._own[:, moved] = np.nan
+            self._rows.forget(moved)
             self._nodes = window.nodes
-
-    def _remember_row(self, seq: int, step: int, end_s: float) -> int:
-        """Note what row `seq` is; how many iterations it stands for."""
-        previous = int(self._row_steps[(seq - 1) % ROWS]) if self._seen_rows else step - 1
-        self._row_steps[seq % ROWS], self._row_ends_s[seq % ROWS] = step, end_s
-        return min(max(step - previous, 1), 1_000)
 
     def _note_job(self, shift: Shift) -> None:
         planned = -1 <= shift.onset - self._last_planned <= 5 or self._is_planned(shift)
@@ -216,15 +222,15 @@ class ChangePoint:
     def _is_planned(self, shift: Shift) -> bool:
         """True if the row of a planned step is near the onset; rows may be sampled, so both are compared."""
         early, late = PLANNED_STEPS
-        low = self._step_at(shift.onset - late, shift.reported) if shift.onset >= late else -1
-        high = self._step_at(min(shift.onset - early, shift.reported), shift.reported)
+        low = self._rows.step(shift.onset - late, shift.reported) if shift.onset >= late else -1
+        high = self._rows.step(min(shift.onset - early, shift.reported), shift.reported)
         return any(low <= step <= high for step in self._config.planned_steps)
 
     def _note_rank(self, rank: int, shift: Shift) -> None:
         """A rank whose own compute time has not grown is no straggler, whatever the others do."""
-        before_s, after_s = self._own_levels_s(shift)
+        before_s, after_s = self._rows.own_levels_s(shift.series, shift.onset, shift.reported)
         # Of a rise that began before the oldest time that is kept, only the end can be seen.
-        share = 0.0 if shift.reported - shift.onset > OWN - BEFORE else 0.5
+        share = 0.0 if shift.reported - shift.onset > OWN - BESIDE else 0.5
         grown_s = after_s - before_s if share else self._config.minimum_deviation_s
         own = (
             after_s >= before_s * (shift.after / shift.before) ** share and grown_s >= self._config.minimum_deviation_s
@@ -235,22 +241,10 @@ class ChangePoint:
             after_s = after_s if np.isfinite(after_s) else shift.after
             self._remember(replace(shift, before=after_s / ratio, after=after_s), rank, planned=False)
 
-    def _own_levels_s(self, shift: Shift) -> tuple[float, float]:
-        """A rank's own time before the change, or in the oldest rows that are kept, and in its newest rows."""
-        kept = min(OWN, shift.reported + 1)
-        first = shift.reported - kept + 1
-        own = self._own[np.arange(first, shift.reported + 1) % OWN, shift.series]
-        split = max(shift.onset - first, min(BEFORE, kept // 2))
-        return float(quiet_median(own[max(0, split - BEFORE) : split])), float(quiet_median(own[split:][-BEFORE:]))
-
-    def _step_at(self, seq: int, newest: int) -> int:
-        """The step of row `seq`, or of the oldest one that is still remembered in row `newest`."""
-        return int(self._row_steps[max(seq, newest - ROWS + 1, 0) % ROWS])
-
     def _remember(self, shift: Shift, rank: int | None, planned: bool) -> None:
         direction: Literal["slower", "faster"] = "slower" if shift.slower else "faster"
-        onset, reported = self._step_at(shift.onset, shift.reported), self._step_at(shift.reported, shift.reported)
-        time_s = float(self._row_ends_s[max(shift.onset, shift.reported - ROWS + 1, 0) % ROWS])
+        onset, reported = self._rows.step(shift.onset, shift.reported), self._rows.step(shift.reported, shift.reported)
+        time_s = self._rows.end_s(shift.onset, shift.reported)
         self.found.append(FoundChange(rank, onset, reported, time_s, shift.before, shift.after, direction, planned))
 
     def _slow_ranks(self, window: Window) -> list[tuple[int, float, int]]:
@@ -294,3 +288,7 @@ class ChangePoint:
             verified=True,
             metrics=("iteration_duration_seconds",),
         )
+
+
+def _without(config: ShiftConfig, leave_out: tuple[Mechanism, ...]) -> ShiftConfig:
+    return msgspec.structs.replace(config, leave_out=(*config.leave_out, *leave_out)) if leave_out else config

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
 from detectors.pace.change_point import ChangePoint
-from detectors.pace.level_shifts import LevelShifts
 from detectors.pace.periodic import SteadyPace
-from detectors.pace.shifts import ShiftConfig
-from detectors.pace.verification import LevelMarks
+from detectors.pace.shifts.history import LevelMarks
+from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.peers.peer_deviation import PeerDeviation
 from tests.benchmarks import bench_bocd
 from tests.unit.detectors.detection_streams import START_S, Job

@@ -1,0 +1,70 @@
+"""Levels and noise of log series as single slow steps, trends and two paces in turn leave them alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.common_mode import noise, quiet_median
+
+Floats = npt.NDArray[np.float64]
+CUT: Final = 6  # one value in so many is left out at either end: the middle two thirds remain
+QUIET_SHARE: Final = 0.5  # of the spread about the median is believed where neighbours hardly differ
+PAIRS: Final = 8  # values from which on pairs can tell two paces in turn
+
+
+def jitter(past: Floats, floor: float) -> Floats:
+    """Noise of series [rows, ...] from their differences (a slow trend does not count), never below `floor`."""
+    spread = np.nan_to_num(noise(np.diff(past, axis=0))) / np.sqrt(2.0)
+    return np.asarray(np.maximum(np.maximum(floor, QUIET_SHARE * np.nan_to_num(noise(past))), spread))
+
+
+def lasting_jitter(past: Floats, floor: float) -> float:
+    """Noise of a series [rows] as far as it does not cancel in pairs: two paces in turn are no noise of the level.
+
+    Examples
+    --------
+    >>> lasting_jitter(np.tile([0.0, 0.2], 20), 0.01)
+    0.01
+    """
+    pairs = 0.5 * (past[1:] + past[:-1])
+    known = float(noise(pairs[2:] - pairs[:-2])) if len(past) > PAIRS else np.inf
+    return max(floor, min(float(jitter(past, floor)), known))
+
+
+def levels(values: Floats) -> Floats:
+    """Mean of the middle two thirds of the known values along the rows; NaN where there are none.
+
+    Smoother than the median where a series keeps to two paces, and as deaf to single slow steps.
+
+    Examples
+    --------
+    >>> levels(np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [90.0]])).tolist()
+    [3.5]
+    """
+    ordered = np.sort(values, axis=0)  # NaN last
+    count = np.isfinite(values).sum(axis=0)
+    cut = count // CUT
+    place = np.arange(len(values)).reshape((-1,) + (1,) * (values.ndim - 1))
+    inside = (place >= cut) & (place < count - cut)
+    kept = np.maximum(inside.sum(axis=0), 1)
+    mean = np.where(inside, ordered, 0.0).sum(axis=0) / kept
+    return np.asarray(np.where(count > 0, mean, np.nan))
+
+
+def middle(values: Floats) -> float:
+    """Median of known values."""
+    return float(quiet_median(values))
+
+
+def apart(values: Floats, newest: int) -> float:
+    """Median of the `newest` values less that of those before them.
+
+    Examples
+    --------
+    >>> apart(np.array([1.0, 1.0, 1.0, 3.0, 3.0]), 2)
+    2.0
+    """
+    return float(np.median(values[-newest:]) - np.median(values[:-newest]))

@@ -1,0 +1,185 @@
+"""Verification: is a proposed change real? Robust levels on both sides, against the noise of the series.
+
+Source: Wu et al., Falcon, 2024, section 4.2: the mean after against the mean before, at least 10 % apart. Here the
+median and a trimmed mean must both have moved, clear of the noise; how long a change must have lasted besides is
+`detectors.pace.shifts.waits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.pace.shifts.levels import SETTLED
+from detectors.pace.shifts.robust import apart, jitter, lasting_jitter, levels, middle
+from detectors.pace.shifts.shift import Thresholds
+from trainwarden.settings import Config
+
+Floats = npt.NDArray[np.float64]
+
+
+class VerificationConfig(Config, frozen=True, kw_only=True):
+    """How much evidence a change needs.
+
+    Attributes
+    ----------
+    clear_noises : float
+        How many noise widths a change must measure to be clear.
+    small_evidence : float
+        How many standard errors a smaller change must measure.
+    """
+
+    clear_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
+    small_evidence: Annotated[float, msgspec.Meta(gt=0.0)] = 5.5
+    before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
+    least_before: Annotated[int, msgspec.Meta(ge=2, le=30)] = 6
+    hint: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    separate: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.95
+    near: Annotated[int, msgspec.Meta(ge=3, le=60)] = 15
+    slope: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    trim: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
+    trim_other: Annotated[int, msgspec.Meta(ge=2)] = 8
+    resumed_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A change that stands out: log levels `low` before it and `high` after it, of `rows` values before it."""
+
+    low: float
+    high: float
+    rows: int
+    clear: bool
+
+    @property
+    def slower(self) -> bool:
+        """True if the level rose."""
+        return self.high > self.low
+
+
+class Verification:
+    """Tells changes of level from noise.
+
+    Parameters
+    ----------
+    thresholds : Thresholds
+    config : VerificationConfig
+
+    Examples
+    --------
+    >>> verification = Verification(Thresholds(), VerificationConfig())
+    >>> values = np.r_[np.tile([0.0, 0.01], 20), np.full(4, 0.4)]
+    >>> verification.judge(values, 0, 40, raised=False)
+    Verdict(low=0.005, high=0.4, rows=30, clear=True)
+    >>> verification.judge(values[:42], 0, 40, raised=False) is None
+    True
+    """
+
+    def __init__(self, thresholds: Thresholds, config: VerificationConfig) -> None:
+        self._thresholds, self._config = thresholds, config
+        self._trims, self._pairs = thresholds.keeps("trimmed_mean"), thresholds.keeps("paired_noise")
+        self._separates, self._slopes = thresholds.keeps("separate"), thresholds.keeps("slope")
+        self._restarts = thresholds.keeps("restart_drop")
+
+    def plausible(self, values: Floats, first: int, onset: int) -> bool:
+        """A cheap look: True if the medians on both sides of `onset` differ, with enough of the segment before it."""
+        config = self._config
+        if onset - first < config.least_before:
+            return False
+        newest = values[max(first, onset - config.before) :]
+        return abs(apart(newest, len(values) - onset)) >= config.hint * self._thresholds.least
+
+    def judge(self, values: Floats, first: int, onset: int, *, raised: bool) -> Verdict | None:
+        """What changed at `onset`, if it stands clear of the noise, or is smaller but known well enough.
+
+        Parameters
+        ----------
+        values : float [rows]
+            Log values of one series, oldest first; its present segment begins at `first`.
+        raised : bool
+            Whether the series is above its healthy baseline now.
+        """
+        config, thresholds = self._config, self._thresholds
+        before, after = values[max(first, onset - config.before) : onset], values[onset:]
+        if len(before) < config.least_before or len(after) < thresholds.clear_steps:
+            return None
+        low, high = middle(before), middle(after)
+        slower = high > low
+        size = self._size(before, after, high - low)
+        noise = self._noise(before)
+        clear = bool(size >= np.log(thresholds.clear_ratio) and size >= config.clear_noises * noise)
+        clear = clear and self._separate(before, after, slower=slower)
+        error = noise * np.sqrt(1.0 / len(before) + 1.0 / len(after))
+        small = size >= thresholds.least and size >= config.small_evidence * error
+        small = small and self._steps(before, after, size)
+        if not slower and not raised:  # faster than healthy: warm caches after a pause, mostly
+            small = small and size >= np.log(thresholds.minimum_ratio)
+            small = small and not (self._restarts and restart_rows(values, onset, config.resumed_ratio, config.before))
+        return Verdict(low, high, len(before), clear) if clear or small else None
+
+    def rises(self, values: Floats, size: float, rows: int) -> bool:
+        """True if a slow rise by `size`, judged by the newest `rows` of `values`, is more than noise."""
+        noise = self._noise(values[-2 * self._config.before :])
+        return bool(size >= self._config.small_evidence * noise * np.sqrt(1.0 / rows + 1.0 / SETTLED))
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _noise(self, past: Floats) -> float:
+        floor = self._thresholds.noise_floor
+        return lasting_jitter(past, floor) if self._pairs else float(jitter(past, floor))
+
+    def _size(self, before: Floats, after: Floats, moved: float) -> float:
+        """How far both median and trimmed mean have moved: isolated slow steps move the one but not the other."""
+        if not self._trims:
+            return abs(moved)
+        means = trimmed(after, self._config, slower=moved > 0.0) - float(levels(before))
+        return min(abs(moved), max(0.0, means if moved > 0.0 else -means))
+
+    def _separate(self, before: Floats, after: Floats, *, slower: bool) -> bool:
+        """True if nearly all values before lie on the other side of all values after."""
+        if not self._separates:
+            return True
+        share = np.mean(before < after.min()) if slower else np.mean(before > after.max())
+        return bool(share >= self._config.separate)
+
+    def _steps(self, before: Floats, after: Floats, size: float) -> bool:
+        """False on a slope: there the two sides differ because they are long, not where they meet."""
+        near = self._config.near
+        if not self._slopes:
+            return True
+        beside = np.concatenate([before[-near:], after[:near]])
+        return abs(apart(beside, min(len(after), near))) > self._config.slope * size
+
+
+def trimmed(values: Floats, config: VerificationConfig, *, slower: bool) -> float:
+    """Mean without the `config.trim` largest (for a drop: smallest) values, but with at least one.
+
+    A single slow step must not hide a drop either: of many values the largest do not count there.
+
+    Examples
+    --------
+    >>> trimmed(np.array([1.0, 1.0, 4.0, 9.0]), VerificationConfig(), slower=True)
+    1.0
+    """
+    ordered = np.sort(values) if slower else np.sort(values)[::-1]
+    other = 0 if slower else min(config.trim, len(ordered) // config.trim_other)
+    return float(ordered[other : max(1, len(ordered) - config.trim)].mean())
+
+
+def restart_rows(values: Floats, onset: int, ratio: float, before: int) -> int:
+    """How many values from `onset` on end with a step as long as `ratio` usual ones; 0 if there is none near it.
+
+    Examples
+    --------
+    >>> restart_rows(np.log([1.0, 1.0, 1.0, 9.0, 1.5, 1.5, 1.5, 1.5]), 3, 3.0, 30)
+    1
+    """
+    first = max(0, onset - 2)
+    near = values[first : onset + 3]
+    longest = int(near.argmax())
+    usual = max(float(np.median(values[max(0, onset - before) : onset])), float(np.median(values[onset:])))
+    return max(1, first + longest + 1 - onset) if near[longest] > usual + np.log(ratio) else 0

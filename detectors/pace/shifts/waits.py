@@ -1,0 +1,99 @@
+"""Verification takes its time: how many values a change must have lasted for before it is told.
+
+Bursts, restarts, warm caches and what the series itself does now and then look like changes while they last.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.pace.shifts.shift import Thresholds
+from detectors.pace.shifts.verification import Verdict, restart_rows
+from trainwarden.settings import Config
+
+Floats = npt.NDArray[np.float64]
+
+
+class WaitConfig(Config, frozen=True, kw_only=True):
+    """What is waited out, and how long."""
+
+    before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
+    burst_rows: Annotated[int, msgspec.Meta(ge=0, le=60)] = 2
+    tail_percent: Annotated[float, msgspec.Meta(gt=0.0, lt=50.0)] = 5.0
+    spreads: Annotated[float, msgspec.Meta(gt=0.0)] = 1.5
+    floors: Annotated[float, msgspec.Meta(gt=0.0)] = 6.0
+
+
+class Waits:
+    """How many values a verified change must have lasted for.
+
+    Parameters
+    ----------
+    thresholds : Thresholds
+    config : WaitConfig
+
+    Examples
+    --------
+    >>> waits = Waits(Thresholds(), WaitConfig())
+    >>> change = Verdict(low=0.0, high=0.4, rows=30, clear=True)
+    >>> calm = np.r_[np.tile([0.0, 0.01], 20), np.full(6, 0.4)]
+    >>> waits.needed(calm, 40, change, longest=0, raised=False), waits.needed(calm, 40, change, longest=7, raised=False)
+    (4, 8)
+    >>> waits.needed(np.r_[calm[:40], 3.0, calm[40:]], 40, change, longest=0, raised=False)  # a restart
+    13
+    """
+
+    def __init__(self, thresholds: Thresholds, config: WaitConfig) -> None:
+        self._thresholds, self._config = thresholds, config
+        self._clusters, self._restarts = thresholds.keeps("cluster_wait"), thresholds.keeps("restart_wait")
+        self._faster, self._excursions = thresholds.keeps("faster_wait"), thresholds.keeps("excursion_wait")
+
+    def needed(self, values: Floats, onset: int, change: Verdict, *, longest: int, raised: bool) -> int:
+        """How many values from `onset` on there must be.
+
+        Parameters
+        ----------
+        values : float [rows]
+            Log values of one series, oldest first.
+        longest : int
+            The longest time for which the series was off its level in this direction and came back by itself.
+        raised : bool
+            Whether the series is above its healthy baseline now.
+        """
+        thresholds, config = self._thresholds, self._config
+        needed = thresholds.clear_steps if change.clear else thresholds.small_steps
+        if self._clusters and change.clear and self._is_burst(values, onset, change.rows):
+            needed += config.burst_rows  # three slow steps and another one that chanced to follow
+        if change.slower:
+            paused = self._restarts and restart_rows(values, onset, thresholds.pause_ratio, config.before)
+            needed = thresholds.warm_up + paused if paused else needed  # a restart has its own slow start
+        elif self._faster and not raised:
+            needed = thresholds.small_steps if change.clear else 2 * thresholds.small_steps
+        return max(needed, longest + 1) if self._excursions else needed
+
+    def _is_burst(self, values: Floats, onset: int, rows: int) -> bool:
+        """True if the few values from `onset` on differ more among themselves than the `rows` before it usually do."""
+        after = values[onset:]
+        few = len(after) < self._thresholds.clear_steps + self._config.burst_rows
+        return few and not agree(values[onset - rows : onset], after, self._thresholds.noise_floor, self._config)
+
+
+def agree(before: Floats, after: Floats, floor: float, config: WaitConfig) -> bool:
+    """True if the few values `after` a change differ among themselves no more than those before it usually do.
+
+    Three slow steps and an unrelated fourth one do not.
+
+    Examples
+    --------
+    >>> calm, config = np.tile([0.0, 0.01], 10), WaitConfig()
+    >>> agree(calm, np.array([0.5, 0.51, 0.5, 0.51]), 0.01, config)
+    True
+    >>> agree(calm, np.array([0.5, 0.51, 0.5, 0.9]), 0.01, config)
+    False
+    """
+    low, high = np.percentile(before, (config.tail_percent, 100.0 - config.tail_percent))
+    return bool(np.ptp(after) <= max(config.spreads * float(high - low), config.floors * floor))
