@@ -4,8 +4,8 @@ Bayesian online change points on log time with verification (`detectors.pace.shi
 series: the job's median step time without pauses, and every rank's compute time with the common mode of the ranks taken
 out. Where no compute times are known (recordings), a rank's own duration takes their place.
 
-The file to read first in this room; `detectors.pace.shifts` is how a change is found, `detectors.pace.hang` where a hang
-is declared.
+The file to read first in this room; `detectors.pace.shifts` is how a change is found, `detectors.pace.hang` where a
+hang is declared.
 """
 
 from __future__ import annotations
