@@ -79,7 +79,7 @@ class Failures:
             self._failures = {key: one for key, one in self._failures.items() if one.time_s >= event.time_s}
         elif event.kind == "fatal_signal":
             signal = str(event.fields.get("signal", "a fatal signal"))
-            self._fail(event, window, "root", "crash", "sev2", f"{_who(event)} died of {signal}")
+            self._fail(event, window, "root", f"{_who(event)} died of {signal}")
         elif self._was_planned(event):
             return
         elif event.kind == "process_exit":
@@ -172,7 +172,7 @@ class Failures:
         if signal in STOP_SIGNALS or code in {130, 143}:
             if known is None:
                 name = str(signal or f"exit code {code}")
-                self._fail(event, window, "stop", "crash", "sev2", f"{_who(event)} was ended by {name}")
+                self._fail(event, window, "stop", f"{_who(event)} was ended by {name}")
             return
         how = f"was killed by {signal}" if signal else f"exited with code {code}" if code is not None else "ended"
         if signal is not None:
@@ -180,11 +180,11 @@ class Failures:
             role: Role = "cascade" if known is not None and known.role == "cascade" else "root"
             if role == "root" and self._after_failure(event):
                 role = "cascade"
-            self._fail(event, window, role, "crash", "sev2", f"{_who(event)} {how}")
+            self._fail(event, window, role, f"{_who(event)} {how}")
         elif known is None:
             # An exit code without an exception seen: the exception may still be on its way.
             role = "cascade" if self._after_failure(event) else "root"
-            self._fail(event, window, role, "crash", "sev2", f"{_who(event)} {how}")
+            self._fail(event, window, role, f"{_who(event)} {how}")
 
     def _after_failure(self, event: EventRecord) -> bool:
         """True if another process had failed of its own cause before."""
@@ -199,21 +199,28 @@ class Failures:
         rule = self._rules.match(text)
         name = text.partition(":")[0].rpartition(".")[2]
         if name in {"KeyboardInterrupt", "SystemExit", "SignalException"} or (rule and rule.role == "phase"):
-            self._fail(event, window, "stop", "crash", "sev2", f"{_who(event)} was interrupted")
+            self._fail(event, window, "stop", f"{_who(event)} was interrupted")
             return
         frame = event.fields.get("frame")
         reason = f"{_who(event)} raised {text[:200]}" + (f" at {frame}" if frame else "")
         if rule is not None and rule.role == "cascade":
-            self._fail(event, window, "cascade", rule.kind or "crash", "sev2", reason)
+            self._fail(event, window, "cascade", reason, kind=rule.kind or "crash")
             return
         kind: IncidentKind = "exception"
         if rule is not None and rule.role == "root" and rule.kind is not None and rule.kind != "crash":
             kind = rule.kind
         severity: Severity = rule.severity if rule is not None and rule.class_ in {"H", "N"} else "sev2"
-        self._fail(event, window, "root", kind, severity, reason)
+        self._fail(event, window, "root", reason, kind=kind, severity=severity)
 
     def _fail(
-        self, event: EventRecord, window: Window, role: Role, kind: IncidentKind, severity: Severity, reason: str
+        self,
+        event: EventRecord,
+        window: Window,
+        role: Role,
+        reason: str,
+        *,
+        kind: IncidentKind = "crash",
+        severity: Severity = "sev2",
     ) -> None:
         known = self._failures.get(_life(event))
         spoken = event.kind == "exception" and known is not None and not known.spoken

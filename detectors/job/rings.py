@@ -7,11 +7,15 @@ arrays only; records never carry it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.records import HeartbeatRecord
+
+Ints = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 COLUMNS: Final = ("duration_s", "compute_s", "wait_s", "pause_s", "micro_batches")
 PHASES: Final = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit")
@@ -119,6 +123,44 @@ class StepRing:
         return self._values[:, self._view]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeBeats:
+    """What the ranks of one node were doing at `time_s`; all arrays run along their `columns`, unknown is NaN or -1."""
+
+    columns: Ints
+    time_s: float
+    incarnation: Ints
+    step: Ints
+    step_end_s: npt.NDArray[np.float64]
+    phase: Ints
+    phase_since_s: npt.NDArray[np.float64]
+    calls: Ints
+    stopped: npt.NDArray[np.bool_]
+    gone: npt.NDArray[np.bool_]
+    cpu_s: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, record: HeartbeatRecord, keep: Sequence[int], columns: Ints, incarnation: Ints) -> Self:
+        """What `record` says of its entries `keep`, whose ranks have these `columns` and present `incarnation`."""
+        size = len(record.ranks)
+        states = record.states if len(record.states) == size else ("",) * size
+        unknown = (None,) * size
+        ends, cpu = (lane if len(lane) == size else unknown for lane in (record.step_end_s, record.cpu_s))
+        return cls(
+            columns=columns,
+            time_s=record.time_s,
+            incarnation=incarnation,
+            step=np.array([record.steps[i] for i in keep], dtype=np.int64),
+            step_end_s=np.array([ends[i] for i in keep], dtype=np.float64),
+            phase=np.array([PHASE_CODE.get(record.phases[i], -1) for i in keep], dtype=np.int64),
+            phase_since_s=np.array([record.phase_since_s[i] for i in keep], dtype=np.float64),
+            calls=np.array([record.calls[i] for i in keep], dtype=np.int64),
+            stopped=np.array([states[i] == "T" for i in keep]),
+            gone=np.array([states[i] in {"Z", "X"} for i in keep]),
+            cpu_s=np.array([cpu[i] for i in keep], dtype=np.float64),
+        )
+
+
 class HeartbeatBoard:
     """What every rank was doing when its node last said so; arrays [ranks], NaN or -1 where nothing is known.
 
@@ -151,23 +193,13 @@ class HeartbeatBoard:
                 fresh[: array.size] = array
                 setattr(self, name, fresh)
 
-    def feed(
-        self,
-        columns: npt.NDArray[np.int64],
-        time_s: float,
-        incarnation: npt.NDArray[np.int64],
-        step: npt.NDArray[np.int64],
-        step_end_s: npt.NDArray[np.float64],
-        phase: npt.NDArray[np.int64],
-        phase_since_s: npt.NDArray[np.float64],
-        calls: npt.NDArray[np.int64],
-        stopped: npt.NDArray[np.bool_],
-        gone: npt.NDArray[np.bool_],
-        cpu_s: npt.NDArray[np.float64],
-    ) -> None:
-        """Take in one node's heartbeat; `columns` are those of its ranks, all other arrays run along them."""
+    def feed(self, beats: NodeBeats) -> None:
+        """Take in one node's heartbeat."""
+        columns, time_s, cpu_s, stopped = beats.columns, beats.time_s, beats.cpu_s, beats.stopped
         moved = (
-            (self.step[columns] != step) | (self.calls[columns] != calls) | (self.incarnation[columns] != incarnation)
+            (self.step[columns] != beats.step)
+            | (self.calls[columns] != beats.calls)
+            | (self.incarnation[columns] != beats.incarnation)
         )
         moved |= np.isnan(self.progress_s[columns])
         self.progress_s[columns] = np.where(moved, time_s, self.progress_s[columns])
@@ -177,7 +209,7 @@ class HeartbeatBoard:
         since = np.where(begun, time_s, self.stopped_s[columns])
         self.stopped_s[columns] = np.where(stopped, since, np.nan)
         self.time_s[columns] = time_s
-        self.incarnation[columns] = incarnation
-        self.step[columns], self.step_end_s[columns] = step, step_end_s
-        self.phase[columns], self.phase_since_s[columns] = phase, phase_since_s
-        self.calls[columns], self.cpu_s[columns], self.gone[columns] = calls, cpu_s, gone
+        self.incarnation[columns] = beats.incarnation
+        self.step[columns], self.step_end_s[columns] = beats.step, beats.step_end_s
+        self.phase[columns], self.phase_since_s[columns] = beats.phase, beats.phase_since_s
+        self.calls[columns], self.cpu_s[columns], self.gone[columns] = beats.calls, cpu_s, beats.gone

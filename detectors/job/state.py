@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from detectors.job.board import MetricBoard
-from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard
+from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats
 from detectors.job.roster import MAX_RANKS, Roster, Seen
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
 from detectors.job.window import LogLine, Window
@@ -198,22 +198,7 @@ class JobState:
             columns = columns[~old]
         if not keep:
             return
-        states = record.states if len(record.states) == size else ("",) * size
-        ends = record.step_end_s if len(record.step_end_s) == size else (None,) * size
-        cpu = record.cpu_s if len(record.cpu_s) == size else (None,) * size
-        self._board.feed(
-            columns,
-            record.time_s,
-            self._roster.incarnation[columns],
-            np.array([record.steps[i] for i in keep], dtype=np.int64),
-            np.array([ends[i] for i in keep], dtype=np.float64),
-            np.array([PHASE_CODE.get(record.phases[i], -1) for i in keep], dtype=np.int64),
-            np.array([record.phase_since_s[i] for i in keep], dtype=np.float64),
-            np.array([record.calls[i] for i in keep], dtype=np.int64),
-            np.array([states[i] == "T" for i in keep]),
-            np.array([states[i] in {"Z", "X"} for i in keep]),
-            np.array([cpu[i] for i in keep], dtype=np.float64),
-        )
+        self._board.feed(NodeBeats.of(record, keep, columns, self._roster.incarnation[columns]))
         self._heard(record.time_s)
 
     def _feed_log(self, record: LogRecord) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from detectors.job.packed import pack, unpack
 from detectors.job.window import LogLine, Window
+from detectors.logs.line_counts import BUCKETS, Run, Source, add_lines, lines_before, lines_newer, lines_within
 from detectors.logs.templates import OVERFLOW, LogTemplates
 from detectors.protocol import abstain
 from trainwarden.errors import DetectorError
@@ -22,7 +23,6 @@ from trainwarden.settings import Config
 MAX_SUSPECTS: Final = 16
 MAX_RUNS: Final = 200_000  # sources times templates that are being counted at once
 MAX_SOURCES: Final = 100_000
-BUCKETS: Final = 10  # parts of the window in which lines are counted
 
 
 class TemplateBurstConfig(Config, frozen=True, kw_only=True):
@@ -57,33 +57,6 @@ class TemplateBurstConfig(Config, frozen=True, kw_only=True):
     max_templates: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] = 4096
 
 
-class _Run(msgspec.Struct):
-    """Lines of one template from one source, without a pause of a whole window."""
-
-    source: str
-    template: int
-    first_s: float
-    last_s: float
-    known: bool
-    lines: int = 0
-    highest: int = 0
-    judged: bool = False
-    bursting: bool = False
-    sample: str = ""
-    counts: list[tuple[int, int]] = msgspec.field(default_factory=list)  # bucket, lines
-
-
-class _Source(msgspec.Struct):
-    """Where lines come from; `busiest` is its largest number of lines within a window of normal time."""
-
-    node: str
-    rank: int | None
-    first_s: float
-    last_s: float
-    busiest: int = 0
-    counts: list[tuple[int, int]] = msgspec.field(default_factory=list)
-
-
 class TemplateBurst:
     """What the wording of a job's log lines says.
 
@@ -98,8 +71,8 @@ class TemplateBurst:
         self._config = config
         self._templates = LogTemplates(config.max_templates)
         self._peaks: dict[int, int] = {}  # busiest normal window of each known template, over all sources
-        self._runs: dict[str, _Run] = {}
-        self._sources: dict[str, _Source] = {}
+        self._runs: dict[str, Run] = {}
+        self._sources: dict[str, Source] = {}
         self._lines = 0
         self._since_s: float | None = None
         self._now_s = 0.0
@@ -162,8 +135,8 @@ class TemplateBurst:
             templates = LogTemplates(self._config.max_templates)
             templates.restore(plain["templates"])
             self._peaks = dict(msgspec.convert(plain["peaks"], list[tuple[int, int]]))
-            self._runs = msgspec.convert(plain["runs"], dict[str, _Run])
-            self._sources = msgspec.convert(plain["sources"], dict[str, _Source])
+            self._runs = msgspec.convert(plain["runs"], dict[str, Run])
+            self._sources = msgspec.convert(plain["sources"], dict[str, Source])
             self._lines = msgspec.convert(plain["lines"], int)
             self._since_s = msgspec.convert(plain["since_s"], float | None)
             self._now_s = msgspec.convert(plain["now_s"], float)
@@ -190,10 +163,10 @@ class TemplateBurst:
         if source is None:
             if len(self._sources) >= MAX_SOURCES:
                 del self._sources[next(iter(self._sources))]
-            source = self._sources[key] = _Source(line.node, line.rank, line.time_s, line.time_s)
+            source = self._sources[key] = Source(line.node, line.rank, line.time_s, line.time_s)
         bucket = int(line.time_s * BUCKETS / self._config.window_s)
         source.last_s = max(source.last_s, line.time_s)
-        _count(source.counts, bucket, line.count)
+        add_lines(source.counts, bucket, line.count)
         number = self._templates.find(line.line)
         if number == OVERFLOW:
             return
@@ -202,11 +175,11 @@ class TemplateBurst:
         if run is None:
             if len(self._runs) >= MAX_RUNS:
                 self._learn(self._runs.pop(next(iter(self._runs))))
-            run = self._runs[name] = _Run(key, number, line.time_s, line.time_s, number in self._peaks)
+            run = self._runs[name] = Run(key, number, line.time_s, line.time_s, number in self._peaks)
         run.last_s = max(run.last_s, line.time_s)
         if not run.sample:
             run.sample = line.line[:160]
-        _count(run.counts, bucket, line.count)
+        add_lines(run.counts, bucket, line.count)
         self._touched.add(name)
 
     def _settle(self, *, judge: bool) -> None:
@@ -216,7 +189,7 @@ class TemplateBurst:
         candidates = []
         self._nearest = 0
         for run in (self._runs[name] for name in sorted(self._touched) if name in self._runs):
-            run.lines = _within(run.counts, oldest)
+            run.lines = lines_within(run.counts, oldest)
             run.highest = max(run.highest, run.lines)
             self._nearest = max(self._nearest, 0 if run.known else run.lines)
             if run.lines >= config.burst_lines and not run.bursting:
@@ -228,14 +201,14 @@ class TemplateBurst:
             self._swept_s = self._now_s
             self._sweep(oldest)
 
-    def _judge(self, candidates: list[_Run], oldest: int) -> None:
+    def _judge(self, candidates: list[Run], oldest: int) -> None:
         config = self._config
-        talking = {source.rank for source in self._sources.values() if _newer(source.counts, oldest)}
+        talking = {source.rank for source in self._sources.values() if lines_newer(source.counts, oldest)}
         talking.discard(None)
         saying: dict[int, set[int | None]] = {}
         wanted = {run.template for run in candidates}
         for run in self._runs.values():
-            if run.template in wanted and _newer(run.counts, oldest):
+            if run.template in wanted and lines_newer(run.counts, oldest):
                 saying.setdefault(run.template, set()).add(self._sources[run.source].rank)
         for run in candidates:
             source, peak = self._sources[run.source], self._peaks.get(run.template, 0)
@@ -254,7 +227,7 @@ class TemplateBurst:
     def _sweep(self, oldest: int) -> None:
         """Learn what was normal, once it is over: a burst must not raise its own bar while it grows."""
         for name, run in list(self._runs.items()):
-            run.lines = _within(run.counts, oldest)
+            run.lines = lines_within(run.counts, oldest)
             if not run.lines:
                 self._learn(self._runs.pop(name))
             elif run.bursting:
@@ -263,16 +236,16 @@ class TemplateBurst:
                 self._learn(run)  # it has gone on for two windows without being a burst: that is how the job talks
         told = {run.source for run in self._runs.values() if run.bursting}
         for key, source in self._sources.items():
-            before = _before(source.counts, oldest)
+            before = lines_before(source.counts, oldest)
             if key not in told:
                 first = self._now_s - source.first_s <= self._config.window_s
-                source.busiest = max(source.busiest, _newer(source.counts, oldest) if first else before)
+                source.busiest = max(source.busiest, lines_newer(source.counts, oldest) if first else before)
 
-    def _learn(self, run: _Run) -> None:
+    def _learn(self, run: Run) -> None:
         if not run.judged:
             self._peaks[run.template] = max(run.highest, self._peaks.get(run.template, 0))
 
-    def _vote(self, bursting: list[_Run]) -> Vote:
+    def _vote(self, bursting: list[Run]) -> Vote:
         first = bursting[0]
         suspects = []
         for run in bursting[:MAX_SUSPECTS]:
@@ -286,36 +259,3 @@ class TemplateBurst:
             opinion="anomalous", score=max(0.5, excess / (1.0 + excess)), kind="log_storm", severity="sev3",
             suspects=tuple(suspects), reason=f"{who} {suspects[0].reason}", onset_s=first.first_s,
         )  # fmt: skip
-
-
-def _count(counts: list[tuple[int, int]], bucket: int, number: int) -> None:
-    """Add `number` lines to `bucket`; late lines go where they belong as long as their bucket is kept."""
-    if counts and counts[-1][0] == bucket:
-        counts[-1] = (bucket, counts[-1][1] + number)
-    elif not counts or counts[-1][0] < bucket:
-        counts.append((bucket, number))
-    else:
-        place = next((i for i, entry in enumerate(counts) if entry[0] >= bucket), 0)
-        if counts[place][0] == bucket:
-            counts[place] = (bucket, counts[place][1] + number)
-        else:
-            counts.insert(place, (bucket, number))
-
-
-def _within(counts: list[tuple[int, int]], oldest: int) -> int:
-    """Drop what is older than the window; the number of lines that remain."""
-    while counts and counts[0][0] <= oldest:
-        counts.pop(0)
-    return sum(number for _, number in counts)
-
-
-def _newer(counts: list[tuple[int, int]], oldest: int) -> int:
-    """Lines of the newest window."""
-    return sum(number for bucket, number in counts if bucket > oldest)
-
-
-def _before(counts: list[tuple[int, int]], oldest: int) -> int:
-    """Drop what is older than two windows; the number of lines of the window before the newest."""
-    while counts and counts[0][0] <= oldest - BUCKETS:
-        counts.pop(0)
-    return sum(number for bucket, number in counts if bucket <= oldest)

@@ -12,7 +12,7 @@ from detectors.job.packed import pack, unpack
 from detectors.job.samples import FamilySamples, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote, Scores
-from detectors.metrics.bundle.peers import Held
+from detectors.metrics.bundle.peers import Beside, Held
 from detectors.metrics.entity_history import EntityHistory
 from detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
@@ -176,7 +176,7 @@ class MetricScorer:
         if others.size:
             behind = int(np.median((one.times_s[:, 0].min() - family.last_s[others]) / family.every_s[others]).round())
         held = Held(family.raw[rows], age)
-        scores = vote.score_block(joined, one.fresh, groups, held, family.history[others], behind)
+        scores = vote.score_block(joined, one.fresh, Beside(groups, held, family.history[others], behind))
         if scores.held is not None:
             family.raw[rows], family.age[rows] = scores.held.raw, scores.held.age
         return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,16 @@ WAITS: Final = 8  # newest steps over which waits are compared
 WARM: Final = 10  # planned-slow steps at the start that are kept to tell since when a rank has been different
 SCARCE: Final = 24  # healthy steps below which the noise is taken from the standard deviation: it needs fewer
 LEAST_PEERS: Final = 3  # ranks of one role that can be compared among each other
+
+
+class PeerStep(NamedTuple):
+    """One step of all ranks: its number and end, the job's time without pauses; log `own` work and waits [ranks]."""
+
+    number: int
+    end_s: float
+    busy_s: float
+    own: Floats
+    wait_s: Floats
 
 
 class PeerMemory:
@@ -160,19 +170,19 @@ class PeerMemory:
         place = int(calm[-1]) + 1 if calm.size else 0
         return (int(self._warm_steps[place]), float(self._warm_begins_s[place])) if place < len(warm) else None
 
-    def push(self, step: int, end_s: float, busy_s: float, own: Floats, wait_s: Floats, sick: Floats) -> None:
-        """Add one step: `own` log work [ranks], `wait_s` [ranks], `sick` > 0 for ranks that are slow now."""
+    def push(self, step: PeerStep, sick: Floats) -> None:
+        """Add one step; `sick` [ranks] is > 0 for ranks that are slow now."""
         if self._end == ROWS + SLACK:
             for array in self._rings.values():
                 array[:ROWS] = array[SLACK:].copy()
             self._end = ROWS
-        row, rings = self._end, self._rings
+        row, rings, own = self._end, self._rings, step.own
         rings["own"][row], rings["sick"][row] = own, sick > 0
         rings["relative"][row] = own - median_of_others((own - self._usual())[None])[0]
         rings["apart"][row], rings["stage"][row] = self._beside(own)
-        rings["steps"][row], rings["ends_s"][row], rings["busy_s"][row] = step, end_s, busy_s
+        rings["steps"][row], rings["ends_s"][row], rings["busy_s"][row] = step.number, step.end_s, step.busy_s
         self._wait_s[:-1] = self._wait_s[1:].copy()
-        self._wait_s[-1] = wait_s
+        self._wait_s[-1] = step.wait_s
         self._end += 1
         self.count += 1
         if self.count % (2 if self.count <= EARLY else LEARN) == 0:

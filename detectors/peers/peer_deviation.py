@@ -16,7 +16,7 @@ from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window
 from detectors.peers.episodes import Episode, Evidence, calm_rows, spell_ratio, trimmed_mean
-from detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory
+from detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory, PeerStep
 from detectors.peers.roles import Codes
 from detectors.peers.rules import Finding, PeerDeviationConfig, against_peers, against_self
 from detectors.protocol import abstain
@@ -78,7 +78,7 @@ class PeerDeviation:
             if quiet[index]:
                 self._memory.warm_up(step, end_s - float(busy[index]), own[index])
                 continue
-            self._memory.push(step, end_s, float(busy[index]), own[index], wait[index], self._slow)
+            self._memory.push(PeerStep(step, end_s, float(busy[index]), own[index], wait[index]), self._slow)
             self._judge(window)
 
     def score(self, window: Window) -> Vote:

@@ -6,7 +6,7 @@ Each rule looks at the newest k steps of a `PeerMemory` and returns what it find
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,10 +21,22 @@ from trainwarden.settings import Config
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
+
+
+class Bar(NamedTuple):
+    """Evidence over the newest `rows` steps: least ratio, and how many noise widths (of peers: robust z-score)."""
+
+    rows: int
+    ratio: float
+    widths: float
+
+
 # Evidence over the newest k steps: (k, least ratio, noise widths). Large deviations need few steps, small ones many;
 # chosen on simulated ranks with 2 to 15 % noise and the tuning half of real series so that healthy hours name nobody.
-EVIDENCE: Final = ((4, 1.45, 8.0), (6, 1.30, 6.0), (10, 1.20, 5.0), (20, 1.15, 6.0), (40, 1.18, 3.0))
-DRIFT: Final = (30, 1.20, 3.0)  # the same against the level once learnt
+EVIDENCE: Final = (
+    Bar(4, 1.45, 8.0), Bar(6, 1.30, 6.0), Bar(10, 1.20, 5.0), Bar(20, 1.15, 6.0), Bar(40, 1.18, 3.0),
+)  # fmt: skip
+DRIFT: Final = Bar(30, 1.20, 3.0)  # the same against the level once learnt
 KNOWN_SHARE: Final = 0.6  # of the steps in question must be known of a rank
 CALM: Final = 5  # one in so many steps may be as fast as ever,
 CALM_LONG: Final = (20, 4)  # and of so many steps one in 4: rare dips are no relief
@@ -96,21 +108,21 @@ def against_self(memory: PeerMemory, config: PeerDeviationConfig, free: Flags) -
     """
     room = memory.count - memory.healed
     best, needed = np.zeros(free.size), np.zeros(free.size, dtype=np.int64)
-    bars = [(*one, memory.base[:2], LEARN) for one in EVIDENCE]
-    for rows, least, widths, levels, learnt in [*bars, (*DRIFT, memory.anchor, ANCHOR + HELD_BACK)]:
-        span_s = config.minimum_small_span_s if least < 1.4 else config.minimum_span_s
-        if memory.count < rows + learnt or memory.span_s(rows) < span_s:
+    bars = [(bar, memory.base[:2], LEARN) for bar in EVIDENCE]
+    for bar, levels, learnt in [*bars, (DRIFT, memory.anchor, ANCHOR + HELD_BACK)]:
+        span_s = config.minimum_small_span_s if bar.ratio < 1.4 else config.minimum_span_s
+        if memory.count < bar.rows + learnt or memory.span_s(bar.rows) < span_s:
             continue
-        wanted = free & (room >= rows)
-        if rows == DRIFT[0]:
+        wanted = free & (room >= bar.rows)
+        if bar is DRIFT:
             wanted &= best == 0.0
-        columns, heights = _risen(memory, config, wanted, rows, least, widths, levels)
+        columns, heights = _risen(memory, config, wanted, bar, levels)
         higher = heights > best[columns]
-        best[columns[higher]], needed[columns[higher]] = heights[higher], rows
+        best[columns[higher]], needed[columns[higher]] = heights[higher], bar.rows
     columns = np.flatnonzero(best)
     if not columns.size:
         return []
-    level = np.where(needed[columns] == DRIFT[0], memory.anchor[0, columns], memory.base[0, columns])
+    level = np.where(needed[columns] == DRIFT.rows, memory.anchor[0, columns], memory.base[0, columns])
     risen = memory.tail("relative", memory.kept, columns) - level
     return [Finding("self", columns, best[columns], _since(memory, risen, columns, best[columns]), needed[columns])]
 
@@ -120,15 +132,15 @@ def against_peers(memory: PeerMemory, config: PeerDeviationConfig, free: Flags, 
     found: list[Finding] = []
     if memory.count % PEERS_EVERY:
         return []
-    quick = (config.peers_steps // 2, max(1.4, config.peers_ratio), 1.6 * config.peers_z)
-    for rows, ratio, z in (quick, (config.peers_steps, config.peers_ratio, config.peers_z)):
-        if memory.count < rows or memory.span_s(rows) < config.peers_span_s:
+    quick = Bar(config.peers_steps // 2, max(1.4, config.peers_ratio), 1.6 * config.peers_z)
+    for bar in (quick, Bar(config.peers_steps, config.peers_ratio, config.peers_z)):
+        if memory.count < bar.rows or memory.span_s(bar.rows) < config.peers_span_s:
             continue
-        wanted, least = free & (memory.count - memory.healed >= rows), float(np.log(ratio))
-        raised = memory.raised("apart", rows, 0.0, 0.5 * least) >= _enough(rows)
+        wanted = free & (memory.count - memory.healed >= bar.rows)
+        raised = memory.raised("apart", bar.rows, 0.0, 0.5 * float(np.log(bar.ratio))) >= _enough(bar.rows)
         if (wanted & raised).any():
-            found.append(_apart(memory, config, wanted & raised, live, rows, least, z))
-        found += _slow_roles(memory, wanted, rows, least, z)
+            found.append(_apart(memory, config, wanted & raised, live, bar))
+        found += _slow_roles(memory, wanted, bar)
     return [finding for finding in found if finding.columns.size]
 
 
@@ -139,19 +151,12 @@ def alone(memory: PeerMemory) -> Flags:
 
 
 def _risen(
-    memory: PeerMemory,
-    config: PeerDeviationConfig,
-    wanted: Flags,
-    rows: int,
-    least: float,
-    widths: float,
-    levels: Floats,
+    memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, bar: Bar, levels: Floats
 ) -> tuple[Codes, Floats]:
-    """Who is slower over `rows` steps than at `levels` (relative, own) [2, ranks], and the log ratios."""
+    """Who is slower by `bar` than at `levels` (relative, own) [2, ranks], and the log ratios."""
+    rows, least = bar.rows, np.log(bar.ratio)
     # What a rank must at least show is cheap to count; the medians are only taken of the few ranks that show it.
-    columns = np.flatnonzero(
-        wanted & (memory.raised("relative", rows, levels[0], 0.5 * float(np.log(least))) >= _enough(rows))
-    )
+    columns = np.flatnonzero(wanted & (memory.raised("relative", rows, levels[0], 0.5 * float(least)) >= _enough(rows)))
     if not columns.size:
         return columns, np.zeros(0)
     risen = memory.tail("relative", rows, columns) - levels[0, columns]
@@ -159,36 +164,37 @@ def _risen(
     middle, low = quiet_median(risen), np.sort(risen, axis=0)[_calm(rows)]
     extra_s = np.expm1(np.maximum(middle, 0.0)) * np.exp(levels[1, columns])
     with np.errstate(invalid="ignore"):
-        yes = (middle >= np.log(least)) & (middle >= widths * memory.spread[columns]) & (low >= 0.5 * middle)
+        yes = (middle >= least) & (middle >= bar.widths * memory.spread[columns]) & (low >= 0.5 * middle)
         yes &= (own >= 0.5 * middle) & (extra_s >= _least_extra_s(memory, config))
     yes &= np.isfinite(risen).sum(axis=0) >= KNOWN_SHARE * rows
     return columns[yes], middle[yes]
 
 
-def _apart(
-    memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, live: Flags, rows: int, least: float, z: float
-) -> Finding:
+def _apart(memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, live: Flags, bar: Bar) -> Finding:
+    """Which of the ranks `wanted` lie above the others of their role."""
     columns = np.flatnonzero(wanted)
-    apart = memory.tail("apart", rows, np.arange(wanted.size))
+    apart = memory.tail("apart", bar.rows, np.arange(wanted.size))
     middle = quiet_median(apart)
     distance = np.where(live, np.abs(middle), np.nan)
     usual = np.where(alone(memory), median_of_others(distance[None])[0], median_of_peers(distance, memory.codes)[0])
-    yes = _different(apart[:, columns], middle[columns], usual[columns], least, z)
-    own = quiet_median(memory.tail("own", rows, columns))
+    yes = _different(apart[:, columns], middle[columns], usual[columns], bar)
+    own = quiet_median(memory.tail("own", bar.rows, columns))
     extra_s = np.expm1(np.maximum(middle[columns], 0.0)) * np.exp(own - middle[columns])
     columns = columns[yes & (extra_s >= _least_extra_s(memory, config))]
     rows_since = _since(memory, memory.tail("apart", memory.kept, columns), columns, middle[columns])
-    return Finding("peers", columns, middle[columns], rows_since, np.full(columns.size, rows))
+    return Finding("peers", columns, middle[columns], rows_since, np.full(columns.size, bar.rows))
 
 
-def _slow_roles(memory: PeerMemory, wanted: Flags, rows: int, least: float, z: float) -> list[Finding]:
+def _slow_roles(memory: PeerMemory, wanted: Flags, bar: Bar) -> list[Finding]:
+    """Roles that lie above the other roles, with all their ranks."""
+    rows, least = bar.rows, float(np.log(bar.ratio))
     excess = memory.stage_tail(rows, np.arange(len(memory.roles)))
     middle = quiet_median(excess)
     if not (middle >= least).any():
         return []
     found = []
     usual = median_of_others(np.abs(middle)[None])[0]
-    for code in np.flatnonzero(_different(excess, middle, usual, least, z)):
+    for code in np.flatnonzero(_different(excess, middle, usual, bar)):
         columns = np.flatnonzero(wanted & (memory.codes == code))
         apart = memory.tail("apart", memory.kept, columns) + memory.stage_tail(memory.kept, np.array([code]))
         heights = quiet_median(apart[-rows:])
@@ -198,12 +204,12 @@ def _slow_roles(memory: PeerMemory, wanted: Flags, rows: int, least: float, z: f
     return found
 
 
-def _different(apart: Floats, middle: Floats, usual: Floats, least: float, z: float) -> Flags:
+def _different(apart: Floats, middle: Floats, usual: Floats, bar: Bar) -> Flags:
     low = np.sort(apart, axis=0)[_calm(len(apart))]
     with np.errstate(invalid="ignore"):
-        yes = (middle >= least) & (low >= 0.5 * middle) & (middle >= 2.0 * noise(apart))
+        yes = (middle >= float(np.log(bar.ratio))) & (low >= 0.5 * middle) & (middle >= 2.0 * noise(apart))
         yes &= np.isfinite(apart).sum(axis=0) >= KNOWN_SHARE * len(apart)
-        return np.asarray(yes & (middle >= z * np.maximum(1.4826 * np.nan_to_num(usual), LEAST_SPREAD)))
+        return np.asarray(yes & (middle >= bar.widths * np.maximum(1.4826 * np.nan_to_num(usual), LEAST_SPREAD)))
 
 
 def _enough(rows: int) -> int:

@@ -1,66 +1,27 @@
 """The metrics of a recorded folder scored by the trained models: what live windows do sample by sample, in one go.
 
-Entities of one family are laid on one grid of samples, whatever their clocks' phase, so that they can be compared.
 Every score depends on what came before it alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.board import family_of_row
-from detectors.job.samples import Entity, FamilySamples, ScoredSamples
+from detectors.job.samples import Entity, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.scores import MetricScorer
 from detectors.peers.roles import roles
-from trainwarden.catalogue import lookup
+from detectors.recorded.grids import MetricGrid, metric_grids
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class MetricGrid:
-    """Rows of one family as arrays.
-
-    Attributes
-    ----------
-    values : float array [r, d, n]
-        Counters already as rates; NaN = not measured.
-    times_s : float array [r, n]
-        Each entity's own time of the sample, NaN where it has none.
-    column_s : float array [n]
-        When everybody's sample was there.
-    place : int array [r, n]
-        Row of the table, -1 where there is none.
-    """
-
-    family: str
-    names: tuple[str, ...]
-    entities: tuple[Entity, ...]
-    values: Floats
-    times_s: Floats
-    column_s: Floats
-    place: npt.NDArray[np.int64]
-
-    def samples(self, first: int, new: int, end: int, roles_of: Mapping[int, str]) -> FamilySamples:
-        """Samples ``first <= index < end``, of which those from `new` on are new."""
-        return FamilySamples(
-            family=self.family,
-            names=self.names,
-            rows=np.arange(len(self.entities)),
-            entities=self.entities,
-            roles=tuple("" if one.rank is None else roles_of.get(one.rank, "") for one in self.entities),
-            values=self.values[:, :, first:end],
-            times_s=np.where(np.isnan(self.times_s), self.column_s, self.times_s)[:, new:end],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +104,7 @@ def score_recorded(
         return None
     if not (job.metrics.times_s < until_s).any():
         raise DataError(f"no row of metrics is before {until_s:g} s, so there is nothing normal to train on")
-    own = fit_bundle([_before(grid, until_s) for grid in grids], config or VoteConfig(), seed)
+    own = fit_bundle([grid.before(until_s) for grid in grids], config or VoteConfig(), seed)
     return _score(job, grids, own, until_s)
 
 
@@ -158,19 +119,6 @@ def bundle_of(normal: RecordedJob, config: VoteConfig | None = None, seed: int =
     if normal.metrics is None or not normal.metrics.times_s.size:
         raise DataError(f"the normal recording '{normal.folder}' has no metrics to train on")
     return fit_bundle(metric_grids(normal.metrics), config or VoteConfig(), seed)
-
-
-def metric_grids(table: MetricTable) -> list[MetricGrid]:
-    """The table by family, the entities of each on one grid of samples."""
-    measured = np.zeros((len(table.nodes), len(table.names)), dtype=np.bool_)
-    np.logical_or.at(measured, table.entity, np.isfinite(table.values))
-    families: dict[str, list[int]] = {}
-    for place, device in enumerate(table.devices):
-        own = tuple(name for name, there in zip(table.names, measured[place], strict=True) if there)
-        family = family_of_row(device or "", own)
-        if family is not None:
-            families.setdefault(family, []).append(place)
-    return [_grid(table, family, places, measured) for family, places in families.items()]
 
 
 def fit_bundle(grids: Sequence[MetricGrid], config: VoteConfig, seed: int) -> ModelBundle:
@@ -230,84 +178,3 @@ def _spread(scores: MetricScores, grid: MetricGrid, part: ScoredSamples, new: in
         column = scores.by_model.setdefault(name, np.full(scores.ensemble.size, np.nan))
         column[place[there]] = values[there]
     scores.ensemble[place[there]] = part.ensemble[there]
-
-
-def _before(grid: MetricGrid, until_s: float) -> MetricGrid:
-    end = int(np.searchsorted(grid.column_s, until_s, side="left"))
-    return MetricGrid(
-        grid.family, grid.names, grid.entities, grid.values[:, :, :end], grid.times_s[:, :end], grid.column_s[:end],
-        grid.place[:, :end],
-    )  # fmt: skip
-
-
-def _grid(table: MetricTable, family: str, places: Sequence[int], measured: npt.NDArray[np.bool_]) -> MetricGrid:
-    order = np.argsort(table.entity, kind="stable")
-    ends = np.searchsorted(table.entity[order], np.arange(len(table.nodes) + 1))
-    rows = [order[ends[place] : ends[place + 1]] for place in places]
-    bins = _bins([table.times_s[own] for own in rows])
-    occupied = np.unique(np.concatenate(bins))
-    columns = np.flatnonzero(measured[list(places)].any(axis=0))
-    names = tuple(table.names[column] for column in columns)
-    place = np.full((len(places), occupied.size), -1, dtype=np.int64)
-    for entity, (own, bin_of) in enumerate(zip(rows, bins, strict=True)):
-        place[entity, np.searchsorted(occupied, bin_of)] = own
-    there = place >= 0
-    values = np.full((len(places), occupied.size, columns.size), np.nan)
-    values[there] = table.values[place[there]][:, columns]
-    times_s = np.where(there, table.times_s[place], np.nan)
-    values = _held(_rates(values, times_s, names), there)
-    entities = tuple(Entity(table.nodes[one], table.devices[one], table.ranks[one]) for one in places)
-    column_s = np.maximum.accumulate(np.nanmax(times_s, axis=0))
-    return MetricGrid(family, names, entities, values.transpose(0, 2, 1), times_s, column_s, place)
-
-
-def _bins(times: Sequence[Floats]) -> list[npt.NDArray[np.int64]]:
-    """Number of the common sample that each time of each entity belongs to; no two times of one entity share one."""
-    if len(times) == 1:
-        return [np.arange(times[0].size)]
-    start_s = min(float(own[0]) for own in times)
-    every_s = min((_every_s(own) for own in times if own.size > 1), default=1.0)
-    bins = []
-    for own in times:
-        # From the entity's own first sample: its phase must not lie where a little jitter changes the number.
-        number = np.round((own - own[0]) / every_s) + np.round((own[0] - start_s) / every_s)
-        place = np.arange(own.size)
-        bins.append((np.maximum.accumulate(number - place) + place).astype(np.int64))
-    return bins
-
-
-def _every_s(times_s: Floats) -> float:
-    """Mean time between two samples, longer pauses left out.
-
-    Examples
-    --------
-    >>> round(_every_s(np.array([0.0, 2.0, 4.2, 100.0, 102.1])), 3)
-    2.1
-    """
-    steps = np.diff(times_s)
-    return float(steps[steps <= 1.5 * np.median(steps)].mean())
-
-
-def _held(values: Floats, there: npt.NDArray[np.bool_]) -> Floats:
-    """``values [r, n, d]`` where one sample of an entity is missing taken from the one before, so that it compares."""
-    out = values.copy()
-    gap = ~there[:, 1:] & there[:, :-1]
-    out[:, 1:][gap] = values[:, :-1][gap]
-    return out
-
-
-def _rates(values: Floats, times_s: Floats, names: Sequence[str]) -> Floats:
-    """``values [r, n, d]`` with counters as growth per second since the sample before."""
-    known = [lookup(name) for name in names]
-    counters = [column for column, metric in enumerate(known) if metric is not None and metric.kind == "counter"]
-    if not counters:
-        return values
-    out = values.copy()
-    part = values[:, :, counters]
-    growth = np.full_like(part, np.nan)
-    elapsed_s = np.diff(times_s, axis=1)[:, :, None]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        step = np.diff(part, axis=1)
-        growth[:, 1:] = np.where((step >= 0) & (elapsed_s > 0), step / elapsed_s, np.nan)
-    out[:, :, counters] = growth
-    return out

@@ -127,8 +127,8 @@ class ReplayStream:
 
     def _add_iterations(self, table: IterationTable) -> None:
         incarnation = table.incarnation or _lives(table)
-        lanes = [table.compute_s, table.wait_s, table.pause_s, table.micro_batches]
-        present = [bool(np.isfinite(lane).any()) for lane in lanes]
+        every_lane = (table.compute_s, table.wait_s, table.pause_s, table.micro_batches)
+        lanes = [lane if np.isfinite(lane).any() else None for lane in every_lane]
         self._roles = roles([rank or 0 for rank in table.ranks], self._job.parallel)
 
         def make(first: int, end: int) -> Iterator[Record]:
@@ -139,19 +139,19 @@ class ReplayStream:
                 for row in rows.tolist():
                     lives.setdefault(incarnation[row], []).append(row)
                 for life, own in lives.items():
-                    yield self._iteration_record(table, int(place), life, np.array(own), lanes, present)
+                    yield self._iteration_record(table, int(place), life, np.array(own), lanes)
 
         self._lanes.append(_Lane(table.end_s, make))
         every = CUT_STEPS * len(table.ranks)
         self._cuts.append(table.end_s[every - 1 :: every])
 
     def _iteration_record(
-        self, table: IterationTable, place: int, life: str, rows: npt.NDArray[np.int64], lanes: list[Floats],
-        present: list[bool],
-    ) -> IterationRecord:  # fmt: skip
+        self, table: IterationTable, place: int, life: str, rows: npt.NDArray[np.int64], lanes: list[Floats | None]
+    ) -> IterationRecord:
+        """Rows of one rank and life; of `lanes` (compute, wait, pause, micro-batches) None is nowhere known."""
         optional = [
-            tuple(None if np.isnan(value) else float(value) for value in lane[rows]) if there else ()
-            for lane, there in zip(lanes, present, strict=True)
+            () if lane is None else tuple(None if np.isnan(value) else float(value) for value in lane[rows])
+            for lane in lanes
         ]
         rank = table.ranks[place]
         return IterationRecord(
@@ -166,7 +166,7 @@ class ReplayStream:
             wait_s=optional[1],
             pause_s=optional[2],
             micro_batches=tuple(None if share is None else int(share) for share in optional[3]),
-            basis="log" if not any(present[:2]) else "host",
+            basis="log" if lanes[0] is None and lanes[1] is None else "host",
             role=self._roles[place],
         )
 

@@ -102,9 +102,7 @@ class Joiner:
         known = self._related(candidate, window)
         if known is not None:
             known.supported_s = window.now_s
-            proven = candidate.hard and not known.hard
-            known.hard |= candidate.hard
-            return self._revise(known, candidate, votes, window, live, proven)
+            return self._revise(known, candidate, votes, window, live)
         if self._explained(candidate, window):
             return []
         record = self._opened(candidate, votes, window)
@@ -198,9 +196,11 @@ class Joiner:
         )
 
     def _revise(
-        self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool, proven: bool
+        self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
         record = entry.record
+        proven = candidate.hard and not entry.hard
+        entry.hard |= candidate.hard
         changed = better(record, candidate, proven)
         worth_telling = changed is not None
         if changed is None and candidate.family == "slow" and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S:

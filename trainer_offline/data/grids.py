@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.samples import Entity
-from detectors.recorded.metrics import MetricGrid
+from detectors.recorded.grids import MetricGrid
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from detectors.peers.roles import roles
-from detectors.recorded.metrics import MetricGrid, metric_grids
+from detectors.recorded.grids import MetricGrid, metric_grids
 from trainer_offline.archive.export_part import export_part
 from trainer_offline.archive.layout import job_folder
 from trainer_offline.data.grids import (

@@ -106,7 +106,9 @@ def _beside(base: MetricVote, preparations: list[Preparation]) -> Preparation:
     scale = Scale(*(np.concatenate([getattr(one, part) for one in scales]) for part in Scale.__slots__))
     dropped = {one.name: one for prep in preparations for one in prep.dropped if one.name not in kept}
     switching = np.concatenate([one.switching for one in preparations])
-    return Preparation(base.config.preparation, columns, switching, scale, names, list(dropped.values()))
+    return Preparation(
+        base.config.preparation, columns, switching, scale, all_names=names, dropped=list(dropped.values())
+    )
 
 
 def _only(vote: MetricVote, name: str | None) -> MetricVote:

@@ -92,7 +92,9 @@ class ModelBundle:
             arrays = [values for _, _, values in series]
             try:
                 owners = None if owners_by_family is None else owners_by_family[family]
-                votes[family] = MetricVote.fit(arrays, names_by_family[family], config, seed, peers, owners)
+                votes[family] = MetricVote.fit(
+                    arrays, names_by_family[family], config, seed, peers=peers, owners=owners
+                )
             except DetectorError as error:
                 why.append(f"{family or 'rows without device'}: {error}")
         if not votes:

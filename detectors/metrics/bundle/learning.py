@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from detectors.metrics.bundle.calibration import Calibration
 from detectors.metrics.bundle.members import (
+    NormalSeries,
     VoteConfig,
     by_name,
     fit_dtw,
@@ -39,6 +40,7 @@ def learn(
     names: Sequence[str],
     config: VoteConfig,
     seed: int,
+    *,
     peers: bool | Sequence[int] = False,
     owners: Sequence[Hashable] | None = None,
 ) -> Learnt:
@@ -54,8 +56,8 @@ def learn(
         raise DetectorError("no member of the vote has a weight")
     preparation = Preparation.fit(arrays, names, config.preparation, owners)
     scaled = preparation.scaled(arrays, owners)
-    blocks = _blocks(scaled, preparation, owners, config)
     every = judged_every(scaled, config)
+    normal = NormalSeries(scaled, _blocks(scaled, preparation, owners, config), every)
     models: dict[str, Any] = {}
     held_out: dict[str, list[Floats]] = {}
     why: list[str] = []
@@ -66,9 +68,9 @@ def learn(
                 if len(places) >= config.dtw.least_ranks:
                     models[name], held_out[name] = _fit_peers(scaled, places, every, config)
             elif name == "neighbor_profile":
-                models[name], held_out[name] = fit_profile(scaled, blocks, every, config, seed)
+                models[name], held_out[name] = fit_profile(normal, config, seed)
             else:
-                models[name], held_out[name] = fit_rows(name, scaled, blocks, every, config, seed)
+                models[name], held_out[name] = fit_rows(name, normal, config, seed)
         except DetectorError as error:
             why.append(str(error))
         if name in models and np.isnan(np.concatenate(held_out[name])).all():

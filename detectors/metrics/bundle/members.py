@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -129,15 +130,20 @@ def judged_every(scaled: Sequence[Floats], config: VoteConfig) -> int:
     return max(1, total // (JUDGED_PER_ROW * int(config.calibration_rows)))
 
 
-def fit_rows(
-    name: str,
-    scaled: Sequence[Floats],
-    blocks: Sequence[npt.NDArray[np.intp]],
-    every: int,
-    config: VoteConfig,
-    seed: int,
-) -> tuple[Any, list[Floats]]:
-    """A row model and, per series, its scores by models that had not seen the block of ``blocks [t]``."""
+@dataclass(frozen=True, slots=True)
+class NormalSeries:
+    """Normal series as z-scores ``scaled [d, t]``, the fold ``blocks [t]`` that each sample is judged in by models that
+    have not seen it, and of how many samples one is judged.
+    """
+
+    scaled: Sequence[Floats]
+    blocks: Sequence[npt.NDArray[np.intp]]
+    every: int
+
+
+def fit_rows(name: str, normal: NormalSeries, config: VoteConfig, seed: int) -> tuple[Any, list[Floats]]:
+    """A row model and, per series, its scores by models that had not seen the block."""
+    scaled, blocks, every = normal.scaled, normal.blocks, normal.every
     kind, settings = ROW_MODELS[name], getattr(config, name)
     seen = [view_of(config, name).rows(one).T for one in scaled]
     scores = [np.full(len(one), np.nan) for one in seen]
@@ -152,10 +158,9 @@ def fit_rows(
     return kind.fit(np.concatenate(seen), settings, seed), scores
 
 
-def fit_profile(
-    scaled: Sequence[Floats], blocks: Sequence[npt.NDArray[np.intp]], every: int, config: VoteConfig, seed: int
-) -> tuple[NeighborProfile, list[Floats]]:
+def fit_profile(normal: NormalSeries, config: VoteConfig, seed: int) -> tuple[NeighborProfile, list[Floats]]:
     """The neighbor profile; a block held out is cut from its series before bags are drawn."""
+    scaled, blocks, every = normal.scaled, normal.blocks, normal.every
     settings = config.neighbor_profile
     scores = [np.full(one.shape[1], np.nan) for one in scaled]
     for fold in np.unique(np.concatenate(blocks)).tolist():

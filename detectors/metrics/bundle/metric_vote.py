@@ -13,7 +13,7 @@ from detectors.metrics.bundle.calibration import Calibration, squeeze
 from detectors.metrics.bundle.learning import learn
 from detectors.metrics.bundle.members import ALL_MODELS, ROW_MODELS, VoteConfig, by_name, profile_block, view_of
 from detectors.metrics.bundle.on_columns import model_of
-from detectors.metrics.bundle.peers import Held, compared
+from detectors.metrics.bundle.peers import ALONE, Beside, Held, RankComparison
 from detectors.metrics.bundle.preparation import Preparation
 from detectors.metrics.bundle.scale import Scale
 from detectors.metrics.bundle.trailing import filled
@@ -74,6 +74,7 @@ class MetricVote:
         names: Sequence[str],
         config: VoteConfig,
         seed: int,
+        *,
         peers: bool | Sequence[int] = False,
         owners: Sequence[Hashable] | None = None,
     ) -> Self:
@@ -89,7 +90,7 @@ class MetricVote:
         DetectorError
             If there is too little to learn from for every member that counts.
         """
-        found = learn(series, names, config, seed, peers, owners)
+        found = learn(series, names, config, seed, peers=peers, owners=owners)
         return cls(config, found.preparation, found.models, found.calibrations)
 
     @property
@@ -122,34 +123,19 @@ class MetricVote:
         DetectorError
             If the metrics are not those of training.
         """
-        block = self.score_block(scaled, 1, groups)
+        block = self.score_block(scaled, 1, Beside(groups))
         members = {name: part[:, 0] for name, part in block.members.items()}
         return Scores(members, block.ensemble[:, 0], block.held)
 
-    def score_block(
-        self,
-        scaled: Floats,
-        newest: int,
-        groups: npt.ArrayLike | None = None,
-        held: Held | None = None,
-        others: Floats | None = None,
-        behind: int = 0,
-    ) -> Scores:
+    def score_block(self, scaled: Floats, newest: int, beside: Beside = ALONE) -> Scores:
         """Scores ``[r, k]`` at the `newest` k times of each rank from z-scores ``[r, d, m + k]``; causal.
 
         What is needed of the m older samples is `window_samples` - 1; with fewer, views look back on less.
 
         Parameters
         ----------
-        groups : array of int [r + o], optional
-            Roles; only ranks of one role are compared.
-        held : Held, optional
-            From the previous block. Ranks are compared every `dtw_stride` samples and the score stands in between;
-            without `held` the first of the newest samples is compared.
-        others : float array [o, d, m'], optional
-            Newest z-scores of ranks that have no new sample now; the first comparison takes them along.
-        behind : int
-            How many samples the others end before the first new one here: so far back the comparison is made.
+        beside : Beside, optional
+            What ranks are compared with (for dtw).
 
         Raises
         ------
@@ -160,6 +146,7 @@ class MetricVote:
             wanted = f"[ranks, {len(self.preparation.names)}, samples] with at least {max(newest, 1)} samples"
             raise DetectorError(f"z-scores {scaled.shape} must be {wanted}")
         raw = {name: np.full((len(scaled), newest), np.nan) for name in self.models if name != "dtw"}
+        held = None
         times = min(newest, TILE_ROWS)
         ranks = max(1, TILE_ROWS // times)
         for first in range(0, len(scaled), ranks):
@@ -169,10 +156,9 @@ class MetricVote:
                 for name, found in self._tile(scaled[part[0]], newest, start, end).items():
                     raw[name][part] = found
         if "dtw" in self.models:
-            raw["dtw"], held = compared(
-                self.models["dtw"], self.preparation, self.config, scaled, newest, groups, held, others, behind
-            )
-        return self._scores(raw, (len(scaled), newest), held if "dtw" in self.models else None)
+            peers = RankComparison(self.models["dtw"], self.preparation, self.config)
+            raw["dtw"], held = peers.scores(scaled, newest, beside)
+        return self._scores(raw, (len(scaled), newest), held)
 
     def _tile(self, scaled: Floats, newest: int, start: int, end: int) -> dict[str, Floats]:
         """Raw scores ``[r, end - start]`` of all members but dtw at the newest times `start` to `end`."""

@@ -74,6 +74,7 @@ class Preparation:
         columns: npt.NDArray[np.intp],
         switching: npt.NDArray[np.bool_],
         scale: Scale,
+        *,
         all_names: Sequence[str],
         dropped: Sequence[Dropped],
         why: str = "",
@@ -130,7 +131,7 @@ class Preparation:
             count = (~np.isnan(kept)).sum(axis=0).astype(np.float64)
             scale = Scale.shared(count, np.nanmean(kept, axis=0), np.nanvar(kept, axis=0) * count, floor)
         lag1 = np.array([_lag1([one[:, column] for one in arrays]) for column in columns])
-        return cls(config, columns, lag1 < config.switching_lag1, scale, names, dropped, why)
+        return cls(config, columns, lag1 < config.switching_lag1, scale, all_names=names, dropped=dropped, why=why)
 
     def scaled(self, series: Sequence[Floats], owners: Sequence[Hashable] | None = None) -> list[Floats]:
         """Training `series` ``[t, d_all]`` as z-scores ``[d, t]`` with fast-switching metrics steadied.
@@ -218,7 +219,8 @@ class Preparation:
         if len(shapes) != 1 or columns.ndim != 1 or not all(0 <= column < len(names) for column in columns):
             raise DetectorError("state of a preparation is damaged: shapes differ")
         scale = Scale(*parts) if len(parts) == len(Scale.__slots__) else Scale.shared(*parts)
-        return cls(config, columns, switching, scale, names, [Dropped(*one) for one in dropped], why)
+        gone = [Dropped(*one) for one in dropped]
+        return cls(config, columns, switching, scale, all_names=names, dropped=gone, why=why)
 
 
 def _why_own(levels: Levels, config: PreparationConfig) -> str:

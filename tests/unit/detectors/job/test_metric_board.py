@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBoard, family_of_row
+from detectors.job.board import MetricBoard
+from detectors.job.family import family_of_row
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
 from trainwarden.errors import DetectorError

@@ -9,7 +9,7 @@ import pytest
 
 from detectors.job.packed import unpack
 from detectors.peers.episodes import calm_rows, onset_rows, spell_ratio, trimmed_mean
-from detectors.peers.memory import ROWS, SLACK, PeerMemory
+from detectors.peers.memory import ROWS, SLACK, PeerMemory, PeerStep
 from detectors.peers.peer_deviation import PeerDeviation
 from detectors.peers.roles import median_of_peers, roles
 from tests.unit.detectors.peers.rank_series import healthy, watched, windows
@@ -200,7 +200,9 @@ def test_memory_goes_on_over_the_end_of_its_rings() -> None:
     memory.widen(3)
     memory.assign(("", "", ""))
     for step in range(ROWS + 3 * SLACK):
-        memory.push(step, float(step), 1.0, np.log(np.array([1.0, 1.0, 2.0])), np.full(3, np.nan), np.zeros(3))
+        memory.push(
+            PeerStep(step, float(step), 1.0, np.log(np.array([1.0, 1.0, 2.0])), np.full(3, np.nan)), np.zeros(3)
+        )
     assert memory.step(0) == ROWS + 3 * SLACK - 1
     assert memory.step(ROWS - 1) == 3 * SLACK
     assert memory.tail("apart", 2, np.array([2])).ravel() == pytest.approx(np.log([2.0, 2.0]), rel=1e-5)

@@ -10,7 +10,8 @@ import pytest
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.pace.change_point import for_recording
 from detectors.recorded.findings import job_object
-from detectors.recorded.metrics import MetricScores, _held, metric_grids, score_recorded
+from detectors.recorded.grids import held, metric_grids
+from detectors.recorded.metrics import MetricScores, score_recorded
 from detectors.recorded.replay import ReplayResult, replay
 from detectors.recorded.stream import ReplayStream
 from tests.unit.detectors import recordings
@@ -191,4 +192,4 @@ def test_entities_with_clocks_of_their_own_are_compared_on_one_grid() -> None:
 def test_one_missing_sample_is_held_and_a_longer_gap_stays_a_gap() -> None:
     there = np.array([[True, False, True, False, False, True]])
     values = np.where(there, np.arange(6.0), np.nan)[..., None]
-    np.testing.assert_array_equal(_held(values, there)[0, :, 0], [0.0, 0.0, 2.0, 2.0, np.nan, 5.0])
+    np.testing.assert_array_equal(held(values, there)[0, :, 0], [0.0, 0.0, 2.0, 2.0, np.nan, 5.0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.job.samples import Entity
-from detectors.recorded.metrics import MetricGrid
+from detectors.recorded.grids import MetricGrid
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import EVERY_S, SMALL, annotate, batch, job
 from trainer_offline.data.grids import PrepareConfig, on_grid, settled_index
