@@ -1,0 +1,143 @@
+"""What each mechanism of the change points earns: the same series judged with one of them left out at a time.
+
+Judged on the half that mechanisms and numbers were chosen on (`tune`), by the protocol of
+`tests.benchmarks.detection.changes`: what is seen here must not be tuned against the half that is reported. With
+``--numbers`` every number of the configuration is halved and doubled in turn instead.
+
+Run: ``python -m tests.benchmarks.detection.ablation`` (half an hour on a quiet core; ``--synthetic 40 --every 4`` takes
+minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from detectors.pace.shifts.level_shifts import ShiftConfig
+from detectors.pace.shifts.shift import MECHANISMS
+from tests.benchmarks.detection.change_baselines import ours
+from tests.benchmarks.detection.change_series import Series
+from tests.benchmarks.detection.changes import PER_CLASS, Outcome, match, metrics, sets
+
+SETS: Final = ("nanogpt", "megatron", "mlperf", "synthetic")
+AS_IT_IS: Final = "(as it is)"
+Row = dict[str, Any]
+
+
+def series(per_class: int = PER_CLASS, every: int = 1) -> dict[str, list[Series]]:
+    """The series of the tuning half by data set; of recorded runs that repeat one another only every so many."""
+    named = sets("tune", per_class)
+    return {name: named[name][:: every if name == "nanogpt" else 1] for name in SETS if name in named}
+
+
+def mechanisms() -> Iterator[tuple[str, ShiftConfig]]:
+    """The configuration as it is, and without each mechanism."""
+    yield AS_IT_IS, ShiftConfig()
+    for name in MECHANISMS:
+        yield f"without {name}", ShiftConfig(leave_out=(name,))
+
+
+def numbers() -> Iterator[tuple[str, ShiftConfig]]:
+    """The configuration as it is, and with each number halved and doubled, as far as its bounds allow it.
+
+    Examples
+    --------
+    >>> labels = [label for label, _ in numbers()]
+    >>> labels[1], "onsets.doubt = 18" in labels, "verification.separate = 1.9" in labels
+    ('minimum_ratio = 1.05', True, False)
+    """
+    yield AS_IT_IS, ShiftConfig()
+    plain: dict[str, Any] = msgspec.to_builtins(ShiftConfig())
+    for part, name in _places(plain):
+        inside = plain if part is None else plain[part]
+        for factor in (0.5, 2.0):
+            value = _scaled(name, inside[name], factor)
+            changed = {**inside, name: value}
+            try:
+                config = msgspec.convert(changed if part is None else {**plain, part: changed}, ShiftConfig)
+            except msgspec.ValidationError:
+                continue
+            yield f"{'' if part is None else f'{part}.'}{name} = {value:g}", config
+
+
+def _places(plain: dict[str, Any]) -> list[tuple[str | None, str]]:
+    own: list[tuple[str | None, str]] = [(None, name) for name, one in plain.items() if isinstance(one, int | float)]
+    return own + [(part, name) for part, one in plain.items() if isinstance(one, dict) for name in one]
+
+
+def _scaled(name: str, value: float, factor: float) -> float:
+    """Half or double; of a ratio above 1, what it is above 1."""
+    if isinstance(value, int):
+        return round(value * factor)
+    return 1.0 + (value - 1.0) * factor if name.endswith("_ratio") and value > 1.0 else value * factor
+
+
+def judged(label: str, config: ShiftConfig, runs: dict[str, list[Series]]) -> Row:
+    """One row: figures over all series, and the share of jobs that is right in each set."""
+    everything: list[Outcome] = []
+    row: Row = {"row": label}
+    for name, part in runs.items():
+        outcomes = [match(run, found) for run, found in zip(part, ours(part, config), strict=True)]
+        row[name] = float(np.mean([outcome.right for outcome in outcomes]))
+        everything += outcomes
+    return row | metrics(everything)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as people read them; percentages are of jobs that are right."""
+    names = [name for name in SETS if name in rows[0]]
+    head = ["", "jobs right", *names, "false/1,000", "missed", "delay", "p90", "drift", "drift p90", "reliefs missed"]
+    lines = [head, *(_cells(row, names) for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: Row, names: Sequence[str]) -> list[str]:
+    delays = ("delay_median", "delay_p90", "after_passing_median", "after_passing_p90")
+    return [
+        row["row"], *(f"{100 * row[name]:.1f} %" for name in ("job_accuracy", *names)), f"{row['false_per_1000']:.4f}",
+        f"{100 * (row['fnr'] or 0.0):.1f} %", *(_shown(row[name]) for name in delays), f"{row['relief_missed']}",
+    ]  # fmt: skip
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.detection.ablation", description=__doc__)
+    parser.add_argument("--synthetic", type=int, default=PER_CLASS, help="synthetic series of each of six classes")
+    parser.add_argument("--every", type=int, default=1, help="take one in so many of the nanogpt runs, which are alike")
+    parser.add_argument("--numbers", action="store_true", help="halve and double every number instead")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    asked = parser.parse_args(words)
+    variants = list(numbers() if asked.numbers else mechanisms())
+    runs = series(asked.synthetic, asked.every)
+    rows: list[Row] = []
+    begun_s = time.monotonic()
+    for place, (label, config) in enumerate(variants, 1):
+        rows.append(judged(label, config, runs))
+        right, lasted_s = 100 * rows[-1]["job_accuracy"], time.monotonic() - begun_s
+        print(f"{place}/{len(variants)}, {lasted_s:.0f} s: {label}: {right:.1f} % right", file=sys.stderr, flush=True)
+        if asked.json is not None:
+            asked.json.write_text(json.dumps(rows, indent=1))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
