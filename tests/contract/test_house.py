@@ -23,30 +23,12 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
 KNOWN: dict[str, set[str]] = {
     "long files": {
         "actions/launchers/local/supervisor.py",
-        "detectors/job/board.py",
-        "detectors/logs/template_burst.py",
-        "detectors/recorded/metrics.py",
     },
     "full folders": {
         "detectors/metrics",
     },
     "many parameters": {
         "actions/launchers/local/supervisor.py::Supervisor.__init__",
-        "detectors/facts/failures.py::Failures._fail",
-        "detectors/job/rings.py::HeartbeatBoard.feed",
-        "detectors/metrics/bundle/learning.py::learn",
-        "detectors/metrics/bundle/members.py::fit_rows",
-        "detectors/metrics/bundle/metric_vote.py::MetricVote.fit",
-        "detectors/metrics/bundle/metric_vote.py::MetricVote.score_block",
-        "detectors/metrics/bundle/peers.py::compared",
-        "detectors/metrics/bundle/preparation.py::Preparation.__init__",
-        "detectors/pace/iteration_threshold.py::IterationThreshold._judge",
-        "detectors/pace/iteration_threshold.py::IterationThreshold._nobody",
-        "detectors/peers/memory.py::PeerMemory.push",
-        "detectors/peers/rules.py::_apart",
-        "detectors/peers/rules.py::_risen",
-        "detectors/recorded/stream.py::ReplayStream._iteration_record",
-        "detectors/verdict/incidents.py::Joiner._revise",
     },
     "rooms without a door": {
         "actions.launchers",
