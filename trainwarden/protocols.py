@@ -1,4 +1,4 @@
-"""What the parts ask of each other: bus, collector, launcher, detector. Core knows no plug-in."""
+"""What the parts ask of each other: bus, collector (launchers: `trainwarden.launching`). Core knows no plug-in."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Bus(Protocol):
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """What every collector is told about where it runs.
+    """What every collector and launcher is told about where it runs.
 
     `run_dir` is the folder of this job's run on this node (see `trainwarden.rundir`).
     """
@@ -149,42 +149,4 @@ class Collector(Protocol):
 
     def close(self) -> None:
         """Let go of files and handles. Safe twice and without a `collect`."""
-        ...
-
-
-class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true of a job now, by its launcher."""
-
-    job: str
-    phase: str
-    attempt: int
-    ranks_running: tuple[int, ...]
-    operations: tuple[str, ...]
-    step: int | None = None
-    micro_batches: tuple[int, ...] = ()
-
-
-class Launcher(Protocol):
-    """What the engine may ask of whatever started the job. Every operation is idempotent by its id."""
-
-    def state(self, job: str) -> LauncherState:
-        """What is true now; `operations` are the ids that have been carried out in full.
-
-        Raises
-        ------
-        LauncherUnavailable
-            If it cannot be reached.
-        """
-        ...
-
-    def restart(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
-        """Stop `ranks` (all if None) and start them again in place from their newest checkpoint."""
-        ...
-
-    def rebalance(self, job: str, operation: str, micro_batches: Sequence[int], why: str) -> None:
-        """Use `micro_batches[r]` micro-batches on rank r from an iteration that all ranks agree on."""
-        ...
-
-    def stop(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
-        """Stop `ranks` (all if None) for good."""
         ...

@@ -1,0 +1,197 @@
+"""What the engine asks of whatever started the job, and what it is answered. Read `Launcher` first.
+
+::
+
+    engine ── capabilities() ──▶ which verbs, and in its own words why not the others
+           ── state(job) ──────▶ phase, generation, nodes, ranks on nodes
+           ── submit(operation) ▶ accepted | done | refused          never waits for the operation's end
+           ── poll(job, id) ───▶ accepted | running | done | failed | unknown
+
+An operation is carried out once by its id, whoever asks how often. It names the generation that it was planned from;
+a launcher whose generation has risen since then refuses it, so nobody acts on what is no longer true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Protocol
+
+import msgspec
+
+from trainwarden.records import Rank
+
+Verb = Literal[
+    "restart", "rebalance", "move", "stop", "pause", "resume", "checkpoint", "cordon", "uncordon", "evict", "replace",
+]  # fmt: skip
+NODE_VERBS: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon", "evict", "replace"})
+"""Verbs whose targets are nodes; they may take hours and leave the job's ranks to go on meanwhile."""
+
+JobPhase = Literal["pending", "running", "paused", "failed", "restarting", "stopping", "ended"]
+NodeCondition = Literal["healthy", "suspect", "cordoned", "lost", "spare"]
+Progress = Literal["unknown", "accepted", "running", "done", "failed", "refused"]
+Refusal = Literal["unsupported", "stale", "unknown_job", "unknown_target", "unfit", "over"]
+
+OperationId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Generation = Annotated[int, msgspec.Meta(ge=0)]
+Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
+MAX_SENTENCE_CHARS = 2000
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launcher can do; `cannot` says in its own words why it does not do the rest.
+
+    Examples
+    --------
+    >>> able = Capabilities(can=frozenset({"restart"}), cannot={"evict": "a desk has one node"})
+    >>> able.refusal("restart") is None, able.refusal("evict"), able.refusal("pause")
+    (True, 'a desk has one node', 'this launcher does not offer pause')
+    """
+
+    can: frozenset[Verb]
+    cannot: Mapping[Verb, str] = msgspec.field(default_factory=dict)
+
+    def refusal(self, verb: Verb) -> str | None:
+        """None if `verb` can be done, else one sentence why not."""
+        return None if verb in self.can else self.cannot.get(verb, f"this launcher does not offer {verb}")
+
+
+class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node of a job, as the launcher sees it, and which ranks are placed on it."""
+
+    node: str
+    state: NodeCondition = "healthy"
+    ranks: tuple[Rank, ...] = ()
+    why: str = ""
+    since_s: float | None = None
+
+
+class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is true of a job now, by its launcher.
+
+    `generation` rises with every operation that is accepted and whenever the launcher itself starts anew; it never
+    falls. `attempt` counts the starts of the job's ranks from 0. `under_way` are operations without an end. `step`
+    and `micro_batches` (by rank) are as far as the launcher knows.
+    """
+
+    job: str
+    phase: JobPhase
+    generation: Generation
+    attempt: int = 0
+    nodes: tuple[NodeState, ...] = ()
+    ranks_running: tuple[Rank, ...] = ()
+    under_way: tuple[str, ...] = ()
+    step: int | None = None
+    micro_batches: tuple[int, ...] = ()
+
+
+class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whom an operation is about: `ranks` (None = all of the job), or `nodes` for a verb of nodes."""
+
+    ranks: tuple[Rank, ...] | None = None
+    nodes: tuple[str, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a verb needs to know besides its targets: `micro_batches` by rank for ``rebalance``."""
+
+    micro_batches: tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...] = ()
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing to be done to a job, once by its `id`.
+
+    `expected_generation` is that of the state it was planned from; `why` and `by` (who wants it) are for people.
+    """
+
+    id: OperationId
+    job: str
+    kind: Verb
+    expected_generation: Generation
+    targets: Targets = Targets()
+    plan: Plan = Plan()
+    why: Sentence = ""
+    by: str = "engine"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far an operation is. ``unknown``: never accepted here; only then may it be submitted (again).
+
+    `text` is the progress while it lasts, the reason where it ``failed`` or was ``refused``; `reason` is a refusal's
+    for programs. ``done`` and ``failed`` are for good: later polls and repeats are told the same.
+    """
+
+    operation: str
+    state: Progress
+    text: str = ""
+    reason: Refusal | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state in ("done", "failed", "refused")
+
+
+class Launcher(Protocol):
+    """Whatever started the job: a plug-in made with its own `Config` and a `trainwarden.protocols.Scope`.
+
+    It owns no retry and no deadline, the engine does; no call waits for an operation to end. Everything raises
+    `LauncherUnavailable` while the launcher cannot be reached, which says nothing about any operation.
+    """
+
+    @property
+    def job(self) -> str | None:
+        """The one job that it runs; None if it runs many, as a scheduler does. Known without asking anybody."""
+        ...
+
+    def capabilities(self) -> Capabilities:
+        """What it can do at all, whatever is going on."""
+        ...
+
+    def state(self, job: str) -> LauncherState:
+        """What is true now.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If it cannot be reached.
+        LauncherError
+            If it does not know `job`.
+        """
+        ...
+
+    def submit(self, operation: Operation) -> Report:
+        """Accept `operation` and begin with it, or refuse it; an id accepted before is told how far it is.
+
+        What it cannot do (``unsupported``), what was planned from an older generation (``stale``), what is no job,
+        rank or node of its own, what does not fit the job (``unfit``) and what comes too late (``over``) is
+        ``refused`` and leaves everything as it was.
+        """
+        ...
+
+    def poll(self, job: str, operation: str) -> Report:
+        """How far the operation of that id is; ``unknown`` if it was never accepted."""
+        ...
+
+
+def refused(operation: Operation, reason: Refusal, text: str) -> Report:
+    """The report that `operation` is refused."""
+    return Report(operation=operation.id, state="refused", reason=reason, text=text)
+
+
+def refusal(operation: Operation, capabilities: Capabilities, generation: int) -> Report | None:
+    """The refusal that every launcher owes an operation it has not accepted before; None if there is none.
+
+    Examples
+    --------
+    >>> able = Capabilities(can=frozenset({"restart"}))
+    >>> operation = Operation(id="i1/restart/1", job="j", kind="restart", expected_generation=3)
+    >>> refusal(operation, able, 3) is None, refusal(operation, able, 4).reason
+    (True, 'stale')
+    """
+    why_not = capabilities.refusal(operation.kind)
+    if why_not is not None:
+        return refused(operation, "unsupported", why_not)
+    if operation.expected_generation != generation:
+        planned = operation.expected_generation
+        return refused(operation, "stale", f"it was planned at generation {planned}, the job is at {generation}")
+    return None
