@@ -169,7 +169,11 @@ class Launcher(Protocol):
         ...
 
     def poll(self, job: str, operation: str) -> Report:
-        """How far the operation of that id is; ``unknown`` if it was never accepted."""
+        """How far the operation of that id is; ``unknown`` if it was never accepted.
+
+        The end of an operation is told for as long as anybody may ask: after a restart of the launcher, and after the
+        job is over, which a ``stop`` may well be the end of.
+        """
         ...
 
 

@@ -207,7 +207,10 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
-    """What the engine decided and what became of it; one record per change of `outcome`, same id."""
+    """What the engine decided and what became of it; one record per change of `outcome`, same id.
+
+    `generation` is the launcher's at the time of a decision to act (`trainwarden.launching`).
+    """
 
     id: str
     incident: str
@@ -218,6 +221,7 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     why: str
     finished_at_s: float | None = None
     plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    generation: int | None = None
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):

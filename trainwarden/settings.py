@@ -59,12 +59,16 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
 
 
 class EngineSettings(Config, frozen=True, kw_only=True):
-    """The action engine: what it may do and how often; `policy` holds costs and limits (`actions.engine.policy`)."""
+    """The action engine: what it may do and how often; `policy` holds limits (`actions.engine.policy`).
+
+    `remedies` names a file laid over the table of what is done about what (``actions/engine/remedies.toml``).
+    """
 
     mode: Literal["observe", "confirm", "auto"] = "observe"
     launcher: str = "local"
     launcher_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     policy: dict[str, Any] = msgspec.field(default_factory=dict)
+    remedies: str | None = None
     actions_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 12
     cool_down_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 10.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None

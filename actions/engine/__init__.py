@@ -1,4 +1,4 @@
-"""Incidents in, actions out: memory, policy, brakes, and the calls of launchers.
+"""Incidents in, actions out: memory, the table of remedies, brakes, and the calls of launchers.
 
 Read `actions.engine.handler` first.
 """

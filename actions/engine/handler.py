@@ -1,8 +1,9 @@
 """The engine: turns incidents into actions, and never the same one twice.
 
-An action is on the bus as ``started`` before the launcher is called, and the launcher is called with the action's id,
-which it carries out once. So whatever is killed when, the next engine reads its own records, asks the launcher what is
-true of those without an end, and goes on. All planning follows from memory and time, not from single messages.
+An action is on the bus as ``started`` before the launcher hears of it, and the launcher hears of it under the action's
+id, which it carries out once. So whatever is killed when, the next engine reads its own records, asks the launcher how
+far those without an end are, and goes on. No tick waits for the launcher to be done: an operation is submitted at one
+and asked about at later ones. All planning follows from memory and time, not from single messages.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ from typing import Any
 import msgspec
 
 from actions import launchers
-from actions.engine.launch_calls import LauncherCalls
+from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.memory import Case, Memory, with_outcome
-from actions.engine.planner import Intent, Planner, View
-from actions.engine.policy import Policy, PolicyConfig
+from actions.engine.planner import next_intent
+from actions.engine.policy import Rules
+from actions.engine.under_way import UnderWay
+from actions.engine.view import Intent, View
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
-from trainwarden.protocols import Bus, Consumer, Launcher, Message
+from trainwarden.launching import NODE_VERBS, Launcher
+from trainwarden.protocols import Bus, Consumer, Message, Scope
 from trainwarden.records import ActionRecord, IncidentRecord, Outcome, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
-from trainwarden.settings import EngineSettings, Settings, parse
+from trainwarden.settings import EngineSettings, Settings
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, Topic
 
 log = logging.getLogger("trainwarden.engine")
 
 MEMORY_S = 7 * 86_400.0
 FORGET_INTERVAL_S = 600.0
-RETRY_S = 1.0
 
 
 class EngineHandler:
@@ -41,39 +44,23 @@ class EngineHandler:
 
     Parameters
     ----------
-    settings : EngineSettings
-        Mode, budget, cool-down.
+    rules : Rules
+        Mode, limits, brakes, remedies.
     launcher : Launcher
-        Whatever started the job.
-    job : str, optional
-        Act on this job only (a local launcher runs one); the consumer group is then this job's own.
-    policy : PolicyConfig, optional
-        Costs and limits.
+        Whatever started the job. If it runs one job only, so does the engine, in a consumer group of its own.
     """
 
     topics: Sequence[Topic[Any]] = (INCIDENTS, COMMANDS)
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        launcher: Launcher,
-        clock: Clock,
-        metrics: SelfMetrics,
-        *,
-        job: str | None = None,
-        policy: PolicyConfig | None = None,
-    ) -> None:
-        self.group = "engine" if job is None else f"engine-{job}"
-        self._clock, self._metrics, self._job = clock, metrics, job
+    def __init__(self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics) -> None:
+        self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
+        self.group = "engine" if self._job is None else f"engine-{self._job}"
         self._calls = LauncherCalls(launcher, metrics)
-        self._policy = Policy(settings, policy)
-        self._planner = Planner(self._policy)
-        self._memory = Memory(self._policy.ladder)
+        self._under_way = UnderWay(self._calls, rules.config)
+        self._memory = Memory(rules.remedies.ladder)
         self._bus: Bus | None = None
         self._outbox: list[Output] = []
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
-        self._inherited: set[str] = set()  # `started` by an engine before this one, to be reconciled
-        self._retry_at_s: dict[str, float] = {}
         self._forget_at_s = 0.0
 
     # --- trainwarden.service.Handler ---------------------------------------------------------------------------------
@@ -82,17 +69,18 @@ class EngineHandler:
         """Rebuild memory from the bus: incidents, commands, and what engines before this one did."""
         self._bus = bus
         since_s = self._clock.now_s() - MEMORY_S
-        memory = Memory(self._policy.ladder)
+        memory = Memory(self._rules.remedies.ladder)
         for topic in (ACTIONS, COMMANDS, INCIDENTS):
             for message in bus.read(topic, from_time_s=since_s):
                 self._take(memory, message.record)
         for _, record in self._outbox:
             memory.take(record)
         self._memory = memory
-        started = {name for name, action in memory.actions.items() if action.outcome == "started"}
-        self._inherited |= started - self._recorded
-        for name in started - {a.id for case in memory.cases for a in memory.of_incident(case)}:
-            self._end(memory.actions[name], "failed", f"{memory.actions[name].why}; its incident is no longer known")
+        started = list(memory.under_way.values())
+        self._under_way.inherit(action.id for action in started if action.id not in self._recorded)
+        for action in started:
+            if action.incident not in memory.cases:
+                self._end(action, "failed", f"{action.why}; its incident is no longer known")
         log.info("engine ready", extra={"fields": {"incidents": len(memory.cases), "unfinished": len(started)}})
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
@@ -126,25 +114,31 @@ class EngineHandler:
     # --- one incident ------------------------------------------------------------------------------------------------
 
     def _advance(self, case: Case, now_s: float) -> None:
-        unfinished = [a for a in self._memory.of_incident(case.incident.id) if a.outcome == "started"]
+        unfinished = [a for a in self._memory.under_way.values() if a.incident == case.incident.id]
         for action in unfinished:
             self._continue(action, case, now_s)
-        if unfinished:
+        if unfinished or self._busy(case.incident.job):
             return
         view = View(
             now_s=now_s,
             case=case,
             memory=self._memory,
+            rules=self._rules,
             state=lambda: self._calls.state(case.incident.job, now_s),
+            capabilities=lambda: self._calls.capabilities(now_s),
             away_s=lambda: self._calls.away_s(case.incident.job, now_s),
         )
-        intent = self._planner.next(view)
+        intent = next_intent(view)
         if intent is not None:
             self._decide(intent, case, now_s)
 
+    def _busy(self, job: str) -> bool:
+        """Whether something is being done to the job's ranks; a node may be drained for hours beside that."""
+        return any(a.job == job and VERBS.get(a.kind) not in NODE_VERBS for a in self._memory.under_way.values())
+
     def _decide(self, intent: Intent, case: Case, now_s: float) -> None:
         """Propose, hold, skip or carry out; each is recorded once, not at every tick."""
-        incident, mode = case.incident, self._policy.mode
+        incident, mode = case.incident, self._rules.mode
         known = self._memory.actions.get(intent.id)
         action = ActionRecord(
             id=intent.id,
@@ -166,7 +160,9 @@ class EngineHandler:
         elif mode == "confirm" and intent.id not in self._memory.approved:
             if known is None:
                 self._emit(action)
-        elif hold := self._policy.hold(now_s, self._memory.actions.values(), self._memory.stopped_by(incident.job)):
+        elif hold := self._rules.brakes.hold(
+            now_s, self._memory.actions.values(), self._memory.stopped_by(incident.job)
+        ):
             self._skip(known, action, now_s, hold.why, hold.name)
         else:
             self._carry_out(with_outcome(action, "started", now_s), case, now_s)
@@ -181,6 +177,10 @@ class EngineHandler:
     def _carry_out(self, action: ActionRecord, case: Case, now_s: float) -> None:
         """Keep `started` on the bus, and only then call the launcher."""
         assert self._bus is not None
+        state = self._calls.state(action.job, now_s)
+        if state is None:
+            return  # without a generation nothing can be asked of it; the next tick sees again
+        action = msgspec.structs.replace(action, generation=state.generation)
         for key, record in self._outbox:  # what was decided before must stand before it
             self._bus.publish(ACTIONS if isinstance(record, ActionRecord) else INCIDENTS, key, record)
         self._outbox = []
@@ -190,50 +190,22 @@ class EngineHandler:
         self._continue(action, case, now_s)
 
     def _continue(self, action: ActionRecord, case: Case, now_s: float) -> None:
-        """Bring a ``started`` action to its end."""
+        """Bring a ``started`` action one step nearer to its end."""
         assert self._bus is not None
         if action.id not in self._recorded:
             self._bus.flush()
             self._recorded.add(action.id)
-        if now_s < self._retry_at_s.get(action.id, 0.0):
-            return
-        if action.id in self._inherited and self._reconciled(action, case, now_s):
-            return
-        outcome, why = self._calls.carry_out(action)
-        if outcome == "done":
-            self._end(action, "done", action.why)
-        elif outcome == "refused":
-            self._end(action, "failed", f"{action.why}; the launcher refused: {why}")
-        else:
-            self._retry(action, now_s, why)
-
-    def _reconciled(self, action: ActionRecord, case: Case, now_s: float) -> bool:
-        """Settle what an earlier engine started by what the launcher says is true; False if it is still to be done."""
-        state = self._calls.state(action.job, now_s)
-        if state is None:
-            self._retry(action, now_s, "the launcher cannot be reached")
-            return True
-        self._inherited.discard(action.id)
-        if action.id in state.operations:
-            self._end(action, "done", f"{action.why}; the launcher had done it before the engine was restarted")
-            return True
-        unwanted = not case.open and not action.plan.get("after_close")
-        if unwanted or self._policy.mode == "observe":
-            reason = "the incident closed" if unwanted else "the engine was told to observe only"
-            self._end(action, "failed", f"{action.why}; {reason} before the launcher heard of it")
-            return True
-        return False
-
-    def _retry(self, action: ActionRecord, now_s: float, why: str) -> None:
-        if now_s - action.at_s > self._policy.config.launcher_deadline_s:
-            self._end(action, "failed", f"{action.why}; {why}")
-        else:
-            self._retry_at_s[action.id] = now_s + RETRY_S
+        unwanted = None
+        if not case.open and not action.plan.get("after_close"):
+            unwanted = "the incident closed"
+        elif self._rules.mode == "observe":
+            unwanted = "the engine was told to observe only"
+        by = self._memory.approved.get(action.id, "engine")
+        end = self._under_way.go_on(action, now_s, by=by, unwanted=unwanted)
+        if end is not None:
+            self._end(action, end.outcome, end.why)
 
     def _end(self, action: ActionRecord, outcome: Outcome, why: str) -> None:
-        self._retry_at_s.pop(action.id, None)
-        self._inherited.discard(action.id)
-        self._calls.forget_state(action.job)
         self._emit(with_outcome(action, outcome, self._clock.now_s(), why))
         if action.kind == "stop_job" and (loop := action.plan.get("restart_loop")):
             self._outbox.append((action.job, _restart_loop_incident(action, int(loop))))
@@ -272,29 +244,38 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
     Parameters
     ----------
     run_dir : Path
-        The run folder, where the local launcher listens unless its settings say otherwise.
+        The run folder, which the launcher is told of.
 
     Raises
     ------
     ConfigError
-        If the launcher or its settings are wrong.
+        If the launcher, its settings, the limits or the table of remedies are wrong.
     BusUnavailable
         If the bus cannot be opened.
     """
-    engine = settings.engine
-    plugin = plugins.load(launchers.CATALOG, launchers.ENTRY_POINTS, engine.launcher)
-    local = engine.launcher == "local"
-    raw = {"run_dir": str(run_dir), **engine.launcher_settings} if local else engine.launcher_settings
-    launcher: Launcher = plugin(plugins.configure(plugin, raw, f"engine.launcher_settings ({engine.launcher})"))
+    rules = Rules.of(settings.engine)
+    launcher = make_launcher(settings.engine, Scope(job=settings.job, node=settings.node, run_dir=str(run_dir)))
     metrics = SelfMetrics("engine")
-    if engine.metrics_port is not None:
-        metrics.serve(engine.metrics_port)
+    if settings.engine.metrics_port is not None:
+        metrics.serve(settings.engine.metrics_port)
     clock = SystemClock()
-    policy = parse(PolicyConfig, engine.policy, "engine.policy")
-    job = settings.job if local else None
-    handler = EngineHandler(engine, launcher, clock, metrics, job=job, policy=policy)
+    handler = EngineHandler(rules, launcher, clock, metrics)
     bus = connect(settings.bus, settings.kafka)
     try:
         ServiceLoop(bus, handler, clock, metrics).run(stop)
     finally:
         bus.close()
+
+
+def make_launcher(engine: EngineSettings, scope: Scope) -> Launcher:
+    """The launcher that `engine` names, told where it is.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name or its settings are wrong.
+    """
+    plugin = plugins.load(launchers.CATALOG, launchers.ENTRY_POINTS, engine.launcher)
+    config = plugins.configure(plugin, engine.launcher_settings, f"engine.launcher_settings ({engine.launcher})")
+    launcher: Launcher = plugin(config, scope)
+    return launcher

@@ -12,7 +12,7 @@ import msgspec
 
 from actions.planners import slow
 from actions.planners.ladder import Ladder
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Outcome, Record
+from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, IncidentRecord, Outcome, Record
 
 EVERY_JOB = "*"  # a stop or resume command for this job name is meant for all
 
@@ -53,13 +53,14 @@ class Memory:
     Parameters
     ----------
     new_ladder : callable
-        Makes the ladder of a new incident.
+        Makes the ladder of a new incident of some kind.
     """
 
-    def __init__(self, new_ladder: Callable[[], Ladder]) -> None:
+    def __init__(self, new_ladder: Callable[[IncidentKind], Ladder]) -> None:
         self.cases: dict[str, Case] = {}
         self.actions: dict[str, ActionRecord] = {}
-        self.approved: set[str] = set()
+        self.under_way: dict[str, ActionRecord] = {}
+        self.approved: dict[str, str] = {}
         self.denied: dict[str, str] = {}
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
@@ -71,7 +72,7 @@ class Memory:
             case IncidentRecord():
                 case = self.cases.get(record.id)
                 if case is None:
-                    self.cases[record.id] = Case(record, self._new_ladder())
+                    self.cases[record.id] = Case(record, self._new_ladder(record.kind))
                 elif record.revision > case.incident.revision:
                     case.take(record)
             case ActionRecord():
@@ -80,6 +81,9 @@ class Memory:
                     self._of_incident[record.incident].append(record.id)
                 if known is None or _PROGRESS[record.outcome] >= _PROGRESS[known.outcome]:
                     self.actions[record.id] = record
+                    self.under_way.pop(record.id, None)
+                    if record.outcome == "started":
+                        self.under_way[record.id] = record
             case CommandRecord():
                 self._take_command(record)
             case _:
@@ -90,7 +94,7 @@ class Memory:
             if command.at_s >= self._stops.get(command.job, (float("-inf"), None))[0]:
                 self._stops[command.job] = (command.at_s, command.by if command.kind == "stop" else None)
         elif command.action is not None and command.kind == "approve":
-            self.approved.add(command.action)
+            self.approved[command.action] = command.by
         elif command.action is not None:
             self.denied[command.action] = command.by
 
@@ -114,7 +118,8 @@ class Memory:
             del self.cases[name]
             for action in self._of_incident.pop(name, ()):
                 del self.actions[action]
-                self.approved.discard(action)
+                self.under_way.pop(action, None)
+                self.approved.pop(action, None)
                 self.denied.pop(action, None)
 
 

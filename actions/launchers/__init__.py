@@ -1,4 +1,4 @@
-"""One file per launcher. CATALOG is the table of what there is."""
+"""One file per launcher, each a `trainwarden.launching.Launcher`. CATALOG is the table of what there is."""
 
 from __future__ import annotations
 

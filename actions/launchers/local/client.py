@@ -1,66 +1,76 @@
-"""The local launcher: asks the supervisor of this machine's ranks (`supervisor`) by its control socket."""
+"""The local launcher's plug-in: asks the supervisor of this machine's ranks (`supervisor`) by its control socket."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from actions.launchers.local.control import MAX_LINE_BYTES, Operation, Rebalance, Reply, Request, Restart, State, Stop
+from actions.launchers.local import journal
+from actions.launchers.local.control import MAX_LINE_BYTES, AskState, Poll, Reply, Request, Submit
+from actions.launchers.local.coordinator import CAPABILITIES
 from trainwarden import rundir
-from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
-from trainwarden.protocols import LauncherState
+from trainwarden.errors import LauncherError, LauncherUnavailable
+from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused
+from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
 
 
 class LocalConfig(Config, frozen=True, kw_only=True):
-    """`socket` wins over `run_dir`; `timeout_s` covers a whole restart, stop grace included."""
+    """Where the supervisor listens, if not in the run folder: `socket` wins over `run_dir`.
+
+    `timeout_s` is for one question and its answer, which comes at once.
+    """
 
     run_dir: str | None = None
     socket: str | None = None
-    timeout_s: PositiveSeconds = 20.0
+    timeout_s: PositiveSeconds = 5.0
 
 
 class LocalLauncher:
-    """Client of the supervisor that `trainwarden launch` runs in a run folder.
-
-    Raises
-    ------
-    ConfigError
-        If neither `run_dir` nor `socket` is given.
-    """
+    """Client of the supervisor that `trainwarden launch` runs in a run folder."""
 
     Config = LocalConfig
 
-    def __init__(self, config: LocalConfig) -> None:
-        if config.socket is None and config.run_dir is None:
-            raise ConfigError("local launcher: one of 'run_dir' and 'socket' is needed")
-        self._path = Path(config.socket) if config.socket else Path(str(config.run_dir)) / rundir.LAUNCHER_SOCKET
+    def __init__(self, config: LocalConfig, scope: Scope) -> None:
+        run_dir = Path(config.run_dir or scope.run_dir)
+        self._path = Path(config.socket) if config.socket else run_dir / rundir.LAUNCHER_SOCKET
+        self._job = scope.job
         self._timeout_s = config.timeout_s
 
+    @property
+    def job(self) -> str:
+        """The job of the run folder."""
+        return self._job
+
+    def capabilities(self) -> Capabilities:
+        """See `trainwarden.launching.Launcher.capabilities`."""
+        return CAPABILITIES
+
     def state(self, job: str) -> LauncherState:
-        """See `trainwarden.protocols.Launcher.state`."""
-        reply = self._ask(State(job=job))
+        """See `trainwarden.launching.Launcher.state`."""
+        reply = self._ask(AskState(job))
         if reply.state is None:
-            raise LauncherUnavailable("the local launcher answered without a state")
+            raise LauncherError(reply.error or "the local launcher answered without a state")
         return reply.state
 
-    def restart(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
-        """See `trainwarden.protocols.Launcher.restart`."""
-        self._do(Restart(job, operation, None if ranks is None else tuple(ranks), why[:2000]))
+    def submit(self, operation: Operation) -> Report:
+        """See `trainwarden.launching.Launcher.submit`."""
+        reply = self._ask(Submit(operation))
+        return reply.report or refused(operation, "unfit", reply.error or "the local launcher did not say why")
 
-    def rebalance(self, job: str, operation: str, micro_batches: Sequence[int], why: str) -> None:
-        """See `trainwarden.protocols.Launcher.rebalance`."""
-        self._do(Rebalance(job, operation, tuple(micro_batches), why[:2000]))
-
-    def stop(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
-        """See `trainwarden.protocols.Launcher.stop`."""
-        self._do(Stop(job, operation, None if ranks is None else tuple(ranks), why[:2000]))
-
-    def _do(self, operation: Operation) -> None:
-        self._ask(operation)
+    def poll(self, job: str, operation: str) -> Report:
+        """See `trainwarden.launching.Launcher.poll`. A launcher that has ended left its last word in its file."""
+        try:
+            reply = self._ask(Poll(job, operation))
+        except LauncherUnavailable:
+            kept = journal.read(self._path.parent)
+            left = journal.report(kept, operation)
+            if kept.job == job and left.ended:
+                return left
+            raise
+        return reply.report or Report(operation=operation, state="unknown", text=reply.error or "")
 
     def _ask(self, request: Request) -> Reply:
         """The answer to `request`; a fresh connection each time, so nothing has to be kept alive or mended."""
@@ -69,12 +79,9 @@ class LocalLauncher:
                 client.settimeout(self._timeout_s)
                 client.connect(str(self._path))
                 client.sendall(msgspec.json.encode(request) + b"\n")
-                reply = msgspec.json.decode(_line(client), type=Reply)
+                return msgspec.json.decode(_line(client), type=Reply)
         except (OSError, msgspec.DecodeError) as error:
             raise LauncherUnavailable(f"local launcher at {self._path}: {error}") from error
-        if reply.error is not None:
-            raise LauncherError(reply.error)
-        return reply
 
 
 def _line(client: socket.socket) -> bytes:

@@ -7,73 +7,53 @@ import selectors
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from trainwarden.errors import ConfigError
-from trainwarden.protocols import LauncherState
-from trainwarden.records import Rank
+from trainwarden.launching import LauncherState, Operation, OperationId, Report
 
 MAX_LINE_BYTES = 1 << 20  # a split over 100,000 ranks fits
 MAX_CLIENTS = 16
 MAX_PATH_BYTES = 107  # sun_path of unix(7) less its closing zero
 SEND_TIMEOUT_S = 1.0  # a client that does not read its answer must not hold up the ranks
 
-OperationId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-Why = Annotated[str, msgspec.Meta(max_length=2000)]
 
-
-class State(msgspec.Struct, frozen=True, tag="state", tag_field="do"):
+class AskState(msgspec.Struct, frozen=True, tag="state", tag_field="do"):
     """What is true now?"""
 
     job: str
 
 
-class Restart(msgspec.Struct, frozen=True, tag="restart", tag_field="do"):
-    """Stop `ranks` (all if None) and start them again."""
+class Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="do"):
+    """Carry `operation` out."""
+
+    operation: Operation
+
+
+class Poll(msgspec.Struct, frozen=True, tag="poll", tag_field="do"):
+    """How far is the operation of that id?"""
 
     job: str
     operation: OperationId
-    ranks: tuple[Rank, ...] | None = None
-    why: Why = ""
 
 
-class Rebalance(msgspec.Struct, frozen=True, tag="rebalance", tag_field="do"):
-    """Put a micro-batch plan in force."""
-
-    job: str
-    operation: OperationId
-    micro_batches: tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...]
-    why: Why = ""
-
-
-class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="do"):
-    """Stop `ranks` (all if None) for good."""
-
-    job: str
-    operation: OperationId
-    ranks: tuple[Rank, ...] | None = None
-    why: Why = ""
-
-
-Operation = Restart | Rebalance | Stop
-Request = State | Operation
+Request = AskState | Submit | Poll
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`error` is one sentence if the request was refused or failed."""
+    """A state, or a report; else `error` is one sentence why there is neither."""
 
     state: LauncherState | None = None
+    report: Report | None = None
     error: str | None = None
 
 
 _DECODER = msgspec.json.Decoder(Request)
-Answer = Callable[[Reply], None]
 
 
 class ControlServer:
-    """Listens at `path` (mode 0600) and hands each request to `handle` with the means to answer it, now or later.
+    """Listens at `path` (mode 0600) and answers each request by what `handle` makes of it, at once.
 
     Parameters
     ----------
@@ -86,7 +66,7 @@ class ControlServer:
         If another launcher answers at `path`, or the path is too long for a socket.
     """
 
-    def __init__(self, path: Path, selector: selectors.BaseSelector, handle: Callable[[Request, Answer], None]) -> None:
+    def __init__(self, path: Path, selector: selectors.BaseSelector, handle: Callable[[Request], Reply]) -> None:
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ConfigError(
                 f"run folder '{path.parent}' is too long: its socket's path may have {MAX_PATH_BYTES} bytes"
@@ -146,11 +126,9 @@ class ControlServer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._answer(client, Reply(error=f"not a request: {error}"))
             return
-        self._handle(request, lambda reply: self._answer(client, reply))
+        self._answer(client, self._handle(request))
 
     def _answer(self, client: socket.socket, reply: Reply) -> None:
-        if client not in self._clients:  # gone meanwhile; it will ask again
-            return
         try:
             client.sendall(msgspec.json.encode(reply) + b"\n")
         except OSError:

@@ -32,6 +32,11 @@ class PlanFile:
         """Counts by rank of the plan in force; empty if there is none yet."""
         return tuple(self._plan.get("micro_batches", ()))
 
+    @property
+    def operation(self) -> str | None:
+        """Id of the operation that put the plan in force; None if there is none yet."""
+        return str(self._plan["operation"]) if "operation" in self._plan else None
+
     def refusal(self, micro_batches: Sequence[int], ranks: int) -> str | None:
         """One sentence if `micro_batches` is no plan for this job, else None."""
         if len(micro_batches) != ranks:

@@ -6,9 +6,9 @@ import logging
 import os
 import signal
 
-from actions.launchers.local.control import Restart
 from actions.launchers.local.ranks import Place, RankProcess
 from trainwarden import rundir
+from trainwarden.launching import Operation
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS
 
@@ -26,18 +26,19 @@ class EventFile:
         """`process` has ended."""
         self._append(exit_event(self._place, process, code, now_s))
 
-    def restart(self, operation: Restart, stage: str, attempt: int, now_s: float) -> None:
+    def restart(self, operation: Operation, stage: str, attempt: int, now_s: float) -> None:
         """`operation` is at `stage`: ``started`` or ``done``."""
-        ranks = "all" if operation.ranks is None else ",".join(map(str, sorted(set(operation.ranks))))
+        targets = operation.targets.ranks
+        ranks = "all" if targets is None else ",".join(map(str, sorted(set(targets))))
         self._append(
             EventRecord(
-                id=f"restart/{operation.operation}/{stage}",
+                id=f"restart/{operation.id}/{stage}",
                 job=self._place.job,
                 node=self._place.node,
                 time_s=now_s,
                 kind="restart",
                 message=operation.why,
-                fields={"attempt": attempt, "ranks": ranks, "operation": operation.operation, "stage": stage},
+                fields={"attempt": attempt, "ranks": ranks, "operation": operation.id, "stage": stage},
             )
         )
 

@@ -22,13 +22,14 @@ def supervise(
     with_parent: WithParent = False,
 ) -> int:
     """The local launcher alone (started by launch and demo)."""
-    from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
+    from actions.launchers.local.coordinator import SupervisorConfig
+    from actions.launchers.local.ranks import Place
+    from actions.launchers.local.supervisor import Supervisor
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
     settings = load(config)
     run, _ = folders(settings, run_dir)
-    launcher = Supervisor(
-        command, nproc, run, settings.job, settings.node, SystemClock(), config=SupervisorConfig(mode=mode)
-    )
+    place = Place(command=tuple(command), ranks=nproc, run_dir=run, job=settings.job, node=settings.node)
+    launcher = Supervisor(place, SystemClock(), config=SupervisorConfig(mode=mode))
     return launcher.run(StopFlag(with_parent=with_parent))

@@ -33,7 +33,7 @@ def _check_plugins(settings: Settings) -> None:
     import collectors
     import detectors
     from actions import launchers
-    from actions.engine.policy import PolicyConfig
+    from actions.engine.policy import Rules
     from detectors.verdict.ensemble import EnsembleConfig
     from trainwarden.settings import parse
 
@@ -47,4 +47,4 @@ def _check_plugins(settings: Settings) -> None:
         for name, raw in wanted.items():
             plugins.configure(plugins.load(catalog, group, name), raw, f"{where}.{name}")
     parse(EnsembleConfig, settings.detection.ensemble, "detection.ensemble")
-    parse(PolicyConfig, settings.engine.policy, "engine.policy")
+    Rules.of(settings.engine)

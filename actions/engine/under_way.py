@@ -1,0 +1,119 @@
+"""Actions recorded as started, on their way to an end: submitted once, then asked about until the launcher says so.
+
+Nothing here waits. What the launcher may have heard of is first asked about and submitted again only if it never
+accepted it; so a lost answer, a killed engine or a killed launcher repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from actions.engine.calls import VERBS, Away, LauncherCalls
+from actions.engine.policy import PolicyConfig
+from trainwarden.launching import Report
+from trainwarden.records import ActionRecord, Outcome
+
+RETRY_S = 1.0
+PACE = 0.1  # share of an operation's age that passes before it is asked about again: a drain takes hours
+LONGEST_PAUSE_S = 10.0
+
+
+class End(msgspec.Struct, frozen=True):
+    """What became of an action, and why."""
+
+    outcome: Outcome
+    why: str
+
+
+class _Trail(msgspec.Struct):
+    """What this engine knows of one action that is under way."""
+
+    heard_s: float | None = None  # when the launcher last answered, or was first asked
+    ask_at_s: float = float("-inf")
+    told: bool = False  # the launcher may have heard of it
+    inherited: bool = False  # started by an engine before this one
+
+
+class UnderWay:
+    """Brings started actions to their ends.
+
+    Parameters
+    ----------
+    config : PolicyConfig
+        How long the launcher may be away, and an operation may take.
+    """
+
+    def __init__(self, calls: LauncherCalls, config: PolicyConfig) -> None:
+        self._calls, self._config = calls, config
+        self._trails: dict[str, _Trail] = {}
+
+    def inherit(self, actions: Iterable[str]) -> None:
+        """Take over `actions`, which an engine before this one has started; what this one started it knows."""
+        for name in actions:
+            if name not in self._trails:
+                self._trails[name] = _Trail(told=True, inherited=True)
+
+    def go_on(self, action: ActionRecord, now_s: float, *, by: str, unwanted: str | None) -> End | None:
+        """One step further; the action's end once it has one.
+
+        Parameters
+        ----------
+        by : str
+            Who wants it.
+        unwanted : str or None
+            Why it should no longer be begun, if so.
+        """
+        trail = self._trails.setdefault(action.id, _Trail())
+        if now_s < trail.ask_at_s:
+            return None
+        report = self._calls.poll(action) if trail.told else None
+        if report is None or (isinstance(report, Report) and report.state == "unknown"):
+            if trail.told and unwanted is not None:
+                return self._end(action, "failed", f"{unwanted} before the launcher heard of it")
+            trail.told, trail.inherited = True, False
+            report = self._submit(action, now_s, by)
+        if isinstance(report, Away):
+            return self._away(action, trail, now_s, report.why)
+        trail.heard_s = now_s
+        return self._judge(action, trail, report, now_s)
+
+    def _submit(self, action: ActionRecord, now_s: float, by: str) -> Report | Away:
+        generation = action.generation
+        if generation is None:  # recorded by an engine that knew of none
+            state = self._calls.state(action.job, now_s)
+            if state is None:
+                return Away("the launcher cannot be reached")
+            generation = state.generation
+        return self._calls.submit(action, generation, by)
+
+    def _away(self, action: ActionRecord, trail: _Trail, now_s: float, why: str) -> End | None:
+        if trail.heard_s is None:
+            trail.heard_s = now_s
+        if now_s - trail.heard_s > self._config.launcher_deadline_s:
+            return self._end(action, "failed", why)
+        trail.ask_at_s = now_s + RETRY_S
+        return None
+
+    def _judge(self, action: ActionRecord, trail: _Trail, report: Report, now_s: float) -> End | None:
+        if report.state == "done":
+            earlier = "the launcher had done it before the engine was restarted" if trail.inherited else ""
+            return self._end(action, "done", earlier)
+        if report.state == "refused":
+            return self._end(action, "failed", f"the launcher refused: {report.text}")
+        if report.state == "failed":
+            return self._end(action, "failed", f"the launcher could not: {report.text}")
+        trail.inherited = False
+        age_s = now_s - action.at_s
+        verb = VERBS.get(action.kind)
+        if verb is not None and age_s > (deadline_s := self._config.deadline_s(verb)):
+            said = f"; the launcher last said: {report.text}" if report.text else ""
+            return self._end(action, "failed", f"it was not done within {deadline_s:.0f} s{said}")
+        trail.ask_at_s = now_s + min(LONGEST_PAUSE_S, max(0.0, PACE * age_s))
+        return None
+
+    def _end(self, action: ActionRecord, outcome: Outcome, more: str) -> End:
+        self._trails.pop(action.id, None)
+        self._calls.forget_state(action.job)
+        return End(outcome, f"{action.why}; {more}" if more else action.why)

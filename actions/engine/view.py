@@ -1,0 +1,87 @@
+"""What planning sees of one incident at one moment, and what it answers: the next action, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from actions.engine.brakes import carried_out
+from actions.engine.memory import Case, Memory
+from actions.engine.policy import Rules
+from trainwarden.launching import Capabilities, LauncherState
+from trainwarden.records import ActionKind, ActionRecord
+
+OVER = frozenset({"ended", "stopping"})
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """The next action, or why there is none.
+
+    The id follows from incident, rung and attempt, so every engine that knows the same plans the same. `refused`:
+    it cannot be done, for this reason; with `held`, for now only.
+    """
+
+    id: str
+    kind: ActionKind
+    why: str
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    refused: str | None = None
+    held: str | None = None
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident at one moment, under `rules`.
+
+    `state` and `capabilities` ask the launcher (None: away), `away_s` for how long it has been away.
+    """
+
+    now_s: float
+    case: Case
+    memory: Memory
+    rules: Rules
+    state: Callable[[], LauncherState | None]
+    capabilities: Callable[[], Capabilities | None]
+    away_s: Callable[[], float]
+
+    @property
+    def actions(self) -> list[ActionRecord]:
+        """Actions of this incident, oldest first."""
+        return self.memory.of_incident(self.case.incident.id)
+
+    def attempts(self, rung: str) -> list[ActionRecord]:
+        """Actions of this incident's `rung`, oldest first."""
+        prefix = f"{self.case.incident.id}/{rung}/"
+        return [action for action in self.actions if action.id.startswith(prefix)]
+
+    def next_id(self, rung: str) -> str:
+        """Id of the first attempt of `rung` that was not carried out yet."""
+        attempt = 1 + sum(carried_out(action) for action in self.attempts(rung))
+        return f"{self.case.incident.id}/{rung}/{attempt}"
+
+    def cooling(self, kind: ActionKind) -> bool:
+        """Whether `kind` must wait for an earlier action of the job to show its effect."""
+        return self.rules.brakes.cooling(self.now_s, kind, self.memory.of_job(self.case.incident.job))
+
+    def failed(self) -> bool:
+        """Whether the launcher says that the job is down and waits for help."""
+        state = self.state()
+        return state is not None and state.phase == "failed"
+
+    def answered(self, intent: Intent) -> Intent | None:
+        """The refusal of `intent` if the launcher is away for too long or the job is over; never in observe mode."""
+        if self.rules.mode == "observe":
+            return None
+        state = self.state()
+        if state is None:
+            if self.away_s() < self.rules.config.launcher_deadline_s:
+                return None
+            return msgspec.structs.replace(intent, refused="the launcher cannot be reached", held="launcher")
+        if state.phase in OVER:
+            return msgspec.structs.replace(intent, refused="the job is over", held="over")
+        return None
+
+    def for_a_person(self, kind: ActionKind, why: str) -> Intent:
+        """`kind` would help or nothing does; a person is told `why` we do not do it."""
+        return Intent(id=self.next_id("person"), kind=kind, why=self.case.incident.reason, refused=why)

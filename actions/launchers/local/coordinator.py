@@ -1,0 +1,249 @@
+"""Operations, phases and the generation of one local job; processes are the node runner's.
+
+Operations are carried out one after the other, each once by its id. Nothing here waits: `handle` answers at once and
+`advance`, called ten times a second and at every end of a rank, goes on with what is under way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Final, Literal, Protocol
+
+from actions.launchers.local.control import Poll, Reply, Request, Submit
+from actions.launchers.local.journal import CUT_SHORT, Journal
+from actions.launchers.local.node_runner import Failure
+from actions.launchers.local.plan import PlanFile
+from actions.launchers.local.ranks import Place
+from actions.launchers.local.run_events import EventFile
+from trainwarden import rundir
+from trainwarden.clock import Clock
+from trainwarden.launching import (
+    Capabilities,
+    JobPhase,
+    LauncherState,
+    NodeState,
+    Operation,
+    Report,
+    refusal,
+    refused,
+)
+from trainwarden.settings import Config, PositiveSeconds
+
+log = logging.getLogger("trainwarden.supervisor")
+
+STOPPED_CODE = 143  # what a shell shows for SIGTERM
+CAPABILITIES: Final = Capabilities(
+    can=frozenset({"restart", "rebalance", "stop"}),
+    cannot={
+        "move": "this launcher cannot move ranks; a person must",
+        "pause": "this launcher cannot pause a job: its silence would be taken for a hang",
+        "resume": "this launcher cannot resume a job, as it never pauses one",
+        "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",
+        "cordon": "this launcher cannot cordon a node; a person must",
+        "uncordon": "this launcher cannot uncordon a node; a person must",
+        "evict": "this launcher cannot evict a node; a person must",
+        "replace": "this launcher cannot replace a node; a person must",
+    },
+)
+
+
+class SupervisorConfig(Config, frozen=True, kw_only=True):
+    """How long to wait for whom.
+
+    In ``observe`` mode nobody restarts: after a failure the job ends. Else the other ranks are left for the engine,
+    in ``auto`` mode for `engine_grace_s`, in ``confirm`` mode for `person_grace_s`.
+    """
+
+    mode: Literal["observe", "confirm", "auto"] = "observe"
+    engine_grace_s: PositiveSeconds = 60.0
+    person_grace_s: PositiveSeconds = 3600.0
+    cascade_grace_s: PositiveSeconds = 3.0
+    stop_grace_s: PositiveSeconds = 3.0
+
+    @property
+    def failure_grace_s(self) -> float:
+        """How long a failed job waits for a restart."""
+        graces = {"observe": self.cascade_grace_s, "confirm": self.person_grace_s, "auto": self.engine_grace_s}
+        return graces[self.mode]
+
+
+class Runner(Protocol):
+    """What the coordinator asks of the node runner (`actions.launchers.local.node_runner.NodeRunner`)."""
+
+    failure: Failure | None
+
+    @property
+    def running(self) -> Collection[int]: ...
+    def start(self, ranks: Sequence[int], attempt: int) -> None: ...
+    def ask_to_stop(self, ranks: Sequence[int]) -> None: ...
+    def step(self) -> int | None: ...
+
+
+class Coordinator:
+    """The job's state machine; `exit_code` is the job's once `over`."""
+
+    def __init__(self, place: Place, runner: Runner, clock: Clock, config: SupervisorConfig) -> None:
+        self._place, self._runner, self._clock, self._config = place, runner, clock, config
+        self._plan = PlanFile(place.run_dir / rundir.PLAN)
+        self._journal = Journal(place, self._plan.operation)
+        self._events = EventFile(place)
+        self._waiting: deque[Operation] = deque()
+        self._current: Operation | None = None
+        self._ending: int | None = None  # the job is being stopped for good and will return this code
+
+    def begin(self) -> None:
+        """Start all ranks, in a new attempt if a launcher before this one was killed."""
+        self._journal.save()
+        self._runner.start(range(self._place.ranks), self._journal.attempt)
+
+    @property
+    def phase(self) -> JobPhase:
+        """``failed`` waits for a restart; ``ended`` is a job whose ranks are all gone for good."""
+        if self._ending is not None:
+            return "stopping" if self._runner.running else "ended"
+        if self._current is not None:
+            return "stopping" if self._ends_the_job(self._current) else "restarting"
+        if self._runner.failure is not None:
+            return "failed"
+        return "running" if self._runner.running else "ended"
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        if self._ending is not None:
+            return not self._runner.running
+        return not self._runner.running and self._runner.failure is None and self._current is None
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every rank ended well, else the first failed rank's; 143 if the job was stopped without a failure."""
+        return self._ending or 0
+
+    def end(self, code: int = STOPPED_CODE) -> None:
+        """Stop everything for good; the first failure's code wins over `code`."""
+        if self._ending is None:
+            self._ending = self._runner.failure.code if self._runner.failure is not None else code
+            self._runner.ask_to_stop(range(self._place.ranks))
+
+    def close(self) -> None:
+        """Note that nothing more will come of what is under way."""
+        for operation in self._journal.under_way:
+            self._journal.end(operation, CUT_SHORT)
+
+    def advance(self) -> None:
+        """Do what is due now."""
+        if self._ending is not None:
+            return
+        self._work()
+        failure = self._runner.failure
+        if failure is None or self._current is not None or self._ending is not None:
+            return
+        nothing_to_wait_for = self._config.mode == "observe" and not self._runner.running
+        if nothing_to_wait_for or self._clock.monotonic_s() - failure.at_s >= self._config.failure_grace_s:
+            self.end(failure.code)
+
+    # --- what is asked -----------------------------------------------------------------------------------------------
+
+    def handle(self, request: Request) -> Reply:
+        """Answer one request from the control socket, at once."""
+        if isinstance(request, Submit):
+            return Reply(report=self._submit(request.operation))
+        if request.job != self._place.job:
+            return Reply(error=self._not_ours(request.job))
+        if isinstance(request, Poll):
+            return Reply(report=self._journal.report(request.operation))
+        return Reply(state=self._state())
+
+    def _submit(self, operation: Operation) -> Report:
+        if operation.job != self._place.job:
+            return refused(operation, "unknown_job", self._not_ours(operation.job))
+        known = self._journal.report(operation.id)
+        if known.state != "unknown":
+            return known
+        if (no := self._refusal(operation)) is not None:
+            return no
+        self._journal.accept(operation)
+        self._waiting.append(operation)
+        self._work()
+        return self._journal.report(operation.id)
+
+    def _refusal(self, operation: Operation) -> Report | None:
+        if (no := refusal(operation, CAPABILITIES, self._journal.generation)) is not None:
+            return no
+        if self._ending is not None:
+            return refused(operation, "over", "the job is being stopped")
+        if operation.kind == "rebalance":
+            why_not = self._plan.refusal(operation.plan.micro_batches, self._place.ranks)
+            return None if why_not is None else refused(operation, "unfit", why_not)
+        wrong = [rank for rank in operation.targets.ranks or () if rank >= self._place.ranks]
+        if wrong:
+            why_not = f"rank {wrong[0]} is not one of the job's {self._place.ranks}"
+            return refused(operation, "unknown_target", why_not)
+        return None
+
+    def _not_ours(self, job: str) -> str:
+        return f"this launcher runs job '{self._place.job}', not '{job}'"
+
+    def _state(self) -> LauncherState:
+        return LauncherState(
+            job=self._place.job,
+            phase=self.phase,
+            generation=self._journal.generation,
+            attempt=self._journal.attempt,
+            nodes=(NodeState(node=self._place.node, ranks=tuple(range(self._place.ranks))),),
+            ranks_running=tuple(sorted(self._runner.running)),
+            under_way=self._journal.under_way,
+            step=self._runner.step(),
+            micro_batches=self._plan.micro_batches,
+        )
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Take operations as far as they go now."""
+        while self._current is not None or self._waiting:
+            if self._current is None:
+                self._current = self._waiting.popleft()
+                self._begin(self._current)
+            left = [rank for rank in self._targets(self._current) if rank in self._runner.running]
+            if left:  # waits for the ends of ranks that were asked to stop
+                self._journal.running(self._current, f"waits for {len(left)} ranks to end")
+                return
+            self._finish(self._current)
+
+    def _targets(self, operation: Operation) -> Sequence[int]:
+        if operation.kind == "rebalance":
+            return ()
+        ranks = operation.targets.ranks
+        return range(self._place.ranks) if ranks is None else sorted(set(ranks))
+
+    def _ends_the_job(self, operation: Operation) -> bool:
+        return operation.kind == "stop" and len(self._targets(operation)) == self._place.ranks
+
+    def _begin(self, operation: Operation) -> None:
+        log.info("operation begins", extra={"fields": {"operation": operation.id, "why": operation.why}})
+        if operation.kind == "restart":
+            self._events.restart(operation, "started", self._journal.attempt + 1, self._clock.now_s())
+        self._runner.ask_to_stop(self._targets(operation))
+
+    def _finish(self, operation: Operation) -> None:
+        self._current = None
+        try:
+            self._carry_out(operation)
+        except OSError as error:  # no memory or process slot for a rank, no room for the plan
+            self._journal.end(operation.id, f"{operation.id}: {error}")
+            log.exception("operation failed", extra={"fields": {"operation": operation.id}})
+        else:
+            self._journal.end(operation.id)
+
+    def _carry_out(self, operation: Operation) -> None:
+        if operation.kind == "rebalance":
+            self._plan.put(operation.plan.micro_batches, operation.why, operation.id)
+        elif operation.kind == "restart":
+            attempt = self._journal.new_attempt()
+            self._runner.start(self._targets(operation), attempt)
+            self._events.restart(operation, "done", attempt, self._clock.now_s())
+        elif not self._runner.running:
+            self._ending = self._runner.failure.code if self._runner.failure is not None else STOPPED_CODE

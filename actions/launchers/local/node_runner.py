@@ -1,0 +1,114 @@
+"""The ranks of this node: started, watched by their pidfds, asked to stop, killed when they do not follow, reaped."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from actions.launchers.local import ranks as rank_processes
+from actions.launchers.local.ranks import Place, RankProcess
+from actions.launchers.local.run_events import EventFile
+from trainwarden.clock import Clock
+
+log = logging.getLogger("trainwarden.supervisor")
+
+CANNOT_START_CODE = 126  # what a shell shows for a command that cannot be run
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The first rank that failed since the last start: its exit code as a shell shows it, and when (monotonic)."""
+
+    code: int
+    at_s: float
+
+
+class NodeRunner:
+    """Knows processes, not operations: what is to be done and why is the coordinator's.
+
+    Parameters
+    ----------
+    environ : mapping
+        Environment to build the ranks' on.
+    selector : selectors.BaseSelector
+        Each rank's pidfd is registered with what to call when it ends as `data`.
+    stop_grace_s : float
+        Seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        environ: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        clock: Clock,
+        stop_grace_s: float,
+    ) -> None:
+        self._place, self._environ, self._selector, self._clock = place, environ, selector, clock
+        self._stop_grace_s = stop_grace_s
+        self._events = EventFile(place)
+        self._running: dict[int, RankProcess] = {}
+        self._port = 0
+        self._kill_at_s: float | None = None
+        self.failure: Failure | None = None
+
+    @property
+    def running(self) -> Collection[int]:
+        """Ranks whose process lives or has not been reaped yet."""
+        return self._running.keys()
+
+    def start(self, ranks: Sequence[int], attempt: int) -> None:
+        """Start `ranks` anew; a failure before is forgotten once they all run.
+
+        Raises
+        ------
+        OSError
+            If there is no memory or process slot for one; that counts as its failure.
+        """
+        self.failure = Failure(CANNOT_START_CODE, self._clock.monotonic_s())
+        if len(ranks) == self._place.ranks or not self._port:
+            self._port = rank_processes.free_port()
+        for rank in ranks:
+            environ = rank_processes.environment(self._place, rank, attempt, self._port, self._environ)
+            process = RankProcess(self._place, rank, environ)
+            self._running[rank] = process
+            self._selector.register(process.pidfd, selectors.EVENT_READ, lambda process=process: self._reap(process))
+        self.failure = None
+        log.info("ranks started", extra={"fields": {"ranks": len(ranks), "attempt": attempt}})
+
+    def ask_to_stop(self, ranks: Sequence[int]) -> None:
+        """SIGTERM to `ranks`; those that still run after the grace are killed by `advance`."""
+        for rank in ranks:
+            if rank in self._running:
+                self._running[rank].ask_to_stop()
+        self._kill_at_s = self._clock.monotonic_s() + self._stop_grace_s
+
+    def advance(self) -> None:
+        """Kill what was asked to stop and did not."""
+        if self._kill_at_s is not None and self._clock.monotonic_s() >= self._kill_at_s:
+            self._kill_at_s = None
+            for process in self._running.values():
+                if process.asked_to_stop:
+                    process.kill()
+
+    def kill_all(self) -> None:
+        """End everything at once and wait for it."""
+        for process in list(self._running.values()):
+            process.kill()
+            self._reap(process)
+
+    def step(self) -> int | None:
+        """The furthest step that a hook in one of the ranks tells; None if none does."""
+        headers = (process.header() for process in self._running.values())
+        return max((header.step for header in headers if header), default=None)
+
+    def _reap(self, process: RankProcess) -> None:
+        self._selector.unregister(process.pidfd)
+        code = process.reap()
+        del self._running[process.rank]
+        self._events.exited(process, code, self._clock.now_s())
+        if code != 0 and not process.asked_to_stop and self.failure is None:
+            self.failure = Failure(rank_processes.exit_code(code), self._clock.monotonic_s())
+            log.warning("rank failed", extra={"fields": {"rank": process.rank, "code": code}})
