@@ -1,4 +1,4 @@
-"""A bus in memory and a launcher that counts, for tests of the engine."""
+"""A bus in memory and an engine with its surroundings, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import PolicyConfig
+from actions.engine.policy import Rules
 from tests.doubles import ManualClock
-from trainwarden.errors import BusUnavailable, LauncherError, LauncherUnavailable
-from trainwarden.protocols import LauncherState, Message
+from tests.memory_launcher import MemoryLauncher
+from trainwarden.errors import BusUnavailable
+from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import EngineSettings
@@ -52,71 +53,26 @@ class MemoryBus:
         return [message.record for message in self.read(ACTIONS)]  # type: ignore[misc]
 
 
-class CountingLauncher:
-    """Carries each operation out once and counts how often it was asked.
+class Rig:
+    """An engine with its surroundings; `tick` plays one round of the service loop.
 
-    `failing` is raised by operations, `unreachable` by everything; `before` is called when an operation arrives.
+    `remedies` are rungs by kind of incident, laid over the shipped table; `settings` those of the engine.
     """
 
-    def __init__(self) -> None:
-        self.phase = "failed"
-        self.micro_batches: tuple[int, ...] = ()
-        self.asked: list[tuple[str, str]] = []
-        self.done: list[str] = []
-        self.failing: LauncherError | None = None
-        self.unreachable = False
-        self.splits: list[tuple[int, ...]] = []
-        self.before = lambda: None
-
-    def state(self, job: str) -> LauncherState:
-        if self.unreachable:
-            raise LauncherUnavailable("gone")
-        return LauncherState(
-            job=job, phase=self.phase, attempt=0, ranks_running=(), operations=tuple(self.done),
-            micro_batches=self.micro_batches,
-        )  # fmt: skip
-
-    def restart(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
-        if self._take("restart", operation):
-            self.phase = "running"
-
-    def rebalance(self, job: str, operation: str, micro_batches: Sequence[int], why: str) -> None:
-        if self._take("rebalance", operation):
-            self.micro_batches = tuple(micro_batches)
-            self.splits.append(self.micro_batches)
-
-    def stop(self, job: str, operation: str, ranks: Sequence[int] | None, why: str) -> None:
-        if self._take("stop", operation):
-            self.phase = "ended"
-
-    def _take(self, what: str, operation: str) -> bool:
-        self.before()
-        if self.unreachable:
-            raise LauncherUnavailable("gone")
-        self.asked.append((what, operation))
-        if self.failing is not None:
-            raise self.failing
-        if operation in self.done:
-            return False
-        self.done.append(operation)
-        return True
-
-
-class Rig:
-    """An engine with its surroundings; `tick` plays one round of the service loop."""
-
-    def __init__(self, policy: PolicyConfig | None = None, **settings: Any) -> None:
-        self.bus, self.launcher, self.clock = MemoryBus(), CountingLauncher(), ManualClock(1000.0)
+    def __init__(self, remedies: dict[str, Any] | None = None, **settings: Any) -> None:
+        self.bus, self.launcher, self.clock = MemoryBus(), MemoryLauncher(), ManualClock(1000.0)
         self.metrics = SelfMetrics("engine")
         self.settings = EngineSettings(**{"mode": "auto", **settings})
-        self.policy = policy
+        self.remedies = remedies or {}
         self.restart_engine()
 
     def restart_engine(self, **settings: Any) -> None:
         """A new engine on the same bus, as after kill -9."""
         self.settings = msgspec.structs.replace(self.settings, **settings)
         self.bus.queued.clear()
-        self.engine = EngineHandler(self.settings, self.launcher, self.clock, self.metrics, policy=self.policy)
+        rules = Rules.of(self.settings)
+        rules = msgspec.structs.replace(rules, remedies=rules.remedies.replaced(self.remedies, "the test"))
+        self.engine = EngineHandler(rules, self.launcher, self.clock, self.metrics)
         self.engine.start(self.bus, None)  # type: ignore[arg-type]
 
     def tell(self, *records: Record) -> None:

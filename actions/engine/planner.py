@@ -59,18 +59,18 @@ def _in_turn(view: View) -> AnyRung | None:
     """
     tried = {a.kind for a in view.actions if carried_out(a) or a.outcome == "skipped"}
     held = {a.kind for a in view.actions if a.outcome == "skipped" and a.plan.get("held")}
-    due = view.case.ladder.due(tried)
+    strategy = view.case.ladder.due(tried)
+    due = None if strategy is None else strategy.kind
     rungs = view.rules.remedies.rungs(view.case.incident.kind)
     for place in reversed(range(len(rungs))):
         rung = rungs[place]
         if isinstance(rung, StopJob) and rung.after_restarts is not None:
             if _restarts_in_vain(view, rung):
                 return rung
-        elif isinstance(rung, Rebalance | RestartProcess | StopJob) and rung.action in tried:
+        elif (isinstance(rung, Rebalance | RestartProcess | StopJob) and rung.action in tried) or (
+            rung.action in {due, *held} and _outlasted(view, rungs[:place])
+        ):
             return rung
-        elif rung.action in held or (due is not None and due.kind == rung.action):
-            if _outlasted(view, rungs[:place]):
-                return rung
     return None
 
 

@@ -1,26 +1,27 @@
-"""What every launcher of the CATALOG must do: each operation once by its id, the truth on request, typed refusals."""
+"""Every launcher of the CATALOG keeps the contract, and so does one that is none of ours."""
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from actions.engine.handler import make_launcher
 from actions.launchers import CATALOG, ENTRY_POINTS
-from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
+from actions.launchers.local.coordinator import SupervisorConfig
+from actions.launchers.local.ranks import Place
+from actions.launchers.local.supervisor import Supervisor
+from tests.contract.launcher_contract import LauncherContract, Stage
+from tests.memory_launcher import MemoryLauncher
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
-from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
-from trainwarden.protocols import Launcher
-from trainwarden.settings import Config
+from trainwarden.errors import ConfigError
+from trainwarden.protocols import Scope
+from trainwarden.settings import Config, EngineSettings
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
-
-JOB, RANKS = "job", 2
 # Ranks that do nothing for long; a marker file per process shows how often each was started.
 RANK = """
 import os, pathlib, time
@@ -30,122 +31,91 @@ time.sleep(600)
 """
 
 
-class Job:
-    """A running job of one kind of launcher, and how to count what was really done."""
+class LocalStage:
+    """Two ranks under a supervisor in a thread."""
 
-    def __init__(self, launcher: Launcher, starts: Callable[[], int], end: Callable[[], None]) -> None:
-        self.launcher, self.starts, self.end = launcher, starts, end
+    job, ranks = "job", 2
 
-    def wait(self, what: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20.0
-        while not what():
-            assert time.monotonic() < deadline, self.launcher.state(JOB)
-            time.sleep(0.02)
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        place = Place(
+            command=(sys.executable, "-S", "-c", RANK), ranks=self.ranks, run_dir=run_dir, job=self.job, node="node"
+        )
+        supervisor = Supervisor(place, SystemClock(), config=SupervisorConfig(mode="auto", stop_grace_s=1.0))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: supervisor.run(self._over.is_set))
+        self._thread.start()
+        self.launcher = make_launcher(EngineSettings(), Scope(job=self.job, node="node", run_dir=str(run_dir)))
 
+    def starts(self) -> int:
+        return len(list(self._run_dir.glob("started-*")))
 
-def local_job(run_dir: Path) -> Job:
-    config = SupervisorConfig(mode="auto", stop_grace_s=1.0)
-    command = [sys.executable, "-S", "-c", RANK]
-    supervisor = Supervisor(command, RANKS, run_dir, JOB, "node", SystemClock(), config=config)
-    over = threading.Event()
-    thread = threading.Thread(target=lambda: supervisor.run(over.is_set))
-    thread.start()
+    def cut(self) -> None:
+        self.close()
 
-    def end() -> None:
-        over.set()
-        thread.join(20.0)
-        assert not thread.is_alive()
-
-    plugin = plugins.load(CATALOG, ENTRY_POINTS, "local")
-    launcher = plugin(plugins.configure(plugin, {"run_dir": str(run_dir)}, "launcher"))
-    return Job(launcher, lambda: len(list(run_dir.glob("started-*"))), end)
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
 
 
-JOBS = {"local": local_job}
+class MemoryStage:
+    """Two ranks that are only counted."""
+
+    job, ranks = "job", 2
+
+    def __init__(self, _: Path) -> None:
+        self.launcher = MemoryLauncher(self.ranks, only=self.job)
+        self.launcher.phase = "running"
+
+    def starts(self) -> int:
+        return self.launcher.starts
+
+    def cut(self) -> None:
+        self.launcher.unreachable = True
+
+    def close(self) -> None:
+        self.cut()
+
+
+STAGES: dict[str, Callable[[Path], Stage]] = {"local": LocalStage}
 
 
 def test_every_launcher_is_under_this_contract() -> None:
-    assert set(JOBS) == set(CATALOG)
+    assert set(STAGES) == set(CATALOG)
 
 
-@pytest.fixture(params=sorted(CATALOG))
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    made = JOBS[request.param](tmp_path)
-    try:
-        made.wait(lambda: made.starts() == RANKS)
+@pytest.mark.system
+@pytest.mark.timeout(60)
+class TestOurs(LauncherContract):
+    @pytest.fixture(params=sorted(CATALOG))
+    def stage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+        made = STAGES[request.param](tmp_path)
         yield made
-    finally:
-        made.end()
+        made.close()
+
+
+class TestNoneOfOurs(LauncherContract):
+    @pytest.fixture
+    def stage(self, tmp_path: Path) -> Iterator[Stage]:
+        made = MemoryStage(tmp_path)
+        yield made
+        made.close()
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
-def test_it_has_a_checked_config(name: str) -> None:
+def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: Path) -> None:
     plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
     assert issubclass(plugin.Config, Config)
+    assert plugin.__doc__
+    assert plugin.Config.__doc__
     with pytest.raises(ConfigError, match="unknown key"):
         plugins.configure(plugin, {"no_such_setting": 1}, "launcher")
+    launcher = make_launcher(EngineSettings(launcher=name), Scope(job="j", node="n", run_dir=str(tmp_path)))
+    assert launcher.job in (None, "j")
+    assert launcher.capabilities().can
 
 
-def test_state_tells_what_is_true(job: Job) -> None:
-    state = job.launcher.state(JOB)
-    assert (state.job, state.phase, state.attempt) == (JOB, "running", 0)
-    assert state.ranks_running == tuple(range(RANKS))
-    assert state.operations == ()
-
-
-def test_restart_happens_once_by_its_id(job: Job) -> None:
-    for _ in range(3):
-        job.launcher.restart(JOB, "op-1", None, "to see")
-    job.wait(lambda: job.starts() == 2 * RANKS)
-    state = job.launcher.state(JOB)
-    assert (state.operations, state.attempt, state.phase) == (("op-1",), 1, "running")
-    job.launcher.restart(JOB, "op-2", [1], "one rank only")
-    job.wait(lambda: job.starts() == 2 * RANKS + 1)
-    assert job.launcher.state(JOB).ranks_running == tuple(range(RANKS))
-
-
-def test_the_same_operation_asked_twice_at_once_happens_once(job: Job) -> None:
-    askers = [threading.Thread(target=job.launcher.restart, args=(JOB, "op", None, "twice")) for _ in range(4)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join(20.0)
-    job.wait(lambda: job.starts() == 2 * RANKS)
-    time.sleep(0.2)
-    assert job.starts() == 2 * RANKS
-    assert job.launcher.state(JOB).attempt == 1
-
-
-def test_rebalance_is_in_force_and_kept_by_a_repeat(job: Job) -> None:
-    job.launcher.rebalance(JOB, "op-1", [5, 3], "slow")
-    job.launcher.rebalance(JOB, "op-2", [6, 2], "slower")
-    job.launcher.rebalance(JOB, "op-1", [5, 3], "a late repeat")
-    state = job.launcher.state(JOB)
-    assert state.micro_batches == (6, 2)
-    assert state.operations == ("op-1", "op-2")
-
-
-@pytest.mark.parametrize("counts", [[8], [8, 0], [9, 3], [1, 2, 3]])
-def test_a_split_that_does_not_fit_is_refused(job: Job, counts: list[int]) -> None:
-    job.launcher.rebalance(JOB, "good", [5, 3], "the global batch is 8")
-    with pytest.raises(LauncherError) as caught:
-        job.launcher.rebalance(JOB, "bad", counts, "mistake")
-    assert not isinstance(caught.value, LauncherUnavailable)
-    assert job.launcher.state(JOB).micro_batches == (5, 3)
-    assert job.launcher.state(JOB).operations == ("good",)
-
-
-def test_what_it_does_not_run_is_refused(job: Job) -> None:
-    with pytest.raises(LauncherError):
-        job.launcher.state("another")
-    with pytest.raises(LauncherError):
-        job.launcher.restart("another", "op", None, "")
-    with pytest.raises(LauncherError):
-        job.launcher.restart(JOB, "op", [RANKS], "")
-
-
-def test_stop_ends_the_job(job: Job) -> None:
-    job.launcher.stop(JOB, "op", None, "enough")
-    job.end()
-    with pytest.raises(LauncherUnavailable):
-        job.launcher.state(JOB)
+def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no launchers plug-in 'slurmm'; there are: local"):
+        make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))

@@ -1,7 +1,8 @@
 """kill -9 of the real engine at random moments, twenty seeds: every incident is acted upon, no action happens twice.
 
 The engine is a process of its own on the embedded bus; the launcher is a socket server in this test that carries out
-what it is asked, counts it, and answers late now and then, so that kills fall before, during and after the call.
+what it is asked, counts it, and answers late now and then, so that kills fall before, during and after the call. Some
+operations are only accepted at first and done a while later, so that kills fall into the time of polling too.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.control import Answer, ControlServer, Rebalance, Reply, Request, Restart, State
+from actions.launchers.local.control import AskState, ControlServer, Poll, Reply, Request
+from actions.launchers.local.coordinator import CAPABILITIES
 from trainwarden import rundir
 from trainwarden.bus.address import connect
-from trainwarden.protocols import Bus, LauncherState
+from trainwarden.launching import LauncherState, Report, refusal
+from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, IncidentRecord
 from trainwarden.topics import ACTIONS, INCIDENTS
 
@@ -48,6 +51,7 @@ class CountingLauncher:
     def __init__(self, path: Path, seed: int) -> None:
         self.effects: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self._done_at_s: dict[str, float] = {}
         self.arrived = threading.Event()
         self._rng = random.Random(seed)
         self._over = False
@@ -61,23 +65,35 @@ class CountingLauncher:
             for key, _ in self._selector.select(0.02):
                 key.data()
 
-    def _handle(self, request: Request, answer: Answer) -> None:
-        if isinstance(request, State):
-            done = tuple(self.effects)
-            phase = "running" if "i0/restart/1" in done else "failed"
-            answer(Reply(state=LauncherState(job="job", phase=phase, attempt=0, ranks_running=(), operations=done)))
-            return
-        assert isinstance(request, Restart | Rebalance)
-        self.calls[request.operation] += 1
+    def _handle(self, request: Request) -> Reply:
+        if isinstance(request, AskState):
+            phase = "running" if "i0/restart/1" in self.effects else "failed"
+            return Reply(state=LauncherState(job="job", phase=phase, generation=len(self.effects)))
+        if isinstance(request, Poll):
+            return Reply(report=self._report(request.operation))
+        operation = request.operation
+        self.calls[operation.id] += 1
         self.arrived.set()
-        if self.calls[request.operation] == 1:
-            time.sleep(self._rng.choice([0.0, 0.0, 0.02, 0.05]))  # a kill may fall before it is carried out ...
-        if request.operation not in self.effects:
-            self.effects[request.operation] += 1
-        else:
+        if self.calls[operation.id] == 1:
+            self._sleep()  # a kill may fall before it is carried out ...
+        if operation.id in self.effects:
             self.calls["repeats"] += 1
-        time.sleep(self._rng.choice([0.0, 0.0, 0.02, 0.05]))  # ... or after it, before the answer
-        answer(Reply())
+        elif (no := refusal(operation, CAPABILITIES, len(self.effects))) is not None:
+            return Reply(report=no)
+        else:
+            self.effects[operation.id] += 1
+            self._done_at_s[operation.id] = time.monotonic() + self._rng.choice([0.0, 0.0, 0.1, 0.5])
+        self._sleep()  # ... or after it, before the answer
+        return Reply(report=self._report(operation.id))
+
+    def _report(self, name: str) -> Report:
+        if name not in self.effects:
+            return Report(operation=name, state="unknown")
+        done = time.monotonic() >= self._done_at_s[name]
+        return Report(operation=name, state="done" if done else "running")
+
+    def _sleep(self) -> None:
+        time.sleep(self._rng.choice([0.0, 0.0, 0.02, 0.05]))
 
     def close(self) -> None:
         self._over = True

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from actions.launchers.local.plan import PlanFile
+from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT
 from trainwarden import rundir
@@ -36,9 +37,9 @@ def train(
     if split:
         PlanFile(run_dir / rundir.PLAN).put(split, "the test says so", f"op-{split}")
     words = ["--steps", str(steps), "--micro-batches", str(TOTAL), "--micro-batch-ms", "1", *arguments]
-    supervisor = Supervisor(
-        [sys.executable, str(EXAMPLE), *words], RANKS, run_dir, "job", "node", SystemClock(), os.environ
-    )
+    command = (sys.executable, str(EXAMPLE), *words)
+    place = Place(command=command, ranks=RANKS, run_dir=run_dir, job="job", node="node")
+    supervisor = Supervisor(place, SystemClock(), os.environ)
     log = rundir.rank_log(run_dir, 0)
     before = len(log.read_text()) if log.exists() else 0
     code = supervisor.run()

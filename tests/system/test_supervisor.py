@@ -18,10 +18,14 @@ from typing import Any
 import pytest
 
 from actions.launchers.local.client import LocalConfig, LocalLauncher
-from actions.launchers.local.supervisor import Supervisor, SupervisorConfig
+from actions.launchers.local.coordinator import SupervisorConfig
+from actions.launchers.local.ranks import Place
+from actions.launchers.local.supervisor import Supervisor
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
+from trainwarden.launching import Operation, Plan, Report, Verb
+from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS
 
@@ -46,16 +50,32 @@ while True:
 """
 
 
+def place(run_dir: Path, *command: str, ranks: int = 1) -> Place:
+    return Place(command=command, ranks=ranks, run_dir=run_dir, job="job", node="node")
+
+
+def client(run_dir: Path) -> LocalLauncher:
+    return LocalLauncher(LocalConfig(), Scope(job="job", node="node", run_dir=str(run_dir)))
+
+
+def submit(launcher: LocalLauncher, kind: Verb, name: str, split: tuple[int, ...] = ()) -> Report:
+    """What the launcher answers at once to an operation planned from what is true now."""
+    generation = launcher.state("job").generation
+    return launcher.submit(
+        Operation(id=name, job="job", kind=kind, expected_generation=generation, plan=Plan(micro_batches=split))
+    )
+
+
 class Run:
     """A supervisor in a thread, its launcher client, and what can be seen from outside."""
 
     def __init__(self, run_dir: Path, ranks: int = 2, environ: dict[str, str] | None = None, **config: Any) -> None:
         self.run_dir = run_dir
-        self.launcher = LocalLauncher(LocalConfig(run_dir=str(run_dir)))
+        self.launcher = client(run_dir)
         self._over = threading.Event()
         self.codes: list[int] = []
         supervisor = Supervisor(
-            [sys.executable, "-S", "-c", RANK], ranks, run_dir, "job", "node", SystemClock(),
+            place(run_dir, sys.executable, "-S", "-c", RANK, ranks=ranks), SystemClock(),
             {**os.environ, **(environ or {})}, SupervisorConfig(**{"stop_grace_s": 0.5, **config}),
         )  # fmt: skip
         self._thread = threading.Thread(target=lambda: self.codes.append(supervisor.run(self._over.is_set)))
@@ -153,13 +173,14 @@ def test_a_killed_rank_is_known_at_once_and_restarted_in_place(runs: Callable[..
     assert (event.rank, event.fields["signal"], event.fields["pid"]) == (1, "SIGKILL", run.lives(1)[0]["pid"])
     assert event.time_s - killed_s < 5.0  # generous: it is milliseconds, but this machine may be busy
     assert run.launcher.state("job").phase == "failed"
-    run.launcher.restart("job", "op", None, "rank 1 was killed")
+    assert submit(run.launcher, "restart", "op").state == "running"
     run.wait(lambda: len(run.lives(0)) == len(run.lives(1)) == 2)
     first, second = run.lives(0)
     assert (first["attempt"], second["attempt"]) == (0, 1)
     assert first["port"] != second["port"]
     assert not alive(first["pid"])
     assert not alive(first["child"])
+    run.wait(lambda: run.launcher.poll("job", "op").state == "done")
     assert run.launcher.state("job").phase == "running"
     stages = [(event.fields["stage"], event.fields["attempt"]) for event in run.events("restart")]
     assert stages == [("started", 1), ("done", 1)]
@@ -174,7 +195,9 @@ def test_without_a_restart_a_failed_job_ends_after_the_grace(runs: Callable[...,
 def test_a_stopped_and_stubborn_rank_is_restarted_all_the_same(runs: Callable[..., Run]) -> None:
     run = runs(mode="auto", environ={"STUBBORN": "1"})
     os.kill(run.lives(0)[0]["pid"], signal.SIGSTOP)
-    run.launcher.restart("job", "op", None, "it hangs")
+    began_s = time.monotonic()
+    assert submit(run.launcher, "restart", "op").text == "waits for 2 ranks to end"
+    assert time.monotonic() - began_s < 0.4  # the answer does not wait for the grace of 0.5 s
     run.wait(lambda: len(run.lives(0)) == len(run.lives(1)) == 2)
     assert {event.fields["signal"] for event in run.events("process_exit")} == {"SIGKILL"}
 
@@ -189,19 +212,20 @@ def test_a_failure_before_the_stop_gives_the_code(runs: Callable[..., Run]) -> N
     run = runs(mode="auto")
     run.order(1, 9)
     run.wait(lambda: run.launcher.state("job").phase == "failed")
-    run.launcher.stop("job", "op", None, "no use")
+    submit(run.launcher, "stop", "op")
     assert run.code() == 9
+    assert run.launcher.poll("job", "op").state == "done"  # its last word outlives it
 
 
 def test_a_command_that_does_not_exist_is_said_in_its_log(tmp_path: Path) -> None:
-    supervisor = Supervisor(["no-such-command-here"], 1, tmp_path, "job", "node", SystemClock())
+    supervisor = Supervisor(place(tmp_path, "no-such-command-here"), SystemClock())
     assert supervisor.run() == 127
     assert "no-such-command-here cannot be started" in rundir.rank_log(tmp_path, 0).read_text()
 
 
 def test_a_second_launcher_in_the_same_folder_is_refused(runs: Callable[..., Run]) -> None:
     run = runs(mode="auto")
-    second = Supervisor(["true"], 1, run.run_dir, "job", "node", SystemClock())
+    second = Supervisor(place(run.run_dir, "true"), SystemClock())
     with pytest.raises(ConfigError, match="another launcher"):
         second.run()
     assert run.launcher.state("job").ranks_running == (0, 1)
@@ -211,12 +235,14 @@ def test_a_launcher_after_a_killed_one_knows_what_was_done(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
+from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
-command = [sys.executable, "-S", "-c", {RANK!r}]
-Supervisor(command, 2, Path({str(tmp_path)!r}), "job", "node", SystemClock()).run()
+command = (sys.executable, "-S", "-c", {RANK!r})
+place = Place(command=command, ranks=2, run_dir=Path({str(tmp_path)!r}), job="job", node="node")
+Supervisor(place, SystemClock()).run()
 """
-    launcher = LocalLauncher(LocalConfig(run_dir=str(tmp_path)))
+    launcher = client(tmp_path)
     first = subprocess.Popen([sys.executable, "-c", code])
     try:
         deadline = time.monotonic() + 20.0
@@ -224,7 +250,7 @@ Supervisor(command, 2, Path({str(tmp_path)!r}), "job", "node", SystemClock()).ru
         while not all(log.exists() and b"pids" in log.read_bytes() for log in logs):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        launcher.rebalance("job", "op-1", [5, 3], "slow")
+        assert submit(launcher, "rebalance", "op-1", (5, 3)).state == "done"
         pids = [int(word) for log in logs for word in log.read_text().split()[5:]]
         leaders = [int(log.read_text().split()[5]) for log in logs]
     finally:
@@ -239,9 +265,9 @@ Supervisor(command, 2, Path({str(tmp_path)!r}), "job", "node", SystemClock()).ru
     run = Run(tmp_path, mode="auto")
     try:
         assert [life["attempt"] for life in run.lives(0)] == [0, 1]
-        run.launcher.rebalance("job", "op-1", [1, 7], "a repeat after the launcher's death")
+        assert submit(run.launcher, "rebalance", "op-1", (1, 7)).state == "done"  # a repeat after the launcher's death
         assert run.launcher.state("job").micro_batches == (5, 3)
-        run.launcher.rebalance("job", "op-2", [6, 2], "slower")
+        assert submit(run.launcher, "rebalance", "op-2", (6, 2)).state == "done"
         plan = json.loads((tmp_path / rundir.PLAN).read_bytes())
         assert (plan["number"], plan["micro_batches"]) == (2, [6, 2])
         assert plan["history"] == [{"number": 1, "micro_batches": [5, 3]}]
@@ -255,7 +281,8 @@ Supervisor(command, 2, Path({str(tmp_path)!r}), "job", "node", SystemClock()).ru
         b"nonsense\n",
         b"{}\n",
         b'{"do":"restart","job":"job"}\n',
-        b'{"do":"rebalance","job":"job","operation":"x","micro_batches":[0,8]}\n',
+        b'{"do":"submit","operation":{"id":"x","job":"job","kind":"rebalance","expected_generation":1,'
+        b'"plan":{"micro_batches":[0,8]}}}\n',
         b"\xff\xfe\n",
     ],
 )
@@ -263,29 +290,27 @@ def test_nonsense_on_the_socket_gets_one_sentence(runs: Callable[..., Run], line
     run = runs(mode="auto")
     path = run.run_dir / rundir.LAUNCHER_SOCKET
     assert path.stat().st_mode & 0o777 == 0o600
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5.0)
-        client.connect(str(path))
-        client.sendall(line)
-        assert b'"error":"not a request' in client.recv(65536)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(5.0)
+        stranger.connect(str(path))
+        stranger.sendall(line)
+        assert b'"error":"not a request' in stranger.recv(65536)
     assert run.launcher.state("job").phase == "running"
 
 
 def test_a_client_that_sends_without_end_is_cut_off(runs: Callable[..., Run]) -> None:
     run = runs(mode="auto")
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5.0)
-        client.connect(str(run.run_dir / rundir.LAUNCHER_SOCKET))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(5.0)
+        stranger.connect(str(run.run_dir / rundir.LAUNCHER_SOCKET))
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            client.sendall(b"x" * (1 << 22))
+            stranger.sendall(b"x" * (1 << 22))
     assert run.launcher.state("job").phase == "running"
 
 
 def test_ranks_get_torchs_words_and_ours(tmp_path: Path) -> None:
     show = "import json, os; print(json.dumps(dict(os.environ)))"
-    supervisor = Supervisor(
-        ["python", "-c", show], 2, tmp_path, "job", "node", SystemClock(), {"PATH": os.environ["PATH"]}
-    )
+    supervisor = Supervisor(place(tmp_path, "python", "-c", show, ranks=2), SystemClock(), {"PATH": os.environ["PATH"]})
     assert supervisor.run() == 0
     environ = json.loads(rundir.rank_log(tmp_path, 1).read_text())
     assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"]) == (

@@ -17,7 +17,8 @@ from trainwarden.errors import ConfigError
         ("[agent.collectors.host]\nintervall_s = 1.0", "agent.collectors.host: unknown key"),
         ("[detection.detectors.peer_deviation]\nminimum_share = 2.0", "minimum_share"),
         ("[detection.ensemble]\nmetric_votes = -1.0", "detection.ensemble: expected"),
-        ("[engine.policy]\npersist_s = 0.0", "engine.policy: expected"),
+        ("[engine.policy]\nstale_s = 0.0", "engine.policy: expected"),
+        ('[engine]\nremedies = "/nowhere/ours.toml"', "engine.remedies: /nowhere/ours.toml: cannot be read"),
         ('[engine]\nlauncher = "slurmm"', "no launchers plug-in 'slurmm'"),
     ],
 )

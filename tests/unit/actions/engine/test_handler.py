@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from actions.engine.policy import PolicyConfig
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
 from trainwarden.errors import BusUnavailable, LauncherError
@@ -142,7 +141,7 @@ def test_a_refusal_is_a_failed_action_with_the_reason() -> None:
 
 
 def test_an_absent_launcher_is_tried_again_until_the_deadline() -> None:
-    rig = Rig(PolicyConfig(launcher_deadline_s=10.0))
+    rig = Rig(policy={"launcher_deadline_s": 10.0})
     rig.launcher.before = lambda: setattr(rig.launcher, "unreachable", True)
     rig.tell(rig.incident())
     assert rig.story() == [("i1/restart/1", "started")]
@@ -156,7 +155,7 @@ def test_an_absent_launcher_that_comes_back_does_it_once() -> None:
     rig = Rig()
     rig.launcher.before = lambda: setattr(rig.launcher, "unreachable", True)
     rig.tell(rig.incident())
-    rig.launcher.before = lambda: setattr(rig.launcher, "unreachable", False)
+    rig.launcher.before, rig.launcher.unreachable = lambda: None, False
     rig.tick(2.0)
     assert rig.launcher.done == ["i1/restart/1"]
     assert rig.story()[-1] == ("i1/restart/1", "done")
@@ -339,7 +338,7 @@ def test_what_needs_a_person_is_said_once(kind: str, action: str) -> None:
 
 
 def test_a_slow_rank_is_left_alone_until_it_has_cost_as_much_as_a_rebalance() -> None:
-    rig = Rig(PolicyConfig(rebalance_overhead_s=1.0))
+    rig = Rig({"slow_compute": [{"action": "rebalance", "overhead_s": 1.0}]})
     rig.launcher.phase = "running"
     incident = rig.incident(kind="slow_compute", evidence=slow_evidence(slow_iterations=3))  # 0.9 s
     rig.tell(incident)

@@ -1,15 +1,12 @@
-"""Which remedy for which kind; budget, cool-down, stop, restart loops."""
+"""Budget, cool-down, stop, restart loops."""
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
-from actions.engine.policy import Policy, PolicyConfig
-from trainwarden.errors import ConfigError
-from trainwarden.records import ActionKind, ActionRecord, IncidentKind, Outcome
-from trainwarden.settings import EngineSettings, parse
+from actions.engine.brakes import Brakes, restart_loop
+from trainwarden.records import ActionKind, ActionRecord, Outcome
+from trainwarden.settings import EngineSettings
 
 
 def action(kind: ActionKind = "restart_process", outcome: Outcome = "done", at_s: float = 0.0) -> ActionRecord:
@@ -18,19 +15,12 @@ def action(kind: ActionKind = "restart_process", outcome: Outcome = "done", at_s
     )
 
 
-def policy(**settings: float) -> Policy:
-    return Policy(EngineSettings(mode="auto", **settings))  # type: ignore[arg-type]
-
-
-def test_every_kind_of_incident_has_an_answer() -> None:
-    remedies = {kind: policy().remedy(kind) for kind in get_args(IncidentKind)}
-    assert {kind for kind, remedy in remedies.items() if remedy is None} == {"restart_loop", "pipeline", "data_quality"}
-    assert {kind for kind, remedy in remedies.items() if remedy == "ladder"} == {"slow_compute"}
-    assert {"crash", "exception", "hang"} <= {kind for kind, remedy in remedies.items() if remedy == "restart"}
+def brakes(**settings: float) -> Brakes:
+    return Brakes(EngineSettings(mode="auto", **settings))  # type: ignore[arg-type]
 
 
 def test_only_what_the_launcher_was_called_for_uses_up_the_budget() -> None:
-    brake = policy(actions_per_hour=2)
+    brake = brakes(actions_per_hour=2)
     harmless = [action(outcome="proposed"), action(outcome="skipped"), action(at_s=-4000.0)]
     assert brake.hold(0.0, [*harmless, action(at_s=-1.0)], None) is None
     assert (
@@ -39,7 +29,7 @@ def test_only_what_the_launcher_was_called_for_uses_up_the_budget() -> None:
 
 
 def test_a_stop_names_who_said_so() -> None:
-    hold = policy().hold(0.0, [], "the night shift")
+    hold = brakes().hold(0.0, [], "the night shift")
     assert hold is not None
     assert "the night shift" in hold.why
 
@@ -55,20 +45,14 @@ def test_a_stop_names_who_said_so() -> None:
     ],
 )
 def test_who_waits_for_whom(kind: ActionKind, earlier: ActionKind, cooling: bool) -> None:
-    brake = policy(cool_down_s=10.0)
+    brake = brakes(cool_down_s=10.0)
     assert brake.cooling(5.0, kind, [action(earlier)]) is cooling
     assert brake.cooling(10.0, kind, [action(earlier)]) is False
     assert brake.cooling(5.0, kind, [action(earlier, outcome="skipped")]) is False
 
 
 def test_a_loop_is_restarts_in_the_window_only() -> None:
-    brake = policy()
     restarts = [action(at_s=at_s) for at_s in (0.0, 100.0, 200.0)]
-    assert brake.restart_loop(300.0, restarts) == 3
-    assert brake.restart_loop(601.0, restarts) == 0
-    assert brake.restart_loop(300.0, [*restarts[:2], action("rebalance", at_s=250.0)]) == 0
-
-
-def test_limits_are_checked() -> None:
-    with pytest.raises(ConfigError, match="relief_ratio"):
-        parse(PolicyConfig, {"relief_ratio": 0.5}, "policy")
+    assert restart_loop(300.0, restarts, restarts=3, within_s=600.0) == 3
+    assert restart_loop(601.0, restarts, restarts=3, within_s=600.0) == 0
+    assert restart_loop(300.0, [*restarts[:2], action("rebalance", at_s=250.0)], restarts=3, within_s=600.0) == 0

@@ -1,0 +1,136 @@
+"""A launcher in memory: the smallest that keeps the contract, with knobs for tests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainwarden.errors import LauncherError, LauncherUnavailable
+from trainwarden.launching import (
+    NODE_VERBS,
+    Capabilities,
+    JobPhase,
+    LauncherState,
+    NodeState,
+    Operation,
+    Report,
+    Verb,
+    refusal,
+    refused,
+)
+
+ALL_ITS_VERBS: frozenset[Verb] = frozenset({"restart", "rebalance", "stop"})
+
+
+class MemoryLauncher:
+    """Carries each operation out once and counts how often it was asked.
+
+    `failing` is raised by `submit`, `unreachable` by everything; `before` is called when an operation arrives. With
+    `slow` an operation goes on until `finish`; else it is done at once. `only` makes it the launcher of that one job.
+    """
+
+    def __init__(self, ranks: int = 4, only: str | None = None) -> None:
+        self.job = only
+        self.phase: JobPhase = "failed"
+        self.attempt, self.generation = 0, 1
+        self.able = Capabilities(
+            can=ALL_ITS_VERBS,
+            cannot={
+                "evict": "this launcher cannot evict a node; a person must",
+                "move": "this launcher cannot move ranks; a person must",
+            },
+        )
+        self.micro_batches: tuple[int, ...] = ()
+        self.asked: list[tuple[str, str]] = []
+        self.done: list[str] = []
+        self.operations: list[Operation] = []
+        self.starts = ranks
+        self.failing: LauncherError | None = None
+        self.unreachable = False
+        self.slow = False
+        self.splits: list[tuple[int, ...]] = []
+        self.before: Callable[[], object] = lambda: None
+        self.polls = 0
+        self._ranks = ranks
+        self._under_way: dict[str, Operation] = {}
+        self._failed: dict[str, str] = {}
+
+    def capabilities(self) -> Capabilities:
+        self._reach()
+        return self.able
+
+    def state(self, job: str) -> LauncherState:
+        self._reach()
+        if self.job not in (None, job):
+            raise LauncherError(f"there is no job {job}")
+        return LauncherState(
+            job=job, phase=self.phase, generation=self.generation, attempt=self.attempt,
+            micro_batches=self.micro_batches,
+            nodes=(NodeState(node="n0", ranks=tuple(range(self._ranks))),),
+            ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
+            under_way=tuple(self._under_way),
+        )  # fmt: skip
+
+    def submit(self, operation: Operation) -> Report:
+        self.before()
+        self._reach()
+        self.asked.append((operation.kind, operation.id))
+        if self.failing is not None:
+            raise self.failing
+        known = self._report(operation.id)
+        if known.state != "unknown":
+            return known
+        if (no := self._refusal(operation)) is not None:
+            return no
+        self.generation += 1
+        self.operations.append(operation)
+        self._under_way[operation.id] = operation
+        if not self.slow:
+            self.finish(operation.id)
+        return self._report(operation.id)
+
+    def poll(self, job: str, operation: str) -> Report:
+        self._reach()
+        self.polls += 1
+        return self._report(operation)
+
+    def finish(self, name: str, error: str | None = None) -> None:
+        """Bring an operation to its end."""
+        operation = self._under_way.pop(name)
+        if error is not None:
+            self._failed[name] = error
+            return
+        self.done.append(name)
+        if operation.kind == "rebalance":
+            self.micro_batches = operation.plan.micro_batches
+            self.splits.append(self.micro_batches)
+        elif operation.kind == "restart":
+            self.phase = "running"
+            self.attempt += 1
+            self.starts += self._ranks if operation.targets.ranks is None else len(operation.targets.ranks)
+        elif operation.kind == "stop":
+            self.phase = "ended"
+
+    def _reach(self) -> None:
+        if self.unreachable:
+            raise LauncherUnavailable("gone")
+
+    def _refusal(self, operation: Operation) -> Report | None:
+        if self.job not in (None, operation.job):
+            return refused(operation, "unknown_job", f"there is no job {operation.job}")
+        if (no := refusal(operation, self.able, self.generation)) is not None:
+            return no
+        if any(rank >= self._ranks for rank in operation.targets.ranks or ()):
+            return refused(operation, "unknown_target", "no such rank")
+        counts, total = operation.plan.micro_batches, sum(self.micro_batches)
+        if operation.kind == "rebalance" and (len(counts) != self._ranks or (total and sum(counts) != total)):
+            return refused(operation, "unfit", "the counts do not fit the job")
+        if operation.kind in NODE_VERBS and not operation.targets.nodes:
+            return refused(operation, "unknown_target", "no node was named")
+        return None
+
+    def _report(self, name: str) -> Report:
+        if name in self._under_way:
+            return Report(operation=name, state="running", text="on its way")
+        if name in self._failed:
+            return Report(operation=name, state="failed", text=self._failed[name])
+        return Report(operation=name, state="done" if name in self.done else "unknown")

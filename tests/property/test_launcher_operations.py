@@ -1,0 +1,115 @@
+"""Whatever is submitted, asked, awaited and killed in whatever order: every operation happens once or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from actions.launchers.local.plan import PlanFile
+from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
+from trainwarden import rundir
+from trainwarden.launching import Progress
+from trainwarden.topics import EVENTS
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+KINDS: dict[str, str] = {"a": "restart", "b": "restart", "c": "rebalance", "d": "rebalance", "e": "restart"}
+SPLIT = (2,) * RANKS
+
+
+class Operations(RuleBasedStateMachine):
+    """The local launcher beside a plain twin that keeps a list: ids in the order in which they were accepted.
+
+    The twin knows nothing of queues, files or processes. Of the launcher it believes only the word "accepted or
+    further", and holds it to that: the generation, the effects and the final words must fit the list.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run_dir = rundir.create("operations")  # on tmpfs: every acceptance waits for the disk
+        self._launch = Launch(self._run_dir)
+        self._accepted: list[str] = []
+        self._ends: dict[str, Progress] = {}
+
+    def teardown(self) -> None:
+        shutil.rmtree(self._run_dir)
+
+    @rule(name=NAMES, behind=st.integers(-1, 2))
+    def submit(self, name: str, behind: int) -> None:
+        """Planned now, or `behind` generations ago (or from a future that there is not)."""
+        generation = self._launch.state().generation
+        kind = KINDS[name]
+        ranks = (1,) if name == "b" else None
+        report = self._launch.submit(
+            self._launch.operation(name, kind, ranks, SPLIT, max(0, generation - behind))  # type: ignore[arg-type]
+        )
+        if name in self._accepted:
+            assert report.state != "refused"
+        elif behind:
+            assert (report.state, report.reason) == ("refused", "stale")
+        else:
+            assert report.state in ("accepted", "running", "done")
+            self._accepted.append(name)
+        self._hear(name)
+
+    @rule(name=NAMES)
+    def poll(self, name: str) -> None:
+        assert (self._launch.poll(name).state == "unknown") == (name not in self._accepted)
+        self._hear(name)
+
+    @rule()
+    def ranks_end(self) -> None:
+        self._launch.runner.let_go()
+
+    @rule()
+    def time_passes(self) -> None:
+        self._launch.clock.sleep(0.1)
+        self._launch.coordinator.advance()
+
+    @rule(rank=st.integers(0, RANKS - 1))
+    def a_rank_fails(self, rank: int) -> None:
+        self._launch.runner.fail(rank, 1)
+
+    @rule()
+    def kill(self) -> None:
+        self._launch.kill()
+        for name in self._accepted:  # nothing is left open by a launcher that is gone
+            assert self._launch.poll(name).ended
+            self._hear(name)
+
+    def _hear(self, name: str) -> None:
+        report = self._launch.poll(name)
+        if name in self._ends:
+            assert report.state == self._ends[name]
+        elif report.ended:
+            self._ends[name] = report.state
+
+    @invariant()
+    def the_generation_counts_lives_and_operations(self) -> None:
+        assert self._launch.state().generation == len(self._launch.runners) + len(self._accepted)
+
+    @invariant()
+    def each_effect_happened_once_or_never(self) -> None:
+        path = self._run_dir / rundir.EVENTS
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        told = Counter(event.id for event in map(EVENTS.decode, lines))
+        assert set(told.values()) <= {1}
+        restarted = {name for name in NAMES_OF["restart"] if told[f"restart/{name}/done"]}
+        assert restarted == {n for n in NAMES_OF["restart"] if self._launch.poll(n).state == "done"}
+        again = sum(len(runner.starts) - 1 for runner in self._launch.runners)
+        assert again == len(restarted)
+        split = [n for n in NAMES_OF["rebalance"] if self._launch.poll(n).state == "done"]
+        assert PlanFile(self._run_dir / rundir.PLAN).number == len(split)
+
+    @invariant()
+    def what_is_under_way_is_what_was_accepted_and_has_no_end(self) -> None:
+        open_ = tuple(name for name in self._accepted if not self._launch.poll(name).ended)
+        assert self._launch.state().under_way == open_
+
+
+NAMES_OF = {kind: [name for name, its in KINDS.items() if its == kind] for kind in ("restart", "rebalance")}
+TestOperations = Operations.TestCase
+TestOperations.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,107 @@
+"""A node runner without processes: ranks end when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from actions.launchers.local.control import AskState, Poll, Submit
+from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
+from actions.launchers.local.node_runner import Failure
+from actions.launchers.local.ranks import Place
+from tests.doubles import ManualClock
+from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
+
+RANKS = 3
+
+
+class FakeRunner:
+    """`starts` are (attempt, ranks) in order; what was asked to stop ends at `let_go`."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.failure: Failure | None = None
+        self.running: set[int] = set()
+        self.asked: set[int] = set()
+        self.starts: list[tuple[int, tuple[int, ...]]] = []
+        self.broken: OSError | None = None
+
+    def start(self, ranks: Sequence[int], attempt: int) -> None:
+        self.failure = Failure(126, self._clock.monotonic_s())
+        if self.broken is not None:
+            raise self.broken
+        self.starts.append((attempt, tuple(ranks)))
+        self.running |= set(ranks)
+        self.asked -= set(ranks)
+        self.failure = None
+
+    def ask_to_stop(self, ranks: Sequence[int]) -> None:
+        self.asked |= set(ranks) & self.running
+
+    def let_go(self) -> None:
+        """Everything that was asked to stop has ended."""
+        self.running -= self.asked
+        self.asked.clear()
+
+    def fail(self, rank: int, code: int) -> None:
+        """`rank` ends with `code` by itself."""
+        self.running.discard(rank)
+        if code and self.failure is None:
+            self.failure = Failure(code, self._clock.monotonic_s())
+
+    def step(self) -> int | None:
+        return 7
+
+
+class Launch:
+    """A coordinator on a fake runner in a run folder that outlives it; `kill` is kill -9 and a new launcher."""
+
+    def __init__(self, run_dir: Path, mode: str = "auto") -> None:
+        self.clock = ManualClock(100.0)
+        self._place = Place(command=("true",), ranks=RANKS, run_dir=run_dir, job="job", node="n0")
+        self._config = SupervisorConfig(mode=mode)  # type: ignore[arg-type]
+        self.runners: list[FakeRunner] = []
+        self.kill()
+
+    @property
+    def runner(self) -> FakeRunner:
+        return self.runners[-1]
+
+    def kill(self) -> None:
+        self.runners.append(FakeRunner(self.clock))
+        self.coordinator = Coordinator(self._place, self.runner, self.clock, self._config)
+        self.coordinator.begin()
+
+    def state(self) -> LauncherState:
+        reply = self.coordinator.handle(AskState("job"))
+        assert reply.state is not None
+        return reply.state
+
+    def submit(self, operation: Operation) -> Report:
+        reply = self.coordinator.handle(Submit(operation))
+        assert reply.report is not None
+        return reply.report
+
+    def poll(self, name: str) -> Report:
+        reply = self.coordinator.handle(Poll("job", name))
+        assert reply.report is not None
+        return reply.report
+
+    def operation(
+        self,
+        name: str = "op",
+        kind: Verb = "restart",
+        ranks: tuple[int, ...] | None = None,
+        split: tuple[int, ...] = (),
+        generation: int | None = None,
+    ) -> Operation:
+        """One planned from what is true now, or at `generation`."""
+        return Operation(
+            id=name,
+            job="job",
+            kind=kind,
+            expected_generation=self.state().generation if generation is None else generation,
+            targets=Targets(ranks=ranks),
+            plan=Plan(micro_batches=split),
+            why="the test says so",
+        )

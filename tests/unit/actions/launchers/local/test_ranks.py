@@ -1,0 +1,40 @@
+"""What a rank is told of itself, and how its end is shown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from actions.launchers.local.ranks import Place, check_command, environment, exit_code
+
+PLACE = Place(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
+
+
+def test_a_rank_is_told_who_it_is_and_keeps_the_rest() -> None:
+    made = environment(PLACE, 2, 3, 29500, {"HOME": "/home/x", "RANK": "9", "OMP_NUM_THREADS": "8"})
+    assert {made[name] for name in ("RANK", "LOCAL_RANK")} == {"2"}
+    assert (made["WORLD_SIZE"], made["MASTER_ADDR"], made["MASTER_PORT"]) == ("4", "127.0.0.1", "29500")
+    assert (made["HOME"], made["OMP_NUM_THREADS"]) == ("/home/x", "8")
+    ours = {name: value for name, value in made.items() if name.startswith("TRAINWARDEN_")}
+    assert ours == {
+        "TRAINWARDEN_HOOK_DIR": "/run/one/hook", "TRAINWARDEN_RUN_DIR": "/run/one", "TRAINWARDEN_JOB": "job",
+        "TRAINWARDEN_NODE": "node", "TRAINWARDEN_ATTEMPT": "3",
+    }  # fmt: skip
+
+
+def test_the_hooks_folder_comes_first_on_the_path() -> None:
+    first, *rest = environment(PLACE, 0, 0, 1, {"PYTHONPATH": "a:b"})["PYTHONPATH"].split(os.pathsep)
+    assert Path(first, "sitecustomize.py").is_file()
+    assert rest == ["a", "b"]
+
+
+def test_python_means_the_interpreter_that_runs_us() -> None:
+    assert Path(check_command(["python", "x.py"])[0]).is_absolute()
+    assert check_command(["./train.sh", "python"]) == ("./train.sh", "python")
+
+
+@pytest.mark.parametrize(("code", "shown"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
+def test_exit_codes_are_a_shells(code: int, shown: int) -> None:
+    assert exit_code(code) == shown
