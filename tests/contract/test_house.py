@@ -21,14 +21,8 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
     "rooms without a door": house_rules.rooms_without_a_door,
 }
 KNOWN: dict[str, set[str]] = {
-    "long files": {
-        "actions/launchers/local/supervisor.py",
-    },
     "full folders": {
         "detectors/metrics",
-    },
-    "many parameters": {
-        "actions/launchers/local/supervisor.py::Supervisor.__init__",
     },
     "rooms without a door": {
         "actions.launchers",

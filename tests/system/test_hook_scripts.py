@@ -20,7 +20,8 @@ import pytest
 
 import trainwarden
 from collectors.iterations.collector import IterationsCollector
-from trainwarden import hook, hook_file
+from trainwarden import hook
+from trainwarden.cli.setup import hook_file
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord

@@ -7,7 +7,7 @@ import sys
 
 def hook() -> int:
     """Print the hook as one file that can be copied into an image: trainwarden hook > trainwarden_hook.py"""
-    from trainwarden.hook_file import text
+    from trainwarden.cli.setup.hook_file import text
 
     sys.stdout.write(text())
     return 0

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from trainwarden import __version__, hook, hook_file
+from trainwarden import __version__, hook
+from trainwarden.cli.setup import hook_file
 
 
 def run_tests(artefact: Path, *more: str) -> subprocess.CompletedProcess[str]:

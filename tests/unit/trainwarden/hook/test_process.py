@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.hook_doubles import HandClock, backward, header_of, steps_of, wait
-from trainwarden import hook, hook_file
+from trainwarden import hook
+from trainwarden.cli.setup import hook_file
 from trainwarden.hook import Hook, MicroBatchPlan
 from trainwarden.hook.ends import ByHand, Ends
 from trainwarden.hook.last_words import LastWords

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from trainwarden import __version__
+from trainwarden import __version__, hook
 
-_PACKAGE = Path(__file__).with_name("hook")
+_PACKAGE = Path(hook.__file__).parent
 
 
 def text(package: Path = _PACKAGE) -> str:
