@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from trainwarden import __version__, hook
+from trainwarden import __version__
 
-_PACKAGE = Path(hook.__file__).parent
+_PACKAGE = Path(__file__).parents[2] / "hook"
 
 
 def text(package: Path = _PACKAGE) -> str:
