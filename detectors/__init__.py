@@ -1,4 +1,4 @@
-"""One file per detector, the ensemble and the detection service. CATALOG is the table of what there is."""
+"""Detectors, the ensemble and the detection service. CATALOG is the table of what there is and runs by default."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CATALOG: Final[dict[str, str]] = {
     "iteration_threshold": "detectors.pace.iteration_threshold:IterationThreshold",
     "change_point": "detectors.pace.change_point:ChangePoint",
     "peer_deviation": "detectors.peers.peer_deviation:PeerDeviation",
-    "lof": "detectors.metrics.lof:LofVote",
-    "neighbor_profile": "detectors.metrics.neighbor_profile:NeighborProfileVote",
-    "dtw": "detectors.metrics.dtw:DtwVote",
-    "pca": "detectors.metrics.pca:PcaVote",
-    "kmeans": "detectors.metrics.kmeans:KMeansVote",
-    "nearest": "detectors.metrics.nearest:NearestVote",
-    "zlength": "detectors.metrics.zlength:ZLengthVote",
-    "metric_change": "detectors.metrics.metric_change:MetricChangeVote",
-    "metric_mean": "detectors.metrics.metric_mean:MetricMeanVote",
+    "lof": "detectors.metrics.votes:LofVote",
+    "neighbor_profile": "detectors.metrics.votes:NeighborProfileVote",
+    "dtw": "detectors.metrics.votes:DtwVote",
+    "pca": "detectors.metrics.votes:PcaVote",
+    "kmeans": "detectors.metrics.votes:KmeansVote",
+    "nearest": "detectors.metrics.votes:NearestVote",
+    "zlength": "detectors.metrics.votes:ZlengthVote",
+    "metric_change": "detectors.metrics.votes:MetricChangeVote",
+    "metric_mean": "detectors.metrics.votes:MetricMeanVote",
 }
 ENTRY_POINTS: Final = "trainwarden.detectors"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from detectors.collectives.live import LiveCollectives
+from detectors.job.samples import FamilySamples
 from detectors.job.state import JobState
 from detectors.job.window import Window
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.shadow import Shadow
 from detectors.protocol import Detector, abstain
-from detectors.verdict.ensemble import EnsembleConfig, candidates, judge
+from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from detectors.verdict.incidents import Joiner
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord, Vote
@@ -25,7 +27,13 @@ MAX_ROUNDS: Final = 8  # findings of different kinds that one window may show
 
 
 class JobWatch:
-    """One job: its memory, its detectors, its incidents."""
+    """One job: its memory, its detectors, its incidents.
+
+    Attributes
+    ----------
+    recorded : callable or None
+        Where new metric samples come from instead of the job's memory: a recording has them all beforehand.
+    """
 
     def __init__(
         self,
@@ -43,26 +51,28 @@ class JobWatch:
         self.attentive_until_s = 0.0
         self.last_window_s = 0.0
         self.heard_s = 0.0
+        self.recorded: Callable[[], tuple[FamilySamples, ...]] | None = None
         self._detectors = detectors
-        self._config = config
+        self._ensemble = Ensemble(config, {name: detector.role for name, detector in detectors.items()})
+        self._of_events = [name for name, detector in detectors.items() if detector.role.reads == "events"]
+        self._of_samples = any(detector.role.reads == "samples" for detector in detectors.values())
         self._metrics = metrics
         self._told: VerdictRecord | None = None
 
     def score(self, now_s: float, *, live: bool = True, last: bool = False) -> list[Record]:
         """One window: every detector's vote, the verdict if it is news, and the revisions of incidents."""
         self.last_window_s = now_s
-        with_samples = self.scorer.bundle is not None
-        window = self._scored(self.state.window(now_s, with_samples=with_samples, last=last))
+        window = self._scored(self._window(now_s, last))
         if found := self.collectives.follow(window):
             window = replace(window, events=(*window.events, *found))
         out: list[Record] = []
         for turn in range(MAX_ROUNDS):
             votes = {name: self._vote(name, detector, window) for name, detector in self._detectors.items()}
-            if "hard_event" in votes and (told := self.collectives.explain(votes)):
+            if self._of_events and (told := self.collectives.explain(votes)):
                 explained = replace(seen(window), events=told)
-                votes["hard_event"] = self._vote("hard_event", self._detectors["hard_event"], explained)
-            verdict = judge(window, votes, self._config)
-            out.extend(self.joiner.join(candidates(window, votes, self._config), votes, window, live=live))
+                votes |= {name: self._vote(name, self._detectors[name], explained) for name in self._of_events}
+            verdict = self._ensemble.judge(window, votes)
+            out.extend(self.joiner.join(self._ensemble.candidates(window, votes), votes, window, live=live))
             if live and self._is_news(verdict):
                 self._told = verdict
                 out.append(verdict)
@@ -73,6 +83,12 @@ class JobWatch:
         for kind, number in self.state.take_counts().items():
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)
         return out
+
+    def _window(self, now_s: float, last: bool) -> Window:
+        """The job's window, with its new metric samples where a model or a detector looks at them."""
+        with_samples = self._of_samples or self.scorer.bundle is not None
+        window = self.state.window(now_s, with_samples=with_samples, last=last)
+        return window if self.recorded is None else replace(window, samples=self.recorded())
 
     def _scored(self, window: Window) -> Window:
         """The window with what the trained models make of its new metric samples."""
@@ -104,7 +120,7 @@ class JobWatch:
 
     def _is_news(self, verdict: VerdictRecord) -> bool:
         told = self._told
-        if told is None or verdict.time_s - told.time_s >= self._config.verdict_every_s:
+        if told is None or verdict.time_s - told.time_s >= self._ensemble.config.verdict_every_s:
             return True
         ended = verdict.phase == "ended" and told.phase != "ended"
         return ended or (verdict.anomalous, verdict.kind) != (told.anomalous, told.kind)

@@ -1,20 +1,51 @@
 """What the detection service asks of a detector.
 
 A detector is built as ``Class(config)``. Once for every window the service calls `update`, which
-advances the detector's memory, and then `score`, which has no side effects. Detectors that learn
-offline (the model-based ones) add ``fit``; nothing here depends on it.
+advances the detector's memory, and then `score`, which has no side effects. What its votes may do is
+its `role`: nobody else knows detectors by name. Detectors that learn offline (the model-based ones) add
+``fit``; nothing here depends on it.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
+
+import msgspec
 
 from detectors.job.window import Window
 from trainwarden.records import Vote
 
+Reads = Literal["logs", "events", "steps", "scores", "samples"]
+Alone = Literal["hard", "verified", "any"]
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True):
+    """What a detector's votes may do. An anomalous vote that may do nothing is shown, as evidence, and that is all.
+
+    Attributes
+    ----------
+    reads : str
+        What it judges: log lines, events, steps (of iterations), scores (what trained models make of metrics) or
+        samples (metrics as they were measured, `Window.samples`, which are gathered only where somebody reads them).
+        Where nothing of this was recorded it abstains; new events are shown to those that read events.
+    opens : tuple of str
+        Which of its anomalous votes open an incident alone: ``hard`` (facts), ``verified`` ones, or ``any``.
+    weight : float
+        What the others weigh among the votes that need company (`EnsembleConfig.metric_votes`); 0 supports nobody.
+    """
+
+    reads: Reads
+    opens: tuple[Alone, ...] = ()
+    weight: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 1.0
+
 
 class Detector(Protocol):
     """One opinion about a job."""
+
+    @property
+    def role(self) -> Role:
+        """What its votes may do; a class attribute."""
+        ...
 
     @property
     def more(self) -> bool:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from detectors import CATALOG, ENTRY_POINTS
+from detectors.choice import chosen, rule
 from detectors.job_watch import JobWatch
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.shadow import show_versions, told
 from detectors.metrics.source import ModelFollower, ModelSource
-from detectors.verdict.ensemble import EnsembleConfig
-from trainwarden import plugins
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DetectorError
@@ -21,7 +19,7 @@ from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
-from trainwarden.settings import DetectionSettings, Settings, parse
+from trainwarden.settings import DetectionSettings, Settings
 from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
 log = logging.getLogger("trainwarden.detection")
@@ -83,11 +81,8 @@ class DetectionHandler:
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
-        self._config = parse(EnsembleConfig, settings.ensemble, "detection.ensemble")
-        self._makers: dict[str, tuple[type[Any], Any]] = {}
-        for name, raw in settings.detectors.items():
-            plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
-            self._makers[name] = (plugin, plugins.configure(plugin, raw, f"detection.detectors.{name}"))
+        self._config = rule(settings)
+        self._chosen = chosen(settings)
         self._follower = follower
         self._bundle = _bundle(settings.models) if follower is None else None
         self._challenger: ModelBundle | None = None
@@ -185,7 +180,7 @@ class DetectionHandler:
         """Feed one message; True if it should be judged at once."""
         watch = self._jobs.get(message.key)
         if watch is None:
-            detectors = {name: plugin(config) for name, (plugin, config) in self._makers.items()}
+            detectors = {name: choice.made() for name, choice in self._chosen.items()}
             watch = self._jobs[message.key] = JobWatch(
                 message.key, detectors, self._config, self._metrics, self._bundle
             )

@@ -33,7 +33,7 @@ PATH: Final = (
     ("trainwarden.service:ServiceLoop", "poll, handle, publish, flush, then commit"),
     ("detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
     ("detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
-    ("detectors.verdict.ensemble:judge", "votes become a verdict"),
+    ("detectors.verdict.ensemble:Ensemble", "votes become a verdict"),
     ("detectors.verdict.incidents:Joiner", "verdicts of one cause become one incident"),
     ("actions.engine.handler:EngineHandler", "an incident becomes a plan; `started` is kept before acting"),
     ("actions.launchers.local.client:LocalLauncher", "the launcher does it once, by its id"),

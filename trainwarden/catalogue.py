@@ -2,16 +2,20 @@
 
 A name ends in its unit. ``counter`` metrics only grow (until a reset) and are turned into rates before
 scoring. Names of the same thing in dcgm-exporter or node_exporter are kept beside ours so that recorded
-folders and scrapes of those exporters get the same meaning.
+folders and scrapes of those exporters get the same meaning. A plug-in's own metrics come from a table of the
+same form beside it (`add`); what is sent to another process takes `added` along.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Literal
 
 import msgspec
+
+from trainwarden.errors import ConfigError
 
 Unit = Literal[
     "celsius", "watts", "joules", "hertz", "ratio", "bytes", "bytes_per_second", "seconds", "count", "count_per_second",
@@ -36,13 +40,58 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
-def _read_table() -> tuple[Metric, ...]:
-    table = files("trainwarden").joinpath("catalogue.toml").read_bytes()
-    return msgspec.convert(tomllib.loads(table.decode())["metric"], tuple[Metric, ...])
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    metric: tuple[Metric, ...]
 
 
-CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _read_table()}
-ALIASES: dict[str, str] = {alias: metric.name for metric in CATALOGUE.values() for alias in metric.aliases}
+def read_table(text: str, where: str) -> tuple[Metric, ...]:
+    """The metrics of a table like ``catalogue.toml``.
+
+    Raises
+    ------
+    ConfigError
+        With one sentence that starts with `where`.
+
+    Examples
+    --------
+    >>> row = '[[metric]]\\nname = "host_queue_bytes"\\nunit = "bytes"\\nkind = "gauge"\\nper = "host"\\nmeaning = "."'
+    >>> read_table(row, "here")[0].name
+    'host_queue_bytes'
+    >>> read_table(row.replace("gauge", "gouge"), "here")
+    Traceback (most recent call last):
+    trainwarden.errors.ConfigError: here: Invalid enum value 'gouge' - at `$.metric[0].kind`
+    """
+    try:
+        return msgspec.convert(tomllib.loads(text), _Table).metric
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+_OWN = read_table(files("trainwarden").joinpath("catalogue.toml").read_text(encoding="utf-8"), "catalogue.toml")
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _OWN}
+ALIASES: dict[str, str] = {alias: metric.name for metric in _OWN for alias in metric.aliases}
+
+
+def add(metrics: Iterable[Metric], where: str = "metrics of plug-ins") -> None:
+    """Take a plug-in's metrics into the catalogue of this process; those that are there already, alike, are not new.
+
+    Raises
+    ------
+    ConfigError
+        If a name or alias is taken; nothing of `metrics` is added then.
+    """
+    new = [metric for metric in metrics if CATALOGUE.get(metric.name) != metric]
+    words = [word for metric in new for word in (metric.name, *metric.aliases)]
+    for place, word in enumerate(words):
+        if word in CATALOGUE or word in ALIASES or word in words[:place]:
+            raise ConfigError(f"{where}: the metric name '{word}' is taken already")
+    CATALOGUE.update({metric.name: metric for metric in new})
+    ALIASES.update({alias: metric.name for metric in new for alias in metric.aliases})
+
+
+def added() -> tuple[Metric, ...]:
+    """What plug-ins have brought, for the processes that this one sends work to."""
+    return tuple(metric for metric in CATALOGUE.values() if metric not in _OWN)
 
 
 def lookup(name: str) -> Metric | None:

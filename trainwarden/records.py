@@ -7,9 +7,11 @@ All times are seconds since the Unix epoch in UTC (event time); all durations ar
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
+
+from trainwarden.errors import RecordError
 
 SCHEMA_VERSION = 1
 MAX_LINE_CHARS = 8_192  # a log line is cut here by the collector
@@ -35,6 +37,9 @@ EventKind = Literal[
     "device_lost", "heartbeat_lost", "checkpoint", "phase", "microbatch_plan", "restart", "collector_unsupported",
     "clock_step", "flight_recorder", "model",
 ]  # fmt: skip
+EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
+EventName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$", max_length=64)]
+F = TypeVar("F", bound=msgspec.Struct)
 Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
 
 
@@ -123,17 +128,42 @@ class LogRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="log"
 
 
 class EventRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="event"):
-    """A hard fact. `id` is the same whenever the same fact is sent again."""
+    """A hard fact. `id` is the same whenever the same fact is sent again.
+
+    `kind` is one of `EventKind`, or a plug-in's own, which carries its name and a dot (``rackside.zone_tripped``).
+    Whoever does not know a kind passes it on.
+    """
 
     id: str
     job: str
     node: str
     time_s: float
-    kind: EventKind
+    kind: EventName
     rank: Rank | None = None
     device: str | None = None
     message: str = ""
     fields: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
+
+    def fields_as(self, kind: type[F]) -> F:
+        """`fields` as the typed struct that the plug-in declares for this kind of event.
+
+        Raises
+        ------
+        RecordError
+            If they do not fit it.
+
+        Examples
+        --------
+        >>> class Tripped(msgspec.Struct):
+        ...     celsius: float
+        >>> fields = msgspec.to_builtins(Tripped(95.0))
+        >>> EventRecord(id="e", job="j", node="n", time_s=1.0, kind="my.tripped", fields=fields).fields_as(Tripped)
+        Tripped(celsius=95.0)
+        """
+        try:
+            return msgspec.convert(self.fields, kind)
+        except msgspec.ValidationError as error:
+            raise RecordError(f"event {self.id} of kind {self.kind}: {error}") from error
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):

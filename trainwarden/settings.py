@@ -15,6 +15,8 @@ from trainwarden.errors import ConfigError
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
 ArchivedTopic = Literal["metrics", "iterations", "logs", "events", "verdicts", "incidents", "actions"]
+PluginSettings = dict[str, Any] | bool
+"""What settings say of one plug-in: its own table, True (run it as it comes), or False (do not run it)."""
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -23,33 +25,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AgentSettings(Config, frozen=True, kw_only=True):
-    """The node agent. `collectors` names each collector to run and its own settings."""
+    """The node agent. `collectors` says what differs from the default set, collector by collector."""
 
-    collectors: dict[str, dict[str, Any]] = msgspec.field(
-        default_factory=lambda: {
-            name: {}
-            for name in (
-                "host", "processes", "logs", "iterations", "gpu", "nic", "collective_dumps", "nccl_ras",
-            )
-        }
-    )  # fmt: skip
+    collectors: dict[str, PluginSettings] = msgspec.field(default_factory=dict)
     spool_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024 * 1024
     flush_timeout_s: PositiveSeconds = 5.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
 class DetectionSettings(Config, frozen=True, kw_only=True):
-    """The detection service: `detectors` to run, each with its settings, and the folder that holds their `models`."""
+    """The detection service, and the folder that holds its `models`.
 
-    detectors: dict[str, dict[str, Any]] = msgspec.field(
-        default_factory=lambda: {
-            name: {}
-            for name in (
-                "log_window", "template_burst", "hard_event", "iteration_threshold", "change_point", "peer_deviation",
-                "lof", "neighbor_profile", "dtw", "pca", "kmeans", "nearest", "zlength", "metric_change", "metric_mean",
-            )
-        }
-    )  # fmt: skip
+    `detectors` says what differs from the default set, detector by detector, and `ensemble` what differs from the
+    default rule.
+    """
+
+    detectors: dict[str, PluginSettings] = msgspec.field(default_factory=dict)
     models: str | None = None
     models_every_s: PositiveSeconds = 10.0
     shadow: bool = True

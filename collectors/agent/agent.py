@@ -38,7 +38,7 @@ _CLOCK_STEP_S = 1.0
 
 
 class Agent:
-    """Runs the collectors that the settings name.
+    """Runs the collectors of the CATALOG, changed by what the settings say of single ones.
 
     Parameters
     ----------
@@ -85,7 +85,8 @@ class Agent:
         )
         self._vetting = Vetting(metrics)
         self._watch = SelfWatch(self._scope, clock, metrics, self._delivery, self._vetting)
-        self._tasks = [self._task(name, raw) for name, raw in settings.agent.collectors.items()]
+        wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.agent.collectors)
+        self._tasks = [self._task(name, raw) for name, raw in wanted.items()]
         self._wait = Wait(clock)
         self._clock_offset_s = clock.now_s() - clock.monotonic_s()
         self._closed = False

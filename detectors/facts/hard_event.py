@@ -12,6 +12,7 @@ from detectors.facts.failures import Failures
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window
 from detectors.logs.rules import LogRules
+from detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 from trainwarden.settings import Config
@@ -50,6 +51,7 @@ class HardEvent:
     """
 
     Config = HardEventConfig
+    role = Role(reads="events", opens=("hard",))
 
     def __init__(self, config: HardEventConfig, rules: LogRules | None = None) -> None:
         self._failures = Failures(

@@ -18,6 +18,7 @@ from detectors.job.window import LogLine, Window
 from detectors.logs.findings import Consequences, Finding, finding_vote, moved_on
 from detectors.logs.rules import LogRule, LogRules, load_xids
 from detectors.logs.storms import LogStorms, Source, StormConfig
+from detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentKind, Vote
 
@@ -64,6 +65,7 @@ class LogWindow:
     """
 
     Config = LogWindowConfig
+    role = Role(reads="logs", opens=("any",), weight=0.0)
 
     def __init__(self, config: LogWindowConfig) -> None:
         self._config = config

@@ -15,7 +15,7 @@ from detectors.job.packed import pack, unpack
 from detectors.job.window import LogLine, Window
 from detectors.logs.line_counts import BUCKETS, Run, Source, add_lines, lines_before, lines_newer, lines_within
 from detectors.logs.templates import OVERFLOW, LogTemplates
-from detectors.protocol import abstain
+from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -66,6 +66,7 @@ class TemplateBurst:
     """
 
     Config = TemplateBurstConfig
+    role = Role(reads="logs", opens=("any",), weight=0.0)
 
     def __init__(self, config: TemplateBurstConfig) -> None:
         self._config = config

@@ -1,4 +1,7 @@
-"""What the votes of the trained models share: who is anomalous, since when, and what is said then."""
+"""What the votes of the trained models share: who is anomalous, since when, and what is said then.
+
+Which models vote is a table beside this (`detectors.metrics.votes`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from detectors.metrics.bundle.members import ALL_MODELS
 from detectors.metrics.family_memory import PARTS, FamilyMemory
 from detectors.metrics.opening import ModelVoteConfig, rarity
 from detectors.metrics.scores import NO_MODELS
-from detectors.protocol import abstain
+from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 
@@ -23,10 +26,22 @@ MAX_SUSPECTS: Final = 16
 
 
 class ModelVote:
-    """The vote of one trained model over all entities; plug-ins name their `member` and what its silence means."""
+    """The vote of one trained model over all entities.
 
-    Config = ModelVoteConfig
+    Attributes
+    ----------
+    member : str
+        Which model's; its name among detectors too.
+    whole : bool
+        True if the vote is about the weighted mean of all models instead.
+    silence : str
+        What it means that the model has no opinion of any sample.
+    """
+
+    Config: ClassVar[type[ModelVoteConfig]] = ModelVoteConfig
+    role: ClassVar[Role] = Role(reads="scores")
     member: ClassVar[str] = ""
+    whole: ClassVar[bool] = False
     silence: ClassVar[str] = "warm-up: no sample that the model could judge yet"
     more: Final = False
 
@@ -62,7 +77,7 @@ class ModelVote:
 
     def scores_of(self, scored: ScoredSamples) -> Floats | None:
         """The scores ``[r, k]`` that this vote is about."""
-        return scored.scores.get(self.member)
+        return scored.ensemble if self.whole else scored.scores.get(self.member)
 
     def turns(self, scored: ScoredSamples) -> npt.NDArray[np.int64]:
         """Samples of a whole recording at which an entity opens or closes; at no others the vote can change."""

@@ -26,7 +26,7 @@ from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.pace.shifts.shift import Mechanism, Shift
 from detectors.pace.shifts.verification import VerificationConfig
 from detectors.peers.slow_ranks import own_s, slow_vote, step_of
-from detectors.protocol import abstain
+from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 from trainwarden.settings import Config
@@ -115,6 +115,7 @@ class ChangePoint:
     """
 
     Config = ChangePointConfig
+    role = Role(reads="steps", opens=("verified",))
     more = False
 
     def __init__(self, config: ChangePointConfig) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
 from detectors.pace.hang import HangConfig, HangWatch, hang_vote
-from detectors.protocol import abstain
+from detectors.protocol import Role, abstain
 from trainwarden.records import Vote
 
 
@@ -43,6 +43,7 @@ class IterationThreshold:
     """
 
     Config = IterationThresholdConfig
+    role = Role(reads="steps", opens=("verified",))
     more = False
 
     def __init__(self, config: IterationThresholdConfig) -> None:

@@ -19,7 +19,7 @@ from detectors.peers.episodes import Episode, Evidence, calm_rows, spell_ratio, 
 from detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory, PeerStep
 from detectors.peers.roles import Codes
 from detectors.peers.rules import Finding, PeerDeviationConfig, against_peers, against_self
-from detectors.protocol import abstain
+from detectors.protocol import Role, abstain
 from trainwarden.records import Suspect, Vote
 
 Floats = npt.NDArray[np.float64]
@@ -47,6 +47,7 @@ class PeerDeviation:
     """
 
     Config = PeerDeviationConfig
+    role = Role(reads="steps", opens=("verified",))
     more = False
 
     def __init__(self, config: PeerDeviationConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from detectors.logs.log_window import LogWindow
 from detectors.pace.change_point import ChangePoint
@@ -12,6 +12,7 @@ from trainwarden.json_objects import incident_object
 from trainwarden.recorded.job import RecordedJob
 
 MAX_LISTED: Final = 10_000
+D = TypeVar("D")
 
 
 def job_object(result: ReplayResult) -> dict[str, Any]:
@@ -54,9 +55,14 @@ def _whole_job(job: RecordedJob) -> bool:
     return job.iterations is not None and set(job.iterations.ranks) <= {None}
 
 
+def _of(result: ReplayResult, kind: type[D]) -> D | None:
+    """The detector of `kind`, if it was asked."""
+    return next((one for one in result.detectors.values() if isinstance(one, kind)), None)
+
+
 def _change_points(result: ReplayResult, whole: bool) -> list[dict[str, Any]]:
-    detector = result.detectors.get("change_point")
-    if not isinstance(detector, ChangePoint):
+    detector = _of(result, ChangePoint)
+    if detector is None:
         return []
     return [
         {
@@ -76,8 +82,8 @@ def _change_points(result: ReplayResult, whole: bool) -> list[dict[str, Any]]:
 
 
 def _log_findings(result: ReplayResult) -> list[dict[str, Any]]:
-    detector = result.detectors.get("log_window")
-    if not isinstance(detector, LogWindow):
+    detector = _of(result, LogWindow)
+    if detector is None:
         return []
     return [
         {
@@ -98,8 +104,8 @@ def _log_findings(result: ReplayResult) -> list[dict[str, Any]]:
 
 
 def _stragglers(result: ReplayResult) -> list[dict[str, Any]]:
-    detector = result.detectors.get("peer_deviation")
-    if not isinstance(detector, PeerDeviation):
+    detector = _of(result, PeerDeviation)
+    if detector is None:
         return []
     episodes = sorted(detector.episodes, key=lambda episode: -episode.ratio)
     return [

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from detectors.job.board import HISTORY
 from detectors.job.family import family_of_row
 from detectors.job.samples import Entity, FamilySamples
+from detectors.peers.roles import roles
 from trainwarden.catalogue import lookup
-from trainwarden.recorded.job import MetricTable
+from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,6 +65,47 @@ class MetricGrid:
             self.family, self.names, self.entities, self.values[:, :, :end], self.times_s[:, :end],
             self.column_s[:end], self.place[:, :end],
         )  # fmt: skip
+
+
+class RecordedSamples:
+    """Stands where a live job has its board of metrics: hands out samples up to a time, each once.
+
+    Attributes
+    ----------
+    times_s : float array
+        When there is something new.
+    until_s : float
+        The time up to which `take` hands out.
+    """
+
+    def __init__(self, grids: Sequence[MetricGrid], roles_of: Mapping[int, str]) -> None:
+        self._grids = grids
+        self._roles = roles_of
+        self._places = [0] * len(grids)
+        self.times_s: Floats = np.unique(np.concatenate([np.zeros(0), *(grid.column_s for grid in grids)]))
+        self.until_s = -np.inf
+
+    @classmethod
+    def of(cls, job: RecordedJob) -> Self:
+        """All metrics of `job`."""
+        table = job.metrics
+        return cls([] if table is None or not table.times_s.size else metric_grids(table), roles_by_rank(job))
+
+    def take(self) -> tuple[FamilySamples, ...]:
+        """What is new since the last call, with as much before it as live samples have."""
+        found = []
+        for place, grid in enumerate(self._grids):
+            new, end = self._places[place], int(np.searchsorted(grid.column_s, self.until_s, side="right"))
+            if end > new:
+                found.append(grid.samples(max(0, new - HISTORY), new, end, self._roles))
+                self._places[place] = end
+        return tuple(found)
+
+
+def roles_by_rank(job: RecordedJob) -> dict[int, str]:
+    """The role of every rank that metrics are about."""
+    ranks = sorted({one for one in job.metrics.ranks if one is not None}) if job.metrics is not None else []
+    return dict(zip(ranks, roles(ranks, job.parallel), strict=True))
 
 
 def metric_grids(table: MetricTable) -> list[MetricGrid]:

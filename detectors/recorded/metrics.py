@@ -16,8 +16,7 @@ from detectors.job.samples import Entity, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.scores import MetricScorer
-from detectors.peers.roles import roles
-from detectors.recorded.grids import MetricGrid, metric_grids
+from detectors.recorded.grids import MetricGrid, metric_grids, roles_by_rank
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
@@ -149,8 +148,7 @@ def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, u
     scores = MetricScores(job.metrics, bundle, (), {}, training, {}, np.full(rows, np.nan))
     if until_s is not None:
         training[:] = job.metrics.times_s < until_s
-    ranks = sorted({one for one in job.metrics.ranks if one is not None})
-    roles_of = dict(zip(ranks, roles(ranks, job.parallel), strict=True))
+    roles_of = roles_by_rank(job)
     kept: list[ScoredGrid] = []
     for grid in grids:
         split = 0 if until_s is None else int(np.searchsorted(grid.column_s, until_s, side="left"))

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
-from detectors import CATALOG, ENTRY_POINTS
+from detectors.choice import Choice, chosen, rule
 from detectors.job.samples import FamilySamples, Floats, ScoredSamples
 from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVote
 from detectors.pace.change_point import ChangePointConfig, for_recording
-from detectors.protocol import Detector
+from detectors.protocol import Detector, Role
+from detectors.recorded.grids import RecordedSamples
 from detectors.recorded.metrics import MetricScores
 from detectors.recorded.stream import Fact, ReplayStream
-from detectors.verdict.ensemble import LOG_VOTES, EnsembleConfig
-from trainwarden import plugins
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import IncidentRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.settings import DetectionSettings, parse
+from trainwarden.settings import DetectionSettings
 
-STEP_VOTES: Final = frozenset({"change_point", "iteration_threshold", "peer_deviation"})
 Progress = Callable[[float], None]
 """Called with the share of the work that is done, 0..1."""
 
@@ -59,6 +56,7 @@ class _Noted:
 
     def __init__(self, detector: Detector) -> None:
         self.detector = detector
+        self.role: Role = detector.role
         self.spoke = False
         self.reason = "nothing of this kind was recorded"
 
@@ -133,10 +131,13 @@ def replay(
     ConfigError
         If a detector does not exist or a setting is wrong.
     """
-    detectors = {name: _Noted(_made(name, settings, job)) for name in (names or settings.detectors)}
-    config = parse(EnsembleConfig, settings.ensemble, "detection.ensemble")
-    stream = ReplayStream(job, facts, _turning_times_s([noted.detector for noted in detectors.values()], scores))
-    watch = JobWatch(job.name, dict(detectors), config, SelfMetrics("replay"))
+    detectors = {name: _Noted(_made(choice, job)) for name, choice in chosen(settings, names or None).items()}
+    watch = JobWatch(job.name, dict(detectors), rule(settings), SelfMetrics("replay"))
+    samples = RecordedSamples.of(job) if any(one.role.reads == "samples" for one in detectors.values()) else None
+    turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
+    stream = ReplayStream(job, facts, turns_s if samples is None else np.union1d(turns_s, samples.times_s))
+    if samples is not None:
+        watch.recorded = samples.take
     scorer = None if scores is None else _Prescored(scores)
     if scorer is not None:
         watch.scorer = scorer
@@ -148,6 +149,8 @@ def replay(
             watch.state.feed(record)
         if scorer is not None:
             scorer.until_s = now_s
+        if samples is not None:
+            samples.until_s = now_s
         for found in watch.score(now_s):
             if isinstance(found, IncidentRecord):
                 incidents[found.id] = found
@@ -177,28 +180,25 @@ def _abstained(detectors: Mapping[str, _Noted], job: RecordedJob, scores: Metric
     """Why detectors had no opinion: nothing to judge goes before what they say themselves."""
     reasons = {name: noted.reason for name, noted in detectors.items() if not noted.spoke}
     for name, noted in detectors.items():
-        if isinstance(noted.detector, ModelVote) and scores is None:
+        if noted.role.reads == "scores" and scores is None:
             reasons[name] = (
                 "no metrics were recorded"
                 if job.metrics is None
                 else "nothing says what is normal: give --normal-until, --normal or --models"
             )
-        elif name in STEP_VOTES and job.iterations is None:
+        elif noted.role.reads == "steps" and job.iterations is None:
             reasons[name] = "no iterations were recorded"
-        elif name in LOG_VOTES and not job.logs:
+        elif noted.role.reads == "logs" and not job.logs:
             reasons[name] = "no log lines were recorded"
+        elif noted.role.reads == "samples" and job.metrics is None:
+            reasons[name] = "no metrics were recorded"
     return reasons
 
 
-def _made(name: str, settings: DetectionSettings, job: RecordedJob) -> Detector:
-    plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
-    config = plugins.configure(plugin, settings.detectors.get(name, {}), f"detection.detectors.{name}")
-    if isinstance(config, ChangePointConfig):
+def _made(choice: Choice, job: RecordedJob) -> Detector:
+    if isinstance(choice.config, ChangePointConfig):
         # In a recording every verified slowdown is told, however short: nobody is woken by it.
         quick = for_recording(tuple(change.step for change in job.planned))
-        own = settings.detectors.get(name, {})
-        config = msgspec.structs.replace(
-            quick, **{field: getattr(config, field) for field in own if field != "planned_steps"}
-        )
-    detector: Detector = plugin(config)
-    return detector
+        said = {field: getattr(choice.config, field) for field in choice.said if field != "planned_steps"}
+        return replace(choice, config=msgspec.structs.replace(quick, **said)).made()
+    return choice.made()

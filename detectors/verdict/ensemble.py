@@ -1,8 +1,8 @@
 """From votes to one verdict: who may open an incident alone, who needs company, and which phases explain what.
 
-Rule by default (Wu et al., TRANSOM, 2023, section IV-B): anomalous if the log window says so, or at least two metric
-models do, or a change is verified, or a hard event happened. An abstention is not a "no". Beyond that source the metric
-models' mean may open an incident too.
+What a vote may do is its detector's `Role`; no detector is known here by name. Rule by default (Wu et al., TRANSOM,
+2023, section IV-B): anomalous if the log window says so, or at least two metric models do, or a change is verified, or
+a hard event happened. An abstention is not a "no". Beyond that source the metric models' mean may open an incident too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from detectors.job.common_mode import quiet_median
 from detectors.job.window import Window, job_duration_s
+from detectors.protocol import Role
 from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
 from trainwarden.settings import Config
 
-LOG_VOTES: Final = frozenset({"log_window", "template_burst"})
 # Kinds that say what fails, the most specific first; slowness without a culprit is the least specific.
 KIND_ORDER: Final[tuple[IncidentKind, ...]] = (
     "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
@@ -51,10 +51,7 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
     metric_votes : float
         Weight of the metric votes that must agree on one entity.
     weights : dict
-        Weight of a detector among the metric votes; 1 where not named, 0 silences it. Models that look at the level of
-        metrics in nearly the same way (`kmeans`, `nearest`, `pca`) have half a voice each, `neighbor_profile` too, as
-        it is behind the simple baselines; `lof` and `zlength` did not earn one (measured in docs/detection.md).
-        `metric_mean` is the opinion of all of them and may open an incident by itself.
+        Weights that differ from the detectors' own (`Role.weight`), by name; 0 silences a detector altogether.
     log_opens, verified_opens, hard_opens : bool
         What may open an incident alone.
     forget_s : float
@@ -64,17 +61,7 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
     window_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 0.5
     verdict_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
     metric_votes: Annotated[float, msgspec.Meta(gt=0.0, le=20.0)] = 2.0
-    weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(
-        default_factory=lambda: {
-            "kmeans": 0.5,
-            "nearest": 0.5,
-            "pca": 0.5,
-            "neighbor_profile": 0.5,
-            "lof": 0.0,
-            "zlength": 0.0,
-            "metric_mean": 2.0,
-        }
-    )
+    weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(default_factory=dict)
     log_opens: bool = True
     verified_opens: bool = True
     hard_opens: bool = True
@@ -112,19 +99,6 @@ def family_of(kind: IncidentKind) -> str:
     return "slow" if kind in SLOW_KINDS else kind
 
 
-def candidates(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig) -> list[Candidate]:
-    """The believed votes, joined by family, what comes first most urgent."""
-    deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
-    believed = {name: vote for name, vote in deciding.items() if _opens_alone(name, vote, config)}
-    company = {name: vote for name, vote in deciding.items() if name not in LOG_VOTES and not vote.hard}
-    believed |= {name: vote for name, vote in _agreeing(company, config).items() if name not in believed}
-    groups: dict[str, list[Vote]] = {}
-    for vote in believed.values():
-        groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
-    joined = [_join(family, members) for family, members in groups.items()]
-    return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
-
-
 def versions_used(votes: Mapping[str, Vote], window: Window) -> dict[str, str]:
     """Versions of the models whose votes these are."""
     return {
@@ -134,57 +108,96 @@ def versions_used(votes: Mapping[str, Vote], window: Window) -> dict[str, str]:
     }
 
 
-def judge(window: Window, votes: Mapping[str, Vote], config: EnsembleConfig) -> VerdictRecord:
-    """The verdict on one window: its most urgent candidate, with every vote.
+class Ensemble:
+    """The rule of one job: its settings, and what each of its detectors may do.
+
+    Parameters
+    ----------
+    config : EnsembleConfig
+    roles : mapping of str to Role
+        By detector; there is one for every vote.
 
     Examples
     --------
     >>> from detectors.job.state import JobState
     >>> window = JobState("j").window(now_s=1.0)
-    >>> vote = Vote(opinion="anomalous", score=1.0, kind="crash", hard=True)
-    >>> judge(window, {"hard_event": vote}, EnsembleConfig()).kind
+    >>> crash = Vote(opinion="anomalous", score=1.0, kind="crash", hard=True)
+    >>> facts = Ensemble(EnsembleConfig(), {"facts": Role(reads="events", opens=("hard",))})
+    >>> facts.judge(window, {"facts": crash}).kind
     'crash'
     """
-    found = candidates(window, votes, config)
-    first = found[0] if found else None
-    recent_s = float(quiet_median(job_duration_s(window, slice(-10, None))))
-    return VerdictRecord(
-        id=hashlib.sha256(f"{window.job}/{window.now_s!r}/{first and first.kind}".encode()).hexdigest()[:20],
-        job=window.job,
-        time_s=window.now_s,
-        window_s=float(window.end_s - window.ends_s[0]) if len(window.ends_s) else 0.0,
-        anomalous=first is not None,
-        reason=first.reason if first else _calm_reason(window, votes),
-        votes=dict(votes),
-        kind=first.kind if first else None,
-        severity=first.severity if first else None,
-        suspects=first.suspects if first else (),
-        phase=window.phase,
-        step=int(window.steps[-1]) if len(window.steps) else None,
-        model_versions=versions_used(votes, window),
-        iteration_s=recent_s if np.isfinite(recent_s) else None,
-    )
 
+    def __init__(self, config: EnsembleConfig, roles: Mapping[str, Role]) -> None:
+        self.config = config
+        self._roles = roles
 
-def _agreeing(company: Mapping[str, Vote], config: EnsembleConfig) -> dict[str, Vote]:
-    """The votes that are enough together, each with those suspects alone that enough others agree on.
+    def weight(self, name: str) -> float:
+        """What the votes of detector `name` weigh among those that need company."""
+        return self.config.weights.get(name, self._roles[name].weight)
 
-    Two votes about different entities do not support each other. A vote that names nobody is about the whole job and
-    supports everyone.
-    """
-    weights = {name: config.weights.get(name, 1.0) for name in company}
-    everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
-    totals: dict[tuple[Any, ...], float] = {}
-    for name, vote in company.items():
-        for key in {key for suspect in vote.suspects for key in _who(suspect)}:
-            totals[key] = totals.get(key, everyone) + weights[name]
-    agreed = {key for key, total in totals.items() if total >= config.metric_votes}
-    found: dict[str, Vote] = {}
-    for name, vote in company.items():
-        suspects = tuple(suspect for suspect in vote.suspects if agreed.intersection(_who(suspect)))
-        if weights[name] > 0.0 and (suspects or (not vote.suspects and (agreed or everyone >= config.metric_votes))):
-            found[name] = msgspec.structs.replace(vote, suspects=suspects)
-    return found
+    def candidates(self, window: Window, votes: Mapping[str, Vote]) -> list[Candidate]:
+        """The believed votes, joined by family, what comes first most urgent."""
+        deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
+        believed = {name: vote for name, vote in deciding.items() if self._opens_alone(name, vote)}
+        company = {name: vote for name, vote in deciding.items() if not vote.hard and self.weight(name) > 0.0}
+        believed |= {name: vote for name, vote in self._agreeing(company).items() if name not in believed}
+        groups: dict[str, list[Vote]] = {}
+        for vote in believed.values():
+            groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
+        joined = [_join(family, members) for family, members in groups.items()]
+        return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
+
+    def judge(self, window: Window, votes: Mapping[str, Vote]) -> VerdictRecord:
+        """The verdict on one window: its most urgent candidate, with every vote."""
+        found = self.candidates(window, votes)
+        first = found[0] if found else None
+        recent_s = float(quiet_median(job_duration_s(window, slice(-10, None))))
+        return VerdictRecord(
+            id=hashlib.sha256(f"{window.job}/{window.now_s!r}/{first and first.kind}".encode()).hexdigest()[:20],
+            job=window.job,
+            time_s=window.now_s,
+            window_s=float(window.end_s - window.ends_s[0]) if len(window.ends_s) else 0.0,
+            anomalous=first is not None,
+            reason=first.reason if first else _calm_reason(window, votes),
+            votes=dict(votes),
+            kind=first.kind if first else None,
+            severity=first.severity if first else None,
+            suspects=first.suspects if first else (),
+            phase=window.phase,
+            step=int(window.steps[-1]) if len(window.steps) else None,
+            model_versions=versions_used(votes, window),
+            iteration_s=recent_s if np.isfinite(recent_s) else None,
+        )
+
+    def _opens_alone(self, name: str, vote: Vote) -> bool:
+        opens = self._roles[name].opens
+        if self.config.weights.get(name) == 0.0:
+            return False
+        if vote.hard:
+            return self.config.hard_opens and ("hard" in opens or "any" in opens)
+        if "any" in opens:
+            return self.config.log_opens
+        return vote.verified and "verified" in opens and self.config.verified_opens
+
+    def _agreeing(self, company: Mapping[str, Vote]) -> dict[str, Vote]:
+        """The votes that are enough together, each with those suspects alone that enough others agree on.
+
+        Two votes about different entities do not support each other. A vote that names nobody is about the whole job
+        and supports everyone.
+        """
+        weights, enough = {name: self.weight(name) for name in company}, self.config.metric_votes
+        everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
+        totals: dict[tuple[Any, ...], float] = {}
+        for name, vote in company.items():
+            for key in {key for suspect in vote.suspects for key in _who(suspect)}:
+                totals[key] = totals.get(key, everyone) + weights[name]
+        agreed = {key for key, total in totals.items() if total >= enough}
+        found: dict[str, Vote] = {}
+        for name, vote in company.items():
+            suspects = tuple(suspect for suspect in vote.suspects if agreed.intersection(_who(suspect)))
+            if suspects or (not vote.suspects and (agreed or everyone >= enough)):
+                found[name] = msgspec.structs.replace(vote, suspects=suspects)
+        return found
 
 
 def _who(suspect: Suspect) -> list[tuple[Any, ...]]:
@@ -225,16 +238,6 @@ def _counts(window: Window, vote: Vote) -> bool:
     if vote.kind == "slow_compute" and vote.verified:
         return window.phase != "restart"  # a rank that differs from its peers does so in any phase
     return window.phase not in SLOW_PHASES
-
-
-def _opens_alone(name: str, vote: Vote, config: EnsembleConfig) -> bool:
-    if config.weights.get(name, 1.0) == 0.0:
-        return False
-    if vote.hard:
-        return config.hard_opens
-    if name in LOG_VOTES:
-        return config.log_opens
-    return vote.verified and config.verified_opens
 
 
 def _place(kind: IncidentKind | None) -> int:

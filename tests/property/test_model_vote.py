@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as arrays
 
 from detectors.job.samples import Entity, ScoredSamples
 from detectors.job.state import JobState
-from detectors.metrics.pca import PcaVote
 from detectors.metrics.vote import ModelVoteConfig
+from detectors.metrics.votes import PcaVote
 
 SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.51, 0.55, 0.6, 0.9, float("nan")])
 

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from collectors import CATALOG
 from trainwarden import rundir
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.protocols import Message
@@ -28,6 +30,12 @@ serve(load(), Path(sys.argv[1]), Path(sys.argv[2]), StopFlag(with_parent=True))
 """
 
 
+def _only(collectors: str) -> str:
+    """The inline table with every other collector of the CATALOG off."""
+    named = tomllib.loads(f"it = {collectors}")["it"]
+    return f"{{{', '.join([f'{name} = false' for name in CATALOG if name not in named] + [collectors.strip()[1:-1]])}}}"
+
+
 class AgentProcess:
     """The agent as a service on an embedded bus in `folder`.
 
@@ -36,7 +44,7 @@ class AgentProcess:
     folder : Path
         Gets ``run``, ``state``, ``bus.db`` and ``agent.err``.
     collectors : str
-        ``agent.collectors`` as an inline table of TOML.
+        ``agent.collectors`` as an inline table of TOML; those that it does not name are switched off.
     environ : mapping, optional
         Further environment variables.
     """
@@ -51,7 +59,7 @@ class AgentProcess:
             "TRAINWARDEN_JOB": "job",
             "TRAINWARDEN_NODE": "node0",
             "TRAINWARDEN_BUS": f"embedded:{self.bus_path}",
-            "TRAINWARDEN_AGENT_COLLECTORS": collectors,
+            "TRAINWARDEN_AGENT_COLLECTORS": _only(collectors),
             **(environ or {}),
         }
         self.process: subprocess.Popen[bytes] | None = None

@@ -27,7 +27,7 @@ from trainer_offline.data.grids import (
     settled_index,
     thinned,
 )
-from trainwarden.catalogue import lookup
+from trainwarden.catalogue import Metric, add, added, lookup
 from trainwarden.errors import DataError
 from trainwarden.recorded.folder import read_metrics_of
 from trainwarden.recorded.job import RecordedJob
@@ -65,6 +65,7 @@ class Task:
     seed: int
     judged: bool = True  # also what is not normal is needed, for the gate
     archived: bool = False  # `folder` is an archive that holds the job `name`
+    metrics: tuple[Metric, ...] = field(default_factory=added)  # that plug-ins have brought
 
     @property
     def label(self) -> str:
@@ -111,6 +112,7 @@ def prepare_job(task: Task) -> PreparedJob:
         If it cannot be read or has no normal rows.
     """
     out = PreparedJob("", [])
+    add(task.metrics)
     job = _read(task, out)
     out.name = job.name
     if job.metrics is None or not job.metrics.times_s.size:

@@ -27,7 +27,6 @@ from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.recorded.metrics import MetricScores, score_recorded
 from detectors.recorded.replay import replay
-from detectors.verdict.ensemble import EnsembleConfig
 from tests.benchmarks.detection.baselines import BASELINES, baselines
 from tests.benchmarks.detection.measures import blamed_share, bootstrap, vus_pr
 from tests.benchmarks.detection.protocol import (
@@ -198,13 +197,13 @@ def rows(datasets: Sequence[str] = DATASETS, say: Say = lambda text: None, worke
 def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
     """The rows of one data set."""
     chosen, report = ([one for one in judged if one.half == half] for half in ("choose", "report"))
-    weights, votes = by_name(VoteConfig().members), EnsembleConfig().weights
+    weights, votes = by_name(VoteConfig().members), chosen(DetectionSettings())
     methods = [PRODUCT, "ensemble", *weights, *BASELINES]
     out = []
     for method in methods:
         row: dict[str, Any] = {"table": "metrics", "row": method, "set": dataset, "machines": len(report)}
         if method in weights:
-            row |= {"weight": weights[method], "vote_weight": votes.get(method, 1.0)}
+            row |= {"weight": weights[method], "vote_weight": votes[method].role.weight}
         if method == PRODUCT or method in report[0].scores:
             row |= _figures(method, chosen, report)
         else:

@@ -20,10 +20,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.choice import chosen
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.recorded.metrics import score_recorded
 from detectors.recorded.replay import replay
-from detectors.verdict.ensemble import SLOW_KINDS, EnsembleConfig
+from detectors.verdict.ensemble import SLOW_KINDS
 from tests.benchmarks.detection.logs import KEYWORDS
 from tests.benchmarks.detection.mixed_jobs import TICK_S, Anomaly, MixedJob, mixed_jobs
 from tests.benchmarks.detection.protocol import Counts, intervals, quality, rounded, spans_quality
@@ -54,8 +55,7 @@ class Outcome:
 
 def leave_out() -> list[str]:
     """Detectors that can change a verdict; one without a weight in the rule cannot."""
-    weights = EnsembleConfig().weights
-    return [name for name in DetectionSettings().detectors if weights.get(name, 1.0) > 0.0]
+    return [name for name, one in chosen(DetectionSettings()).items() if one.role.weight > 0.0 or one.role.opens]
 
 
 def judge(place: int) -> Outcome:
@@ -73,7 +73,7 @@ def judge(place: int) -> Outcome:
         # Without one that never had an opinion nothing can change.
         out.spans[f"without {name}"] = out.spans[WHOLE]
         if name not in whole.abstained:
-            rest = [one for one in settings.detectors if one != name]
+            rest = [one for one in chosen(settings) if one != name]
             out.spans[f"without {name}"] = _spans(replay(job, settings, names=rest, scores=scores).incidents, span[1])
     out.spans[RULES] = simple_rules(mixed)
     out.spans["always_off"] = []
@@ -153,11 +153,11 @@ def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     for anomaly in ("metric", "log", "steps", "none"):
         some = [one for one in outcomes if one.anomaly == anomaly]
         out += [figures(some, variant, anomaly) for variant in (WHOLE, RULES) if some]
-    weights, votes = by_name(VoteConfig().members), EnsembleConfig().weights
+    weights, votes = by_name(VoteConfig().members), chosen(DetectionSettings())
     for row in out:
         name = row["row"].removeprefix("without ")
         if name in weights:
-            row |= {"weight": weights[name], "vote_weight": votes.get(name, 1.0)}
+            row |= {"weight": weights[name], "vote_weight": votes[name].role.weight}
     return out
 
 

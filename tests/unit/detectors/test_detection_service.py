@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from detectors import CATALOG
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, RememberingBus, Run, event, log_lines
 from trainwarden.errors import ConfigError, DetectorError
@@ -445,7 +446,7 @@ def test_verdicts_are_told_on_change_and_about_once_a_second() -> None:
     run = played(job, 0.0)
     length_s = job.end_s - START_S
     assert 0.7 * length_s <= len(run.verdicts) <= 1.2 * length_s
-    assert set(run.verdicts[-1].votes) == set(DetectionSettings().detectors)
+    assert set(run.verdicts[-1].votes) == set(CATALOG)
     assert run.verdicts[-1].iteration_s == pytest.approx(0.31, rel=0.1)
 
 
@@ -469,7 +470,9 @@ def test_records_of_all_kinds_and_of_no_use_are_taken() -> None:
     [
         DetectionSettings(detectors={"nonesuch": {}}),
         DetectionSettings(detectors={"hard_event": {"root_patience_s": -1}}),
+        DetectionSettings(detectors={"nonesuch": False}),
         DetectionSettings(ensemble={"window_every_s": 0}),
+        DetectionSettings(ensemble={"weights": {"nonesuch": 0.5}}),
     ],
 )
 def test_wrong_settings_are_refused_at_the_start(settings: DetectionSettings) -> None:

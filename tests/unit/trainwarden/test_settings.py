@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import collectors
 from trainwarden import plugins
 from trainwarden.errors import ConfigError
 from trainwarden.settings import Settings, load
@@ -21,7 +22,7 @@ def test_defaults_need_no_file() -> None:
     settings = load(None, {})
     assert settings.engine.mode == "observe"
     assert settings.bus.startswith("embedded:")
-    assert "iterations" in settings.agent.collectors
+    assert "iterations" in plugins.chosen(collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors)
 
 
 def test_file_then_environment(tmp_path: Path) -> None:

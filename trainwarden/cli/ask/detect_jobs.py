@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainwarden.catalogue import Metric, add, added
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
@@ -43,6 +44,7 @@ class Work:
     names: tuple[str, ...]
     settings: DetectionSettings
     want_scores: bool
+    metrics: tuple[Metric, ...] = field(default_factory=added)  # that plug-ins have brought
 
 
 @dataclass(slots=True)
@@ -64,17 +66,22 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     DataError
         If a folder or a registry cannot be read.
     """
-    from detectors import CATALOG
+    from detectors import CATALOG, ENTRY_POINTS
+    from trainwarden import plugins
     from trainwarden.recorded.folder import is_batch, jobs_in
 
     if asked.normal_until is not None and asked.normal is not None:
         raise ConfigError("--normal-until and --normal exclude each other: both say what is normal")
-    settings = load(config).detection
+    everything = load(config)
+    settings = everything.detection
+    plugins.bring(everything)
+    wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.detectors)
     names = asked.detectors
-    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(settings.detectors)
-    unknown = [word for word in chosen if word not in CATALOG and word not in settings.detectors]
+    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(wanted)
+    known = plugins.names(CATALOG, ENTRY_POINTS) if names else chosen
+    unknown = [word for word in chosen if word not in known]
     if unknown:
-        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(CATALOG)}")
+        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(known)}")
     until_s = time_of(asked.normal_until)
     models = _local_models(asked.models or settings.models)
     batch = is_batch(data)
@@ -121,8 +128,9 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     from trainwarden.recorded.folder import read_folder
 
     name = work.name or work.folder.resolve().name
+    add(work.metrics)
     try:
-        from detectors.metrics.bundle.members import ALL_MODELS
+        from detectors.choice import chosen
         from detectors.recorded.facts import read_facts
         from detectors.recorded.findings import job_object
         from detectors.recorded.metrics import score_recorded
@@ -131,7 +139,7 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         job = read_folder(work.folder, work.name)
         name = job.name
         scores = None
-        if work.want_scores or any(word in ALL_MODELS for word in work.names):
+        if work.want_scores or any(one.role.reads == "scores" for one in chosen(work.settings, work.names).values()):
             bundle = _bundle(work.models, work.normal)
             scores = score_recorded(job, bundle, work.normal_until_s)
         result = replay(job, work.settings, names=work.names, facts=read_facts(job), scores=scores, progress=progress)

@@ -101,11 +101,14 @@ def _trained(asked: Asked, progress: TrainingProgress) -> tuple[dict[str, Any], 
     from trainer_offline.registry.registry import Registry
     from trainer_offline.service.train import TrainConfig
     from trainer_offline.service.train import train as run
+    from trainwarden import plugins
     from trainwarden.settings import load, parse
 
     if not asked.data.exists():
         raise ConfigError(f"--data: there is no folder '{asked.data}'")
-    said = load(asked.config).trainer
+    settings = load(asked.config)
+    plugins.bring(settings)
+    said = settings.trainer
     how = {"prepare": said.prepare, "models": said.models, "gate": said.gate}
     how_to = parse(TrainConfig, how, "trainer")
     answer = run(

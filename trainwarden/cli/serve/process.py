@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwarden import rundir
+from trainwarden import plugins, rundir
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.settings import Settings, load
 
@@ -59,6 +59,7 @@ def service(name: str, *, run_dir: Path | None, config: Path | None, with_parent
     log_to_stderr()
     one_blas_thread()
     settings = load(config)
+    plugins.bring(settings)
     stop = StopFlag(with_parent=with_parent)
     run, state = folders(settings, run_dir)
     log.info("service starts", extra={"fields": {"service": name, "job": settings.job, "pid": os.getpid()}})

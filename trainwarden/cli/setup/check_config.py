@@ -31,20 +31,15 @@ def _check_plugins(settings: Settings) -> None:
         For the first mistake.
     """
     import collectors
-    import detectors
     from actions import launchers
     from actions.engine.policy import Rules
-    from detectors.verdict.ensemble import EnsembleConfig
-    from trainwarden.settings import parse
+    from detectors.choice import chosen, rule
 
     launcher = {settings.engine.launcher: settings.engine.launcher_settings}
-    tables = (
-        (collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors, "agent.collectors"),
-        (detectors.CATALOG, detectors.ENTRY_POINTS, settings.detection.detectors, "detection.detectors"),
-        (launchers.CATALOG, launchers.ENTRY_POINTS, launcher, "engine.launcher"),
-    )
-    for catalog, group, wanted, where in tables:
-        for name, raw in wanted.items():
-            plugins.configure(plugins.load(catalog, group, name), raw, f"{where}.{name}")
-    parse(EnsembleConfig, settings.detection.ensemble, "detection.ensemble")
+    wanted = plugins.chosen(collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors)
+    for package, raws, where in ((collectors, wanted, "agent.collectors"), (launchers, launcher, "engine.launcher")):
+        for name, raw in raws.items():
+            plugins.configure(plugins.load(package.CATALOG, package.ENTRY_POINTS, name), raw, f"{where}.{name}")
+    chosen(settings.detection)
+    rule(settings.detection)
     Rules.of(settings.engine)

@@ -69,7 +69,7 @@ def _check_collectors(settings: Settings) -> list[dict[str, str]]:
 
     scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")
     rows = []
-    for name, raw in settings.agent.collectors.items():
+    for name, raw in plugins.chosen(collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors).items():
         plugin = plugins.load(collectors.CATALOG, collectors.ENTRY_POINTS, name)
         collector = plugin(plugins.configure(plugin, raw, f"agent.collectors.{name}"), scope, SystemClock())
         reason = collector.supported()

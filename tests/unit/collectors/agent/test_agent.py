@@ -346,6 +346,7 @@ def test_run_collects_once_more_when_told_to_stop_and_closes(rig: Rig) -> None:
     ("collectors", "sentence"),
     [
         ({"nope": {}}, "there is no collectors plug-in 'nope'; there are: a, b"),
+        ({"nope": False}, "there is no collectors plug-in 'nope'; there are: a, b"),
         ({"a": {"colour": 1}}, "agent.collectors.a: unknown key `colour`"),
     ],
 )
@@ -356,6 +357,15 @@ def test_mistakes_in_settings_are_one_sentence(
     with pytest.raises(ConfigError) as caught:
         rig.start()
     assert str(caught.value).startswith(sentence)
+
+
+def test_what_settings_say_of_one_leaves_the_others(rig: Rig, tmp_path: Path) -> None:
+    rig.agent_settings["collectors"] = {"b": {"interval_s": 10.0}}
+    rig.start()
+    assert [(task.name, task.collector.interval_s) for task in rig.agent._tasks] == [("a", 1.0), ("b", 10.0)]
+    rig.agent_settings["collectors"] = {"a": False}
+    rig.start()
+    assert [(task.name, task.collector.interval_s) for task in rig.agent._tasks] == [("b", 1.0)]
 
 
 def test_a_position_that_means_nothing_to_the_collector_stops_it_once(rig: Rig, tmp_path: Path) -> None:

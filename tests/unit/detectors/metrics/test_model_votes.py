@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from detectors.choice import chosen
 from detectors.job.samples import Entity, ScoredSamples
 from detectors.job.state import JobState
 from detectors.job.window import Window
 from detectors.job_watch import JobWatch, seen
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.pca import PcaVote
 from detectors.metrics.scores import NO_MODELS
 from detectors.metrics.vote import ModelVoteConfig
+from detectors.metrics.votes import PcaVote
 from detectors.service import DetectionHandler
-from detectors.verdict.ensemble import EnsembleConfig, candidates, judge
+from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote
@@ -26,6 +27,7 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings, parse
 
 CONFIG = ModelVoteConfig(threshold=0.5, open_samples=2, close_samples=3)
+ROLES = {name: choice.role for name, choice in chosen(DetectionSettings()).items()}
 
 
 def window(*scored: ScoredSamples, unscored: dict[str, str] | None = None, **more: Any) -> Window:
@@ -171,7 +173,7 @@ def named(*suspects: tuple[int | None, str | None, str | None]) -> Vote:
 
 
 def believed(votes: dict[str, Vote], **config: Any) -> list[list[int | None]]:
-    found = candidates(window(phase=""), votes, EnsembleConfig(**config))
+    found = Ensemble(EnsembleConfig(**config), ROLES).candidates(window(phase=""), votes)
     return [[suspect.rank for suspect in one.suspects] for one in found]
 
 
@@ -197,7 +199,8 @@ def test_weights_are_summed_for_each_entity_and_abstention_is_no_no() -> None:
     assert believed({"kmeans": one, "pca": one, "metric_change": one}) == [[0]]
     assert believed({"metric_change": one, "dtw": one, "lof": silent}) == [[0]]
     assert believed({"lof": one, "zlength": one, "metric_change": one}) == []
-    assert believed({"lof": one, "pca": one}, weights={}) == [[0]]
+    assert believed({"lof": one, "pca": one}, weights={"lof": 1.0}) == []  # pca keeps its half
+    assert believed({"lof": one, "pca": one}, weights={"lof": 1.0, "pca": 1.0}) == [[0]]
 
 
 def test_a_vote_about_the_whole_job_supports_everyone() -> None:
@@ -224,7 +227,7 @@ def bundle() -> ModelBundle:
 def played(bundle: ModelBundle | None, *, sick: bool) -> list[Any]:
     """What a job's watch says of 90 seconds of metrics of four GPUs."""
     handler = DetectionHandler(DetectionSettings(), ManualClock(0.0), SelfMetrics("detector"))
-    detectors = {name: plugin(config) for name, (plugin, config) in handler._makers.items()}
+    detectors = {name: choice.made() for name, choice in handler._chosen.items()}
     watch = JobWatch("job", detectors, EnsembleConfig(), SelfMetrics("detector"), bundle)
     values = np.stack([metrics(30 + one, 90) for one in range(4)])
     if sick:
@@ -262,7 +265,7 @@ def test_without_models_the_verdict_shows_that_they_abstain() -> None:
     verdict = [one for one in played(None, sick=True) if isinstance(one, VerdictRecord)][-1]
     assert verdict.votes["lof"].reason == NO_MODELS
     assert not verdict.anomalous
-    assert judge(window(), {}, EnsembleConfig()).model_versions == {}
+    assert Ensemble(EnsembleConfig(), {}).judge(window(), {}).model_versions == {}
 
 
 def test_models_are_named_in_the_settings(bundle: ModelBundle, tmp_path: Any) -> None:

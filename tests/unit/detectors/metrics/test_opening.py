@@ -9,9 +9,9 @@ import pytest
 
 from detectors.job.samples import Entity, Floats, ScoredSamples
 from detectors.job.state import JobState
-from detectors.metrics.metric_mean import MetricMeanVote
 from detectors.metrics.opening import ModelVoteConfig, rarity
-from detectors.verdict.ensemble import EnsembleConfig, candidates
+from detectors.metrics.votes import MetricChangeVote, MetricMeanVote
+from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from trainer_offline.fit.judge import segments
 
 DAY = 1440
@@ -92,6 +92,7 @@ def test_the_mean_of_all_models_may_open_alone_and_a_single_model_may_not() -> N
     detector.update(window)
     vote = detector.score(window)
     assert vote.opinion == "anomalous"
-    (found,) = candidates(window, {"metric_mean": vote}, EnsembleConfig())
+    ensemble = Ensemble(EnsembleConfig(), {"metric_mean": MetricMeanVote.role, "metric_change": MetricChangeVote.role})
+    (found,) = ensemble.candidates(window, {"metric_mean": vote})
     assert (found.kind, found.suspects[0].rank, found.metrics) == ("metric_anomaly", 0, ("power",))
-    assert candidates(window, {"metric_change": vote}, EnsembleConfig()) == []
+    assert ensemble.candidates(window, {"metric_change": vote}) == []

@@ -11,7 +11,7 @@ from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.pace.shifts.onsets import OnsetConfig, knee, refine
 from detectors.pace.shifts.robust import lasting_jitter
-from detectors.verdict.ensemble import EnsembleConfig, candidates
+from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from detectors.verdict.incidents import Joiner
 from tests.benchmarks.detection.change_baselines import ours
 from tests.benchmarks.detection.change_series import Floats
@@ -167,6 +167,7 @@ def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[Incid
         "change_point": ChangePoint(for_recording(planned)),
         "iteration_threshold": IterationThreshold(IterationThreshold.Config()),
     }
+    ensemble = Ensemble(EnsembleConfig(), {name: detector.role for name, detector in detectors.items()})
     out, end_s = [], 0.0
     for step, duration_s in enumerate(durations):
         end_s += float(duration_s) + (3_600.0 if step == 120 else 0.0)  # an evaluation of an hour between two steps
@@ -186,7 +187,7 @@ def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[Incid
         for name, detector in detectors.items():
             detector.update(window)
             votes[name] = detector.score(window)
-        out += joiner.join(candidates(window, votes, EnsembleConfig()), votes, window)
+        out += joiner.join(ensemble.candidates(window, votes), votes, window)
     return out
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from detectors.job.state import JobState
 from detectors.job.window import Window
-from detectors.verdict.ensemble import Candidate, EnsembleConfig, candidates, family_of, judge
+from detectors.protocol import Role
+from detectors.verdict.ensemble import Candidate, Ensemble, EnsembleConfig, family_of
 from detectors.verdict.incidents import Joiner, incident_id
 from tests.unit.detectors.detection_streams import START_S, Job
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect, Vote
@@ -202,12 +203,19 @@ def vote(kind: IncidentKind, **more: Any) -> Vote:
     return Vote(opinion="anomalous", score=0.8, kind=kind, severity="sev3", reason="r", **more)
 
 
+ROLES = {
+    "logs": Role(reads="logs", opens=("any",), weight=0.0),
+    "facts": Role(reads="events", opens=("hard",)),
+    "pace": Role(reads="steps", opens=("verified",)),
+    "evidence": Role(reads="samples", weight=0.0),
+    **{name: Role(reads="scores") for name in "ab"},
+}
 CALM, SILENT = Vote(opinion="normal"), Vote(opinion="abstain", reason="warm-up")
 
 
 def voted(votes: dict[str, Vote], config: EnsembleConfig = CONFIG, phase: str = "") -> bool:
     window = replace(JobState("job").window(START_S), phase=phase)
-    return judge(window, votes, config).anomalous
+    return Ensemble(config, ROLES).judge(window, votes).anomalous
 
 
 def test_the_rule() -> None:
@@ -216,22 +224,43 @@ def test_the_rule() -> None:
     assert not voted({**one, "b": SILENT})
     assert voted(two)
     assert not voted(two, EnsembleConfig(weights={"a": 0.5}))
-    assert voted({"log_window": vote("log_storm"), "b": CALM})
-    assert voted({"change_point": vote("slow_job", verified=True), "iteration_threshold": CALM})
-    assert voted({"hard_event": vote("crash", hard=True)})
-    assert not voted({"hard_event": vote("crash", hard=True)}, EnsembleConfig(hard_opens=False))
-    assert not voted({"change_point": vote("slow_job", verified=True)}, EnsembleConfig(weights={"change_point": 0.0}))
+    assert voted({"logs": vote("log_storm"), "b": CALM})
+    assert voted({"pace": vote("slow_job", verified=True), "a": CALM})
+    assert voted({"facts": vote("crash", hard=True)})
+    assert not voted({"facts": vote("crash", hard=True)}, EnsembleConfig(hard_opens=False))
+    assert not voted({"pace": vote("slow_job", verified=True)}, EnsembleConfig(weights={"pace": 0.0}))
+    assert not voted({"logs": vote("log_storm")}, EnsembleConfig(weights={"logs": 0.0}))
 
 
 @pytest.mark.parametrize("phase", ["start", "restart", "exit"])
 def test_phases_explain_slowness_but_no_facts(phase: str) -> None:
-    assert not voted({"change_point": vote("slow_job", verified=True)}, phase=phase)
-    assert voted({"hard_event": vote("crash", hard=True)}, phase=phase)
+    assert not voted({"pace": vote("slow_job", verified=True)}, phase=phase)
+    assert voted({"facts": vote("crash", hard=True)}, phase=phase)
 
 
 def test_facts_come_before_guesses_and_the_specific_before_the_vague() -> None:
-    votes = {"a": vote("slow_job", verified=True), "b": vote("hang", verified=True), "c": vote("crash", hard=True)}
+    votes = {
+        "pace": vote("slow_job", verified=True), "logs": vote("hang", verified=True), "facts": vote("crash", hard=True),
+    }  # fmt: skip
     window = replace(JobState("job").window(START_S), phase="")
-    assert [one.kind for one in candidates(window, votes, CONFIG)] == ["crash", "slow_job"]
-    del votes["c"]
-    assert judge(window, votes, CONFIG).kind == "hang"
+    ensemble = Ensemble(CONFIG, ROLES)
+    assert [one.kind for one in ensemble.candidates(window, votes)] == ["crash", "slow_job"]
+    del votes["facts"]
+    assert ensemble.judge(window, votes).kind == "hang"
+
+
+def test_a_vote_may_do_what_its_role_allows_and_no_more() -> None:
+    """Facts and verified changes of a detector that may not open alone need company; evidence is shown and no more."""
+    assert not voted({"a": vote("slow_job", verified=True)})
+    assert voted({"a": vote("slow_job", verified=True), "b": vote("slow_job")})
+    assert not voted({"a": vote("crash", hard=True)})
+    assert not voted({"pace": vote("crash", hard=True)})
+    evidence = {"evidence": vote("gpu_throttle"), "a": vote("slow_job")}
+    assert not voted(evidence)
+    assert voted(evidence, EnsembleConfig(weights={"evidence": 1.0}))
+    assert voted({"a": vote("slow_job"), "logs": vote("log_storm")})
+
+
+def test_one_weight_leaves_the_others_as_they_are() -> None:
+    ensemble = Ensemble(EnsembleConfig(weights={"a": 0.5}), ROLES | {"half": Role(reads="scores", weight=0.25)})
+    assert [ensemble.weight(name) for name in ("a", "b", "half", "logs")] == [0.5, 1.0, 0.25, 0.0]

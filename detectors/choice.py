@@ -1,0 +1,80 @@
+"""Which detectors run and by which rule: the CATALOG's own, changed by what the settings say of single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from detectors import CATALOG, ENTRY_POINTS
+from detectors.protocol import Detector, Role
+from detectors.verdict.ensemble import EnsembleConfig
+from trainwarden import plugins
+from trainwarden.errors import ConfigError
+from trainwarden.settings import DetectionSettings, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A detector that is to run: its class, its checked settings, and those of them that somebody wrote down."""
+
+    plugin: type[Any]
+    config: msgspec.Struct
+    said: Mapping[str, Any]
+
+    @property
+    def role(self) -> Role:
+        """What its votes may do."""
+        role: Role = self.plugin.role
+        return role
+
+    def made(self) -> Detector:
+        """A new one, for one job."""
+        detector: Detector = self.plugin(self.config)
+        return detector
+
+
+def chosen(settings: DetectionSettings, only: Sequence[str] | None = None) -> dict[str, Choice]:
+    """The detectors that run, in the order of the CATALOG; `only` names exactly those to run instead.
+
+    Raises
+    ------
+    ConfigError
+        If one does not exist or one of its settings is wrong.
+
+    Examples
+    --------
+    >>> settings = DetectionSettings(detectors={"lof": {"open_samples": 5}, "dtw": False})
+    >>> found = chosen(settings)
+    >>> found["lof"].config.open_samples, "dtw" in found, "pca" in found
+    (5, False, True)
+    >>> list(chosen(settings, ["hard_event", "dtw"]))
+    ['hard_event', 'dtw']
+    """
+    said = plugins.chosen(CATALOG, ENTRY_POINTS, settings.detectors)
+    return {name: _choice(name, said.get(name, {})) for name in (said if only is None else only)}
+
+
+def rule(settings: DetectionSettings) -> EnsembleConfig:
+    """The ensemble's settings.
+
+    Raises
+    ------
+    ConfigError
+        If one is wrong, or a weight is given to a detector that there is not.
+    """
+    config = parse(EnsembleConfig, settings.ensemble, "detection.ensemble")
+    try:
+        plugins.chosen(CATALOG, ENTRY_POINTS, dict.fromkeys(config.weights, True))
+    except ConfigError as error:
+        raise ConfigError(f"detection.ensemble.weights: {error}") from error
+    return config
+
+
+def _choice(name: str, raw: Mapping[str, Any]) -> Choice:
+    plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
+    if not isinstance(getattr(plugin, "role", None), Role):
+        raise ConfigError(f"detectors plug-in '{name}' does not say what its votes may do (detectors.protocol.Role)")
+    return Choice(plugin, plugins.configure(plugin, raw, f"detection.detectors.{name}"), raw)

@@ -1,0 +1,59 @@
+"""Records as the windows that a detector would be shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from detectors.job.samples import Entity
+from detectors.job.state import JobState
+from detectors.job.window import Window
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.bundle.members import VoteConfig
+from detectors.metrics.scores import MetricScorer
+from detectors.testing.streams import JOB, METRICS, Sent, metric_values
+from trainwarden.settings import parse
+
+EVERY_S: Final = 0.5
+MOST: Final = 1_000  # a longer stream is looked at less often
+
+
+def windows_of(records: Sequence[Sent], models: ModelBundle | None = None) -> tuple[Window, ...]:
+    """The windows of one job, each a copy that stays as it is; with `models` their scores of its metrics."""
+    state, out = JobState(JOB), list[Window]()
+    scorer = MetricScorer(models)
+    ordered = sorted(records, key=lambda entry: entry[0])
+    start_s, end_s = ordered[0][0], ordered[-1][0]
+    every_s = max(EVERY_S, (end_s - start_s) / MOST)
+    now_s, place = float(start_s), 0
+    while place < len(ordered):
+        now_s += every_s
+        while place < len(ordered) and ordered[place][0] <= now_s:
+            state.feed(ordered[place][1])
+            place += 1
+        out.append(_kept(state.window(now_s), scorer))
+    return tuple(out)
+
+
+def _kept(window: Window, scorer: MetricScorer) -> Window:
+    found: dict[str, Any] = {
+        name: value.copy() for name in Window.__slots__ if isinstance(value := getattr(window, name), np.ndarray)
+    }
+    for array in found.values():
+        array.flags.writeable = False
+    if scorer.bundle is not None:
+        found["scored"] = scorer.score(window.samples)
+        found |= {"unscored": scorer.abstained, "model_versions": scorer.bundle.versions}
+    return replace(window, **found)
+
+
+@cache
+def small_models() -> ModelBundle:
+    """Models of the four devices of `detectors.testing.streams.metrics`, trained in a moment."""
+    normal = [(Entity("node0", f"GPU-{one}", one), np.arange(400.0), metric_values(one, 400)) for one in range(4)]
+    config = parse(VoteConfig, {"neighbor_profile": {"bags": 20, "bag_size": 16}, "dtw_samples": 20}, "models")
+    return ModelBundle.fit({"GPU": normal}, {"GPU": METRICS}, config, seed=0)
