@@ -21,9 +21,6 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
     "rooms without a door": house_rules.rooms_without_a_door,
 }
 KNOWN: dict[str, set[str]] = {
-    "full folders": {
-        "detectors/metrics",
-    },
     "rooms without a door": {
         "actions.launchers",
         "detectors.metrics.models",
