@@ -65,11 +65,12 @@ def _in_turn(view: View) -> AnyRung | None:
     for place in reversed(range(len(rungs))):
         rung = rungs[place]
         if isinstance(rung, StopJob) and rung.after_restarts is not None:
-            if _restarts_in_vain(view, rung):
-                return rung
-        elif (isinstance(rung, Rebalance | RestartProcess | StopJob) and rung.action in tried) or (
-            rung.action in {due, *held} and _outlasted(view, rungs[:place])
-        ):
+            its_turn = _restarts_in_vain(view, rung) > 0
+        elif isinstance(rung, Rebalance | RestartProcess | StopJob) and rung.action in tried:
+            its_turn = True
+        else:
+            its_turn = rung.action in {due, *held} and _outlasted(view, rungs[:place])
+        if its_turn:
             return rung
     return None
 

@@ -1,4 +1,7 @@
-"""One file per launcher, each a `trainwarden.launching.Launcher`. CATALOG is the table of what there is."""
+"""One file per launcher, each a `trainwarden.launching.Launcher`. CATALOG is the table of what there is.
+
+Read `actions.launchers.local.client` first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command line. Read `main` first: its table says in which file of which room a command lives.
+"""The command line: one file a command, named as the command.
+
+Read `trainwarden.cli.main` first: its table says in which file of which room a command lives.
 
 ::
 

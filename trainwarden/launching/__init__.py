@@ -1,0 +1,60 @@
+"""What the engine asks of whatever started the job, and what it is answered.
+
+Read `trainwarden.launching.launcher` first.
+
+::
+
+    engine ── capabilities() ──▶ which verbs, and in its own words why not the others
+           ── state(job) ──────▶ phase, generation, nodes, ranks on nodes
+           ── submit(operation) ▶ accepted | done | refused          never waits for the operation's end
+           ── poll(job, id) ───▶ accepted | running | done | failed | unknown
+
+An operation is carried out once by its id, whoever asks how often. It names the generation that it was planned from;
+a launcher whose generation has risen since then refuses it, so nobody acts on what is no longer true.
+"""
+
+from trainwarden.launching.launcher import Launcher
+from trainwarden.launching.words import (
+    MAX_SENTENCE_CHARS,
+    NODE_VERBS,
+    Capabilities,
+    Generation,
+    JobPhase,
+    LauncherState,
+    NodeCondition,
+    NodeState,
+    Operation,
+    OperationId,
+    Plan,
+    Progress,
+    Refusal,
+    Report,
+    Sentence,
+    Targets,
+    Verb,
+    refusal,
+    refused,
+)
+
+__all__ = [
+    "MAX_SENTENCE_CHARS",
+    "NODE_VERBS",
+    "Capabilities",
+    "Generation",
+    "JobPhase",
+    "Launcher",
+    "LauncherState",
+    "NodeCondition",
+    "NodeState",
+    "Operation",
+    "OperationId",
+    "Plan",
+    "Progress",
+    "Refusal",
+    "Report",
+    "Sentence",
+    "Targets",
+    "Verb",
+    "refusal",
+    "refused",
+]
