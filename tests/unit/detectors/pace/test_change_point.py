@@ -9,8 +9,6 @@ from detectors.job.state import JobState
 from detectors.pace.change_point import ChangePoint, for_recording
 from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.pace.shifts.onsets import OnsetConfig, knee, refine
-from detectors.pace.shifts.robust import lasting_jitter
 from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from detectors.verdict.incidents import Joiner
 from tests.benchmarks.detection.change_baselines import ours
@@ -152,12 +150,6 @@ def test_a_gentle_relief_is_told() -> None:
     found = found_in(values)
     assert [slower for _, _, slower in found] == [True, False]
     assert 295 <= found[1][0] <= 330
-
-
-def test_a_changed_trend_is_no_noise() -> None:
-    assert lasting_jitter(np.tile([0.0, 0.2], 20), 0.01) == 0.01
-    assert refine(np.r_[np.zeros(30), np.ones(10)], 0, 32, OnsetConfig()) == 30
-    assert knee(np.arange(20), np.maximum(0.0, np.arange(20) - 12.0), 0.0, OnsetConfig()) in (11, 12)
 
 
 def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[IncidentRecord]:

@@ -1,0 +1,67 @@
+"""Proposal of steps: by the posterior of a fresh segment, and by an unbroken row of values off the level."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.pace.shifts.levels import Levels
+from detectors.pace.shifts.proposal import ProposalConfig, StepProposal
+from detectors.pace.shifts.shift import Mechanism, Thresholds
+from tests.benchmarks.detection.change_series import Floats
+from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
+
+
+def after(values: Floats, leave_out: tuple[Mechanism, ...] = ()) -> tuple[StepProposal, list[tuple[int, int]]]:
+    """The proposal after one series [rows] or several [rows, series], of which none was accepted, and what it says."""
+    rows = values.reshape(len(values), -1)
+    thresholds = Thresholds(leave_out=leave_out)
+    levels, proposal = Levels(thresholds), StepProposal(thresholds, ProposalConfig())
+    levels.widen(rows.shape[1])
+    proposal.widen(rows.shape[1])
+    known = np.zeros(rows.shape[1], dtype=np.bool_)
+    for seq, row in enumerate(rows):
+        known = levels.take(seq, row)
+        proposal.replay(levels.calibrate(seq, known), levels)
+        proposal.take(row, levels)
+        levels.follow(row)
+    return proposal, proposal.candidates(known, levels)
+
+
+def test_a_step_is_proposed_with_its_fourth_value() -> None:
+    values = stepped(0.3)
+    assert after(values[:203])[1] == []
+    for leave_out in ((), ("bayes",), ("watch",)):
+        assert after(values[:204], leave_out)[1] == [(0, 4)]  # type: ignore[arg-type]
+
+
+def test_a_step_within_the_reach_of_the_noise_is_the_posteriors_alone() -> None:
+    values = stepped(0.085, width=0.02)[:230]
+    ((series, run),) = after(values)[1]
+    assert series == 0
+    assert abs(run - 30) <= 3
+    assert after(values, ("bayes",))[1] == []
+
+
+def test_series_that_are_unknown_now_are_not_proposed() -> None:
+    rows = np.stack([stepped(0.3)[:204], noisy(204, seed=1), stepped(0.3, seed=2)[:204]], axis=1)
+    rows[-1, 2] = np.nan
+    assert after(rows)[1] == [(0, 4)]
+
+
+def test_what_came_back_by_itself_is_remembered_as_long_as_it_is_no_segment() -> None:
+    values = noisy(300)
+    values[100:107] += 0.4
+    values[150:155] -= 0.4
+    values[200:230] += 0.4  # longer than twenty: a segment of its own
+    proposal, _ = after(values)
+    assert (proposal.longest(0, slower=True), proposal.longest(0, slower=False)) == (7, 5)
+    proposal.forget(np.array([True]))
+    assert proposal.longest(0, slower=True) == 0
+
+
+def test_one_wild_value_on_the_other_side_ends_no_row_of_values_off_the_level() -> None:
+    values = stepped(0.3)[:210]
+    values[205] = -0.3
+    assert after(values)[0].above.tolist() == [9]
+    values[206] = -0.3
+    assert after(values)[0].above.tolist() == [3]

@@ -1,0 +1,99 @@
+"""Verification: what stands clear of the noise, what is smaller but known well enough, and what only looks like it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.pace.shifts.robust import lasting_jitter, levels
+from detectors.pace.shifts.shift import Mechanism, Thresholds
+from detectors.pace.shifts.verification import Verdict, Verification, VerificationConfig, restart_rows
+from tests.benchmarks.detection.change_series import Floats
+from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
+
+
+def judge(values: Floats, *leave_out: Mechanism, onset: int = 200, raised: bool = False) -> Verdict | None:
+    return Verification(Thresholds(leave_out=leave_out), VerificationConfig()).judge(values, 0, onset, raised=raised)
+
+
+def test_four_values_of_a_clear_change_are_enough_and_three_are_not() -> None:
+    values = stepped(0.3)
+    assert judge(values[:203]) is None
+    verdict = judge(values[:204])
+    assert verdict is not None
+    assert verdict.clear
+    assert verdict.slower
+    assert abs(verdict.high - verdict.low - 0.3) < 0.02
+
+
+def test_a_small_change_is_not_clear_and_needs_evidence() -> None:
+    verdict = judge(stepped(np.log(1.12))[:210])
+    assert verdict is not None
+    assert not verdict.clear
+    assert judge(stepped(np.log(1.12), width=0.1)[:210]) is None
+    assert judge(stepped(np.log(1.06))) is None  # known well, but too small to count
+
+
+def test_slow_steps_among_others_move_the_median_but_not_the_trimmed_mean() -> None:
+    values = noisy(214)
+    values[200 + np.array([0, 1, 3, 4, 6, 8, 11, 13])] += 0.12
+    assert judge(values) is None
+    assert judge(values, "trimmed_mean") is not None
+
+
+def test_what_has_been_as_slow_before_is_not_clear() -> None:
+    values = stepped(0.24)[:204]
+    values[174:200:10] += 0.3
+    verdict = judge(values, "separate")
+    assert verdict is not None
+    assert verdict.clear
+    assert judge(values) is None or not judge(values).clear  # type: ignore[union-attr]
+
+
+def test_two_paces_in_turn_are_no_noise_of_the_level() -> None:
+    assert lasting_jitter(np.tile([0.0, 0.2], 20), 0.01) == 0.01
+    values = stepped(0.3)[:204] + np.tile([0.0, 0.15], 102)
+    verdict, without = judge(values), judge(values, "paired_noise")
+    assert verdict is not None
+    assert verdict.clear
+    assert without is None or not without.clear
+
+
+def test_on_a_slope_the_sides_differ_only_because_they_are_long() -> None:
+    values = noisy(260, 0.005) + np.clip(np.arange(260) - 140, 0, None) * 0.003
+    assert judge(values[:245], onset=200) is None
+    assert judge(values[:245], "slope", onset=200) is not None
+
+
+def test_a_small_drop_after_a_pause_is_warm_caches() -> None:
+    values = stepped(-np.log(1.15))[:220]
+    assert judge(values) is not None
+    values[199] += np.log(2.5)
+    assert judge(values) is None
+    assert judge(values, "restart_drop") is not None
+    assert judge(values, raised=True) is not None  # the way back to healthy is no such drop
+
+
+def test_a_single_slow_step_among_many_hides_no_drop() -> None:
+    values = stepped(-np.log(1.12), width=0.005)[:220]
+    values[215] += 1.5
+    assert judge(values) is not None
+
+
+def test_only_what_differs_at_all_is_looked_at() -> None:
+    verification = Verification(Thresholds(), VerificationConfig())
+    values = stepped(0.3)
+    assert verification.plausible(values[:210], 0, 200)
+    assert not verification.plausible(values[:210], 196, 200)  # too little of the segment before it
+    assert not verification.plausible(noisy(210), 0, 200)
+
+
+def test_a_slow_rise_must_be_more_than_noise() -> None:
+    verification = Verification(Thresholds(), VerificationConfig())
+    assert verification.rises(noisy(100), 0.1, 24)
+    assert not verification.rises(noisy(100, 0.08), 0.1, 24)
+
+
+def test_levels_and_restarts_of_what_is_hardly_known() -> None:
+    assert np.isnan(levels(np.full((4, 1), np.nan))).all()
+    assert levels(np.array([[np.nan, 1.0], [2.0, 3.0]])).tolist() == [2.0, 2.0]
+    assert restart_rows(noisy(40), 30, 3.0, 30) == 0

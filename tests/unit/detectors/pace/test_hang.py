@@ -1,0 +1,142 @@
+"""Where a hang is declared: how long each kind of standstill may last, and what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from detectors.job.state import JobState
+from detectors.pace.hang import HangConfig, HangWatch, hang_vote
+from detectors.pace.iteration_threshold import IterationThreshold
+from tests.unit.detectors.detection_streams import Job
+
+STEP_S = 0.3
+Beat = Callable[[float], Mapping[str, Any]]  # what the ranks say so long after their last step
+
+
+def standing_still(beat: Beat, until_s: float = 100.0, **config: float) -> tuple[HangWatch, float | None, Job]:
+    """A job of 4 ranks that stands still after 30 steps; after how long that was called a hang."""
+    job = Job(ranks=4, step_s=STEP_S).run(30)
+    end_s, state, watch = job.end_s, JobState("job"), HangWatch(HangConfig(**config))
+    for _, record in sorted(job.records, key=lambda entry: entry[0]):
+        state.feed(record)
+    waited_s = 0.0
+    while waited_s < until_s:
+        waited_s += 0.2
+        job.records.clear()
+        job.beat(end_s + waited_s, 30, **{"phase": "wait", "calls": 62, **beat(waited_s)})
+        for _, record in job.records:
+            state.feed(record)
+        watch.update(state.window(end_s + waited_s), STEP_S)
+        if watch.hang is not None:
+            return watch, waited_s, job
+    return watch, None, job
+
+
+def stopped(waited_s: float) -> Mapping[str, Any]:
+    return {"states": {2: "T"}, "phases": {2: "compute"}, "cpu_s": {2: 10.0}}
+
+
+def sleeping(waited_s: float) -> Mapping[str, Any]:
+    return {"phases": {1: "compute"}, "cpu_s": {1: 10.0}}
+
+
+def busy(waited_s: float) -> Mapping[str, Any]:
+    return {"phases": {1: "compute"}, "cpu_s": {1: 10.0 + waited_s}}
+
+
+def saving(waited_s: float) -> Mapping[str, Any]:
+    return {"phases": {0: "checkpoint"}, "cpu_s": {0: 10.0}}
+
+
+def mismatched(waited_s: float) -> Mapping[str, Any]:
+    return {"begun": {3: 60}}
+
+
+def left(waited_s: float) -> Mapping[str, Any]:
+    return {"phases": {2: "exit"}}
+
+
+def mute(waited_s: float) -> Mapping[str, Any]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("beat", "kind", "culprits", "earliest_s", "latest_s"),
+    [
+        (stopped, "stopped", [2], 0.6, 1.5),
+        (sleeping, "sleeping", [1], 3.0, 4.0),
+        (busy, "busy", [1], 30.0, 31.0),
+        (saving, "checkpoint", [0], 60.0, 61.0),
+        (mismatched, "all_waiting", [3], 2.0, 3.0),
+        (left, "all_waiting", [2], 5.0, 6.0),
+        (mute, "all_waiting", [], 2.0, 3.0),
+    ],
+)
+def test_patience_depends_on_what_the_culprit_does(
+    beat: Beat, kind: str, culprits: list[int], earliest_s: float, latest_s: float
+) -> None:
+    watch, waited_s, _ = standing_still(beat)
+    assert watch.hang is not None
+    assert waited_s is not None
+    assert (watch.hang.kind, watch.hang.culprits.tolist()) == (kind, culprits)
+    assert earliest_s <= waited_s <= latest_s + STEP_S
+
+
+def test_patience_is_configuration() -> None:
+    assert standing_still(sleeping, until_s=8.0, sleeping_s=10.0)[1] is None
+
+
+def test_a_pause_that_went_over_is_waited_for_longer_the_next_time() -> None:
+    watch = HangWatch(HangConfig())
+    job = Job(ranks=4, step_s=STEP_S).run(30)
+    state, place = JobState("job"), 0
+    hung = []
+    for turn, pause_s in enumerate((2.5, 5.5, 20.0)):
+        end_s = job.end_s
+        for tick in range(1, int(pause_s / 0.2)):
+            job.beat(end_s + 0.2 * tick, 30 * (turn + 1), phase="wait", calls=99 * (turn + 1),
+                     phases={1: "compute"}, cpu_s={1: 10.0})  # fmt: skip
+        ordered = sorted(job.records[place:], key=lambda entry: entry[0])
+        for at_s, record in ordered:
+            state.feed(record)
+            watch.update(state.window(at_s), STEP_S)
+            hung.append((turn, watch.hang is not None))
+        place = len(job.records)
+        job.run(30, first=30 * (turn + 1), start_s=end_s + pause_s)
+    assert {turn for turn, is_hang in hung if is_hang} == {2}
+    assert watch.longest_s["sleeping"] > 2.0
+
+
+def test_nothing_is_declared_before_a_usual_step_is_known() -> None:
+    state, watch = JobState("job"), HangWatch(HangConfig())
+    job = Job(ranks=2).run(2)
+    job.beat(job.end_s + 500.0, 2, phase="wait")
+    for at_s, record in sorted(job.records, key=lambda entry: entry[0]):
+        state.feed(record)
+        watch.update(state.window(at_s), None)
+    assert watch.hang is None
+
+
+def test_the_vote_names_the_culprit_and_what_it_does() -> None:
+    watch, _, _ = standing_still(sleeping)
+    assert watch.hang is not None
+    state = JobState("job")
+    for _, record in sorted(Job(ranks=4).run(2).records, key=lambda entry: entry[0]):
+        state.feed(record)
+    vote = hang_vote(state.window(0.0), watch.hang, STEP_S)
+    assert (vote.kind, vote.opinion, vote.verified) == ("hang", "anomalous", True)
+    assert [one.rank for one in vote.suspects] == [1]
+    assert vote.reason.startswith("rank 1: it sleeps outside any collective; no rank has moved for 3.")
+    assert vote.score > 0.5
+
+
+def test_the_settings_of_the_plug_in_are_flat() -> None:
+    config = IterationThreshold.Config(hang_ratio=4.0, suspicious_ratio=1.2, busy_s=5.0)
+    assert isinstance(config, HangConfig)
+    detector = IterationThreshold(config)
+    again = IterationThreshold(config)
+    again.restore(detector.state())
+    assert again.state() == detector.state()
