@@ -81,16 +81,10 @@ class Pause(NamedTuple):
     step: int
 
 
-class Ring(NamedTuple):
-    """Where one of the two rings lies in the file."""
-
-    words: struct.Struct
-    at: int
-    size: int
-
-
-_STEPS = Ring(STEP_WORDS, HEADER_BYTES, RING)
-_PAUSES = Ring(PAUSE_WORDS, PAUSES_BEGIN, PAUSE_RING)
+# Where the two rings lie in the file: a record's words, the first byte, how many there are.
+_Ring = tuple[struct.Struct, int, int]
+_STEPS: _Ring = (STEP_WORDS, HEADER_BYTES, RING)
+_PAUSES: _Ring = (PAUSE_WORDS, PAUSES_BEGIN, PAUSE_RING)
 
 
 def read_header(source: int | str | os.PathLike[str]) -> Header | None:
@@ -182,7 +176,7 @@ def read_pauses(source: int | str | os.PathLike[str], after: int = 0) -> list[Pa
     ]
 
 
-def _read_ring(source: int | str | os.PathLike[str], ring: Ring, after: int, count: int) -> list[tuple[int, ...]]:
+def _read_ring(source: int | str | os.PathLike[str], ring: _Ring, after: int, count: int) -> list[tuple[int, ...]]:
     """Records after number `after` that are whole: both copies of the number are the one expected."""
     words, at, size = ring
     rows: list[tuple[int, ...]] = []
