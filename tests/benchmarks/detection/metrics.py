@@ -197,7 +197,7 @@ def rows(datasets: Sequence[str] = DATASETS, say: Say = lambda text: None, worke
 def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
     """The rows of one data set."""
     chosen, report = ([one for one in judged if one.half == half] for half in ("choose", "report"))
-    weights, votes = by_name(VoteConfig().members), chosen(DetectionSettings())
+    weights, votes = by_name(VoteConfig().members), choice.chosen(DetectionSettings())
     methods = [PRODUCT, "ensemble", *weights, *BASELINES]
     out = []
     for method in methods:

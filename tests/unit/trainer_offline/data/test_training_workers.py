@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from tests.training_data import batch
+from tests.training_data import batch, job
 from trainer_offline.data import dask_cluster, workers
 from trainer_offline.data.dask_cluster import UnfitWorker, on_cluster, prepare_there, versions
 from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare_job import Task, files_of
+from trainer_offline.data.prepare_job import Task, files_of, prepare_job
+from trainwarden import catalogue
 from trainwarden.errors import ConfigError, DataError
 
 
 def tasks(folder: Path, count: int = 3) -> list[Task]:
     batch(folder, jobs=count, rows=100)
     return [Task(folder / f"job{n}", f"job{n}", None, False, {}, 1_000, PrepareConfig(), 0) for n in range(count)]
+
+
+def test_metrics_that_plug_ins_brought_travel_with_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of another process, or another machine, knows a plug-in's counter for one: it is turned into a rate."""
+    ours = dict(catalogue.CATALOGUE)
+    monkeypatch.setattr(catalogue, "CATALOGUE", dict(ours))
+    spins = catalogue.Metric(name="host_spins_count", unit="count", kind="counter", per="host", meaning="Spins.")
+    catalogue.add([spins])
+    job(tmp_path / "job0", 0, rows=100, host_spins_count=7.0)
+    sent = pickle.dumps(Task(tmp_path / "job0", "job0", None, False, {}, 1_000, PrepareConfig(), 0))
+    monkeypatch.setattr(catalogue, "CATALOGUE", dict(ours))
+    assert catalogue.lookup("host_spins_count") is None
+    (grid,) = prepare_job(pickle.loads(sent)).grids
+    assert catalogue.lookup("host_spins_count") == spins
+    values = grid.values[:, grid.names.index("host_spins_count")]
+    assert np.nanmax(values) == 0.0  # it stands still, so its rate is nothing
 
 
 class Killed(Exception):
