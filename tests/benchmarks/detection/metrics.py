@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import average_precision_score
 
+from detectors import choice
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.recorded.metrics import MetricScores, score_recorded
