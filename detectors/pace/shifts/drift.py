@@ -26,13 +26,21 @@ Flags = npt.NDArray[np.bool_]
 class DriftConfig(Config, frozen=True, kw_only=True):
     """When a slow rise, or a gentle way back, is worth a closer look."""
 
+    # newest values that a slow rise is judged by: their median is known to a quarter of the noise
     rows: Annotated[int, msgspec.Meta(ge=8, le=80)] = 24
+    # of the smallest change: `trail` must be so far off before anything is sorted
     off_level: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.6
+    # of 10 %, in logs: known from more values than a step, so 9.4 % measured will do
     reached: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.94
+    # of 10 %, in logs: what must have come within `drift_steps`, about 7 %
     fast: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.7
+    # times the rise by half of the segment: a steady slope has risen twice as far by its end
     own_pace: Annotated[float, msgspec.Meta(ge=0.0)] = 2.0
+    # of 10 %, in logs: what must come on top of that, about 4 %
     onward: Annotated[float, msgspec.Meta(ge=0.0)] = 0.4
+    # of the smallest change: so near to the baseline is back,
     back: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.6
+    # if it is within this share of what the series had risen, too
     back_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.4
 
 

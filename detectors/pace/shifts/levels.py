@@ -17,6 +17,7 @@ from detectors.pace.shifts.shift import Thresholds
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+GAINED: Final = 0.5  # of the smallest change: a program that has become so much faster has another healthy level
 SETTLED: Final = 30  # values after which a level is known better than when its change was verified
 TRAIL_ROWS: Final = 12.0  # rows over which `trail` follows, half of those that a slow rise is judged by,
 TRAIL_NOISES: Final = 3.0  # and how much of one value it believes
@@ -140,7 +141,7 @@ class Levels:
         if not self._gentle_gain:
             return
         with np.errstate(invalid="ignore"):
-            faster = (self.raised_since < 0) & (slowest < self.baseline - 0.5 * self.config.least)
+            faster = (self.raised_since < 0) & (slowest < self.baseline - GAINED * self.config.least)
         faster &= self.segment <= seq - SETTLED
         self.baseline[faster] = self.level[faster] = slowest[faster]
 

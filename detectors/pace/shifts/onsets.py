@@ -26,17 +26,29 @@ MEDIAN_ERROR: Final = 1.25  # the standard error of a median is so many times th
 class OnsetConfig(Config, frozen=True, kw_only=True):
     """Where changes begin."""
 
+    # values on the near side of the split, as many as verification takes
     before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
+    # values around the proposed place that the best split is looked for in
     reach: Annotated[int, msgspec.Meta(ge=0, le=30)] = 6
+    # values of which a median makes one point of a slope
     block: Annotated[int, msgspec.Meta(ge=2, le=40)] = 8
+    # standard errors of a point: nearer ones are on the base
     stair_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 1.5
+    # log: no point is known better than this
     least_noise: Annotated[float, msgspec.Meta(gt=0.0, le=0.1)] = 0.004
+    # of 10 %, in logs: what the points behind a stair must have risen by; stairs of 4 % are what is looked for
     stair: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.3
+    # of the stair: a wobble below half of it is not its beginning
     stair_share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    # residual variances: an onset is named late enough to be right by three standard errors
     doubt: Annotated[float, msgspec.Meta(ge=0.0)] = 9.0
+    # of the way from the knee to the first point off the base, for stairs that the noise hides
     late_share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.3
+    # newest points that a knee is looked for in: bounds the cost
     knee_points: Annotated[int, msgspec.Meta(ge=8, le=1000)] = 96
+    # points that the base counts as: those before the knee know the same thing
     base_weight: Annotated[float, msgspec.Meta(ge=0.0)] = 4.0
+    # within which a further small change belongs to the one that is told
     same_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
 
 

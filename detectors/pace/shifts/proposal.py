@@ -28,12 +28,19 @@ WILDEST: Final = 60.0  # noise widths: a stuck step of minutes must not become i
 class ProposalConfig(Config, frozen=True, kw_only=True):
     """What makes a step worth a closer look."""
 
+    # one change in 250 steps
     hazard: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.004
+    # of the posterior that a fresh segment holds, as usual with this method
     mass: Annotated[float, msgspec.Meta(gt=0.5, lt=1.0)] = 0.9
+    # values: twice what the level before is taken from
     longest: Annotated[int, msgspec.Meta(ge=20, le=HISTORY // 2)] = 60
+    # of the smallest change: so far must the posterior mean be off the level
     off_level: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.6
+    # values that the series must have before the segment
     older: Annotated[int, msgspec.Meta(ge=0, le=60)] = 5
+    # of a clear change, in logs: nearer values are on the level
     away_ratio: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
+    # noise widths: and so are these
     away_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 3.0
 
 

@@ -33,16 +33,27 @@ class VerificationConfig(Config, frozen=True, kw_only=True):
         How many standard errors a smaller change must measure.
     """
 
+    # of one value; the mean of four is known to half a width
     clear_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
+    # p = 4e-8: of four million looks (4,096 series, 1,000 steps) none by chance
     small_evidence: Annotated[float, msgspec.Meta(gt=0.0)] = 5.5
+    # values that the level before is taken from; their median is known to a quarter of the noise
     before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
+    # values: of fewer the middle two thirds are less than four
     least_before: Annotated[int, msgspec.Meta(ge=2, le=30)] = 6
+    # of the smallest change: medians nearer than this are not looked at
     hint: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    # one value in twenty before a change may be a pause or a checkpoint
     separate: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.95
+    # values on each side that tell a step from a slope
     near: Annotated[int, msgspec.Meta(ge=3, le=60)] = 15
+    # of the change must lie where the sides meet; on a straight slope of 30 and 60 values a third does
     slope: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    # most extreme values left out of each mean: single slow steps are checkpoints, not changes
     trim: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
+    # one value in so many, `trim` at most, is left out on the other side
     trim_other: Annotated[int, msgspec.Meta(ge=2)] = 8
+    # a drop after even such a step is more often warm caches than a faster program
     resumed_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0
 
 

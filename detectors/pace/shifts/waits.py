@@ -21,10 +21,15 @@ Floats = npt.NDArray[np.float64]
 class WaitConfig(Config, frozen=True, kw_only=True):
     """What is waited out, and how long."""
 
+    # values that a usual step is taken from, as many as verification takes
     before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
+    # further values: three slow steps, and another one that chanced to follow, do not fill six
     burst_rows: Annotated[int, msgspec.Meta(ge=0, le=60)] = 2
+    # left out at either end of the spread before: single slow steps
     tail_percent: Annotated[float, msgspec.Meta(gt=0.0, lt=50.0)] = 5.0
+    # times that spread: 4.9 standard deviations of normal noise for the range of four values
     spreads: Annotated[float, msgspec.Meta(gt=0.0)] = 1.5
+    # times the noise floor, for series without any spread
     floors: Annotated[float, msgspec.Meta(gt=0.0)] = 6.0
 
 
