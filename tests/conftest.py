@@ -50,3 +50,6 @@ def _started(folder: Path) -> Iterator[KafkaBroker]:
         yield broker
     finally:
         broker.stop()
+
+
+collect_ignore = ["hook_artefact.py"]  # a plug-in of pytest: it may be imported only before the package is
