@@ -125,16 +125,9 @@ def test_it_runs_without_trainwarden(tmp_path: Path) -> None:
     for folder in (rundir.HOOK, rundir.LOGS):
         (tmp_path / folder).mkdir()
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = [
-        sys.executable,
-        str(tmp_path / "alone.py"),
-        "--steps",
-        "2",
-        "--micro-batches",
-        "2",
-        "--micro-batch-ms",
-        "1",
-    ]
-    assert Supervisor(command, 2, tmp_path, "job", "node", SystemClock(), environ).run() == 0
+    words = ("--steps", "2", "--micro-batches", "2", "--micro-batch-ms", "1")
+    command = (sys.executable, str(tmp_path / "alone.py"), *words)
+    place = Place(command=command, ranks=2, run_dir=tmp_path, job="job", node="node")
+    assert Supervisor(place, SystemClock(), environ).run() == 0
     assert "step 1 loss" in rundir.rank_log(tmp_path, 0).read_text()
     assert json.loads((tmp_path / rundir.LAUNCHER_STATE).read_bytes())["ranks"] == 2

@@ -17,6 +17,7 @@ from trainwarden import rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.ask.jobs_on_bus import read_jobs
 from trainwarden.cli.shared.stack import LocalStack
+from trainwarden.protocols import Bus
 from trainwarden.records import EventRecord, LogRecord
 from trainwarden.topics import EVENTS, LOGS
 
@@ -56,7 +57,7 @@ def rank_pid(run_dir: Path, rank: int) -> int | None:
     return None
 
 
-def lines_on_bus(bus: buses.Bus, source_rank: int) -> list[str]:
+def lines_on_bus(bus: Bus, source_rank: int) -> list[str]:
     """Lines of one rank, duplicates dropped by position, in order of position."""
     found: dict[tuple[str, int], str] = {}
     for message in bus.read(LOGS):
@@ -108,12 +109,12 @@ def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) ->
         stack.stop()
 
 
-def _outcomes(bus: buses.Bus) -> list[str]:
+def _outcomes(bus: Bus) -> list[str]:
     views = read_jobs(bus, "job")
     return [record.outcome for record in views["job"].action_history] if "job" in views else []
 
 
-def _check(bus: buses.Bus, run_dir: Path, written: list[str]) -> None:
+def _check(bus: Bus, run_dir: Path, written: list[str]) -> None:
     assert lines_on_bus(bus, 1) == written
     view = read_jobs(bus, "job")["job"]
     assert [incident.kind for incident in view.incidents.values()] == ["crash"]
