@@ -34,13 +34,13 @@ test: check system
 		{ echo "--- what failed, once more ---"; \
 		  $(BIN)/python -m pytest -m system --last-failed --last-failed-no-failures none tests; }
 
-# Under three minutes, no network, no servers.
+# Two processes; under three minutes on two quiet cores; no network, no servers.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m 'not system' --doctest-modules --ignore=tests/scripts --ignore=examples \
+	$(BIN)/python -m pytest -n 2 -m 'not system' --doctest-modules --ignore=tests/scripts --ignore=examples \
 		trainwarden collectors detectors trainer_offline actions dashboards tests
 
 bench: install

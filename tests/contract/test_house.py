@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import house
 from tests.contract import house_rules
 from tests.places import ROOT
 
@@ -125,3 +126,8 @@ def test_a_door_names_a_file_of_its_own_room(tmp_path):
     }
     root = checkout(tmp_path, files)
     assert house_rules.rooms_without_a_door(root) == ["detectors.facts", "detectors.logs", "detectors.peers"]
+
+
+def test_the_drawing_is_of_today():
+    """`make house` draws it; whoever moves a room draws it again."""
+    assert house.PAGE.read_text(encoding="utf-8") == house.page()
