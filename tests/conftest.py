@@ -52,4 +52,4 @@ def _started(folder: Path) -> Iterator[KafkaBroker]:
         broker.stop()
 
 
-collect_ignore = ["hook_artefact.py"]  # a plug-in of pytest: it may be imported only before the package is
+collect_ignore = ["hook_artefact.py", "data"]  # the first may be imported only before the package is
