@@ -29,12 +29,13 @@ demo: install
 
 # Everything CI runs: style, types, layers, unit, contract, property, doctest, then real processes and servers.
 # Real processes on a shared machine can be starved: what failed is shown, then run once more and must pass.
+test: export TRAINWARDEN_THOROUGH := 1
 test: check system
 	$(BIN)/python -m pytest -m system --durations=15 tests || \
 		{ echo "--- what failed, once more ---"; \
 		  $(BIN)/python -m pytest -m system --last-failed --last-failed-no-failures none tests; }
 
-# Two processes; under three minutes on two quiet cores; no network, no servers.
+# Two processes; under three minutes on two cores; a quarter of the drawn cases; no network, no servers.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

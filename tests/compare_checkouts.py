@@ -72,22 +72,26 @@ def compare(batch: Path, sides: Sequence[Path], work: Path) -> int:
 
 def pace(names: Sequence[str], sides: Sequence[Path], rounds: int, work: Path) -> int:
     """Run benchmarks of both sides in turn; returns how many are slower here by more than 5 % (medians of pairs)."""
+    values: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
+    units: dict[str, str] = {}
+    file = work / "bench.json"
+    for turn in range(2 * rounds):
+        side = turn % 2 if turn // 2 % 2 == 0 else 1 - turn % 2  # ABBA: a drift of the machine hits both
+        trainwarden(sides[side], "bench", *names, "--json", str(file))
+        for row in json.loads(file.read_text())["benchmarks"]:
+            if row["name"] in values and row["value"] is not None:
+                values[row["name"]][side].append(float(row["value"]))
+                units[row["name"]] = row["unit"]
     slower = 0
-    for name in names:
-        values: list[list[float]] = [[], []]
-        for turn in range(2 * rounds):
-            side = turn % 2 if turn // 2 % 2 == 0 else 1 - turn % 2  # ABBA: a drift of the machine hits both
-            file = work / "bench.json"
-            trainwarden(sides[side], "bench", name, "--json", str(file))
-            row = next(row for row in json.loads(file.read_text())["benchmarks"] if row["name"] == name)
-            values[side].append(float(row["value"]))
-            unit = row["unit"]
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(*values, strict=True))
-        more_is_better = "/s" in unit
-        worse = (1.0 / ratio if more_is_better else ratio) > 1.05
+    for name, pairs in values.items():
+        if not pairs[0] or not pairs[1]:
+            print(f"{name}: no figure here")
+            continue
+        ratio = statistics.median(mine / theirs for mine, theirs in zip(*pairs, strict=True))
+        worse = (1.0 / ratio if "/s" in units[name] else ratio) > 1.05  # so many a second: more is better
         slower += worse
-        shown = " ".join(f"{statistics.median(one):.4g}" for one in values)
-        print(f"{name}: this, other {shown} {unit}, median ratio {ratio:.3f}{': SLOWER' if worse else ''}")
+        shown = " ".join(f"{statistics.median(one):.4g}" for one in pairs)
+        print(f"{name}: this, other {shown} {units[name]}, median ratio {ratio:.3f}{': SLOWER' if worse else ''}")
     return slower
 
 

@@ -14,13 +14,15 @@ from actions.launchers import CATALOG, ENTRY_POINTS
 from actions.launchers.local.coordinator import SupervisorConfig
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
-from tests.contract.launcher_contract import LauncherContract, Stage
+from tests.contract.launcher_contract import Caller, LauncherContract, Stage
 from tests.memory_launcher import MemoryLauncher
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
+from trainwarden.launching import Plan
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, EngineSettings
+from trainwarden.testing.launcher import CHECKS, Case, Check
 
 # Ranks that do nothing for long; a marker file per process shows how often each was started.
 RANK = """
@@ -101,6 +103,20 @@ class TestNoneOfOurs(LauncherContract):
         made = MemoryStage(tmp_path)
         yield made
         made.close()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_what_third_parties_are_held_to_holds_of_ours(name: str, check: Check, tmp_path: Path) -> None:
+    stage = STAGES[name](tmp_path)
+    try:
+        Caller(stage).running()
+        plan = Plan(micro_batches=tuple(range(1, stage.ranks + 1)))
+        check(Case(plugins.load(CATALOG, ENTRY_POINTS, name), stage.job, plan=plan, run_dir=str(tmp_path)))
+    finally:
+        stage.close()
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))

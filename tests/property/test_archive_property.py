@@ -6,10 +6,11 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive_doubles import DAY_S, MAKERS, NOON_S, Killed, Log, Service, death_at, expected, present
+from tests.examples import examples
 from trainer_offline.archive import maintenance
 from trainer_offline.archive.export import Steps
 
@@ -54,7 +55,7 @@ def apply(step: tuple[object, ...], log: Log, service: Service, root: Path, numb
     return service
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(STEPS, max_size=30))
 def test_every_record_is_there_exactly_once(steps: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -7,10 +7,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.collectives.flight_recorder import analyse
+from tests.examples import examples
 from trainwarden.errors import DataError
 
 OPS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all")
@@ -113,7 +114,7 @@ jobs = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(job=jobs, data=st.data(), only_active=st.booleans(), silent=st.booleans())
 def test_the_rank_that_stops_is_named_first(job: MadeUpJob, data: Any, only_active: bool, silent: bool) -> None:
     culprit = data.draw(st.integers(0, job.tp * job.dp - 1))
@@ -130,7 +131,7 @@ def test_the_rank_that_stops_is_named_first(job: MadeUpJob, data: Any, only_acti
     assert found[0].ranks[0] == culprit
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(job=jobs)
 def test_a_job_that_runs_through_has_no_finding(job: MadeUpJob) -> None:
     ranks = job.run(-1, 0)
@@ -139,7 +140,7 @@ def test_a_job_that_runs_through_has_no_finding(job: MadeUpJob) -> None:
     assert analyse(dumps, world_size=len(dumps)) == []
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(job=jobs, data=st.data(), what=st.sampled_from(["profiling_name", "input_sizes", "input_dtypes"]))
 def test_a_rank_that_calls_something_else_is_named(job: MadeUpJob, data: Any, what: str) -> None:
     culprit = data.draw(st.integers(0, job.tp * job.dp - 1))
@@ -155,7 +156,7 @@ def test_a_rank_that_calls_something_else_is_named(job: MadeUpJob, data: Any, wh
     assert found[0].seq == entry["collective_seq_id"]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     raw=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.logs.collector import LogsCollector
 from tests.doubles import ManualClock
+from tests.examples import examples
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord
 
@@ -98,7 +99,7 @@ class Model:
         self.keep()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(_STEP, max_size=25), st.sampled_from([65_536, 262_144]))
 def test_every_line_once_and_in_order(steps: list[tuple[object, ...]], batch_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

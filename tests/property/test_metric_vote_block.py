@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -15,9 +15,10 @@ from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.peers import Beside
 from detectors.metrics.scores import MetricScorer
+from tests.examples import examples
 from trainwarden.settings import parse
 
-MODEST = settings(max_examples=20, deadline=None)
+MODEST = examples(20)
 NAMES = ("a", "b", "c")
 SMALL = {"neighbor_profile": {"bags": 4, "bag_size": 4, "length": 8}, "dtw_samples": 12, "kmeans": {"clusters": 8}}
 CONFIG = parse(VoteConfig, SMALL, "models")

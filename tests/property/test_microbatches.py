@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actions.planners import microbatch_ties, microbatches
 from actions.planners.microbatches import even, finish_s, solve
+from tests.examples import examples
 from trainwarden.errors import DataError
 
 # Round values meet often, so that ties are common; the others nearly never do.
@@ -41,7 +42,7 @@ def one_at_a_time(times: list[float], total: int) -> float:
     return finish_s(times, counts)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.lists(SECONDS, min_size=1, max_size=5), st.integers(0, 11))
 @example([1.0, 1.0, 1.0, 9.0], 8)  # one group far too slow: the rest have room to spare
 @example([3.0, 2.0, 1.0], 9)
@@ -55,7 +56,7 @@ def test_no_split_is_better(times: list[float], extra: int) -> None:
     assert spread(times, counts) <= least_spread * (1 + 1e-9) + 1e-12
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(SECONDS, min_size=1, max_size=150), st.integers(0, 600))
 def test_as_good_as_the_slow_twin_at_size(times: list[float], extra: int) -> None:
     total = len(times) + extra
@@ -65,7 +66,7 @@ def test_as_good_as_the_slow_twin_at_size(times: list[float], extra: int) -> Non
     assert finish_s(times, counts) == one_at_a_time(times, total)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(SECONDS, min_size=64, max_size=120), st.integers(0, 600), st.booleans(), st.floats(0.0, 1.0))
 def test_ties_broken_by_arrays_are_broken_as_by_lists(
     times: list[float], extra: int, rising: bool, level: float
@@ -85,7 +86,7 @@ def test_ties_broken_by_arrays_are_broken_as_by_lists(
         assert distances[1] == pytest.approx(distances[0], rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(SECONDS, min_size=20, max_size=150), st.integers(0, 600))
 def test_the_bound_raised_by_arrays_leaves_the_answer_as_it_is(times: list[float], extra: int) -> None:
     total = len(times) + extra

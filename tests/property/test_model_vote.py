@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -13,11 +13,12 @@ from detectors.job.samples import Entity, ScoredSamples
 from detectors.job.state import JobState
 from detectors.metrics.vote import ModelVoteConfig
 from detectors.metrics.votes import PcaVote
+from tests.examples import examples
 
 SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.51, 0.55, 0.6, 0.9, float("nan")])
 
 
-@settings(max_examples=60, deadline=None)  # sample by sample through a whole vote; machines are shared
+@examples(60)  # sample by sample through a whole vote; machines are shared
 @given(
     scores=arrays.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 60)), elements=SCORES),
     open_samples=st.integers(1, 4),

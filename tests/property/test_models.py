@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,8 +17,9 @@ from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
 from detectors.metrics.models.knn import NeighborSearch
 from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 from tests.benchmarks.detection.measures import event_quality, vus_pr
+from tests.examples import examples
 
-MODEST = settings(max_examples=25, deadline=None)
+MODEST = examples(25)
 finite = st.floats(-100.0, 100.0, width=32)
 rows_of_4 = arrays.arrays(np.float64, st.tuples(st.integers(1, 12), st.just(4)), elements=finite)
 # One common movement and a little of each metric's own, as metrics of a training rank have.

@@ -6,12 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from detectors.job.common_mode import median_of_others
 from detectors.peers.peer_deviation import PeerDeviation
 from detectors.peers.roles import median_of_peers
+from tests.examples import examples
 from tests.unit.detectors.peers.rank_series import healthy, watched, windows
 
 seeds = st.integers(0, 2**31)
@@ -31,7 +32,7 @@ def one_slow(seed, rows=110, ranks=8, first=60, ratio=1.7, rank=2):
 @given(
     seed=seeds, blocks=st.lists(st.sampled_from([1, 3, 8, 40, 200]), min_size=2, max_size=2, unique=True), ratio=ratios
 )
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_size_of_windows_does_not_matter(seed, blocks, ratio):
     work = one_slow(seed, ratio=ratio)
     left, right = (seen(work, block=block) for block in blocks)
@@ -40,7 +41,7 @@ def test_the_size_of_windows_does_not_matter(seed, blocks, ratio):
 
 
 @given(seed=seeds, order=st.permutations(range(8)), ratio=ratios)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_permuting_ranks_permutes_the_suspects(seed, order, ratio):
     work = one_slow(seed, ratio=ratio)
     plain, moved = watched(work), watched(work[:, order])
@@ -51,13 +52,13 @@ def test_permuting_ranks_permutes_the_suspects(seed, order, ratio):
 
 
 @given(seed=seeds, ids=st.lists(st.integers(0, 60_000), min_size=8, max_size=8, unique=True))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_ranks_keep_their_numbers(seed, ids):
     assert [one.rank for one in watched(one_slow(seed), ids=ids)] == [ids[2]]
 
 
 @given(seed=seeds, copies=st.integers(1, 6), ratio=ratios)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_constant_and_repeated_ranks_change_nobodys_guilt(seed, copies, ratio):
     work = one_slow(seed, ratio=ratio)
     constant = np.full((len(work), 1), 0.5)
@@ -66,7 +67,7 @@ def test_constant_and_repeated_ranks_change_nobodys_guilt(seed, copies, ratio):
 
 
 @given(seed=seeds, share=st.floats(0.0, 0.15), ratio=ratios)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_gaps_hide_nothing(seed, share, ratio):
     work = one_slow(seed, ratio=ratio)
     work[np.random.default_rng(seed).random(work.shape) < share] = np.nan
@@ -74,7 +75,7 @@ def test_gaps_hide_nothing(seed, share, ratio):
 
 
 @given(seed=seeds, rank=st.integers(0, 7), at=st.integers(0, 109), size=st.floats(1.5, 50.0), width=st.integers(1, 2))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_spike_is_nobodys_fault(seed, rank, at, size, width):
     work = healthy(seed, 110, 8)
     work[at : at + width, rank] *= size
@@ -82,13 +83,13 @@ def test_a_spike_is_nobodys_fault(seed, rank, at, size, width):
 
 
 @given(seed=seeds, ranks=st.integers(2, 40), noise=st.floats(0.001, 0.15))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_healthy_ranks_are_left_alone(seed, ranks, noise):
     assert watched(healthy(seed, 150, ranks, noise), block=30) == []
 
 
 @given(seed=seeds, cut=st.integers(0, 13), ratio=ratios, lanes=st.sampled_from(["duration", "compute", "wait"]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_may_be_cut_and_restored_anywhere(seed, cut, ratio, lanes):
     whole, part = PeerDeviation(PeerDeviation.Config()), PeerDeviation(PeerDeviation.Config())
     shown = windows(one_slow(seed, ratio=ratio), 8, lanes=lanes)
@@ -107,7 +108,7 @@ def test_may_be_cut_and_restored_anywhere(seed, cut, ratio, lanes):
     values=st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size=30),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_median_of_peers_is_the_median_of_others_role_by_role(values, data):
     array = np.array([np.nan if value is None else value for value in values])
     codes = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(values), max_size=len(values))))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trainwarden.errors import DataError
 from trainwarden.recorded.columns import parse_number
 from trainwarden.recorded.files import bounded_lines
@@ -75,7 +76,7 @@ def _job_or_sentence(folder: Path) -> RecordedJob | str:
         return str(error)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(_ROW, min_size=1, max_size=20),
     st.permutations(_COLUMNS),
@@ -103,7 +104,7 @@ def test_a_table_is_read_as_it_was_written(rows: list[dict[str, object]], column
     assert len(set(zip(table.nodes, table.ranks, table.devices, strict=True))) == len(table.nodes)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(_FILES, _JUNK, st.booleans())
 def test_whatever_lies_there_nothing_but_a_sentence_is_raised(name: str, data: bytes, packed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +128,7 @@ def test_whatever_lies_there_nothing_but_a_sentence_is_raised(name: str, data: b
         assert (job.iterations.duration_s > 0).all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_a_damaged_parquet_file_is_refused_or_read(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

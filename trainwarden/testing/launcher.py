@@ -148,7 +148,8 @@ def an_operation_is_done_once_by_its_id(case: Case) -> None:
         assert anew.state in WELL, f"a launcher that is made anew must know of {verb}, and answers {anew}"
 
 
-CHECKS: Final[tuple[Callable[[Case], None], ...]] = (
+Check = Callable[[Case], None]
+CHECKS: Final[tuple[Check, ...]] = (
     it_is_a_plugin,
     it_says_what_it_can_do,
     it_knows_its_jobs,

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trainwarden import records
 from trainwarden.errors import RecordError
 from trainwarden.records import SCHEMA_VERSION, EventRecord, MetricsRecord, Record, Suspect, Vote
@@ -154,13 +155,13 @@ def test_truncated_huge_and_nested_input_is_a_record_error(value: bytes) -> None
 
 
 @given(value=st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_random_bytes_decode_or_are_a_record_error(value: bytes) -> None:
     decodes_or_is_refused(EVENTS, value)
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_damaged_records_decode_or_are_a_record_error(data: st.DataObject) -> None:
     record = data.draw(st.sampled_from(EXAMPLES))
     topic = topic_of(record)
@@ -188,7 +189,7 @@ NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
     values=st.lists(st.lists(NUMBERS, max_size=4).map(tuple), max_size=4).map(tuple),
     time_s=st.floats(allow_nan=False, allow_infinity=False),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_metrics_record_comes_back_bit_for_bit(devices: Any, names: Any, values: Any, time_s: float) -> None:
     record = MetricsRecord(job="j", node="n", time_s=time_s, devices=devices, names=names, values=values)
     assert METRICS.decode(METRICS.encode(record)) == record

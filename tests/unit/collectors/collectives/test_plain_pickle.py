@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.collectives.plain_pickle import load_plain
+from tests.examples import examples
 from trainwarden.errors import DataError
 
 PLAIN = st.recursive(
@@ -26,20 +27,20 @@ PLAIN = st.recursive(
 
 
 @given(value=PLAIN, protocol=st.sampled_from([2, 3, 4, 5]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_pickle_writes_of_plain_data_is_read_back(value: Any, protocol: int) -> None:
     assert load_plain(pickle.dumps(value, protocol=protocol)) == value
 
 
 @given(data=st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(DataError):
         load_plain(data)
 
 
 @given(value=PLAIN, at=st.integers(0, 400), byte=st.integers(0, 255))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_one_damaged_byte_is_no_accident(value: Any, at: int, byte: int) -> None:
     data = bytearray(pickle.dumps({"entries": [value]}, protocol=2))
     data[at % len(data)] = byte

@@ -1,0 +1,17 @@
+"""How many cases Hypothesis draws: all of them in `make test`, a quarter in `make check`, anew in each run."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from hypothesis import settings
+
+THOROUGH: Final = os.environ.get("TRAINWARDEN_THOROUGH") == "1"
+"""Set by `make test`, which CI runs."""
+LEAST: Final = 3
+
+
+def examples(most: int) -> settings:
+    """At most so many cases a test, without a deadline: machines are shared."""
+    return settings(max_examples=most if THOROUGH else max(most // 4, LEAST), deadline=None)
