@@ -12,6 +12,7 @@ Markdown page for whoever operates it). Files are named as they lie beside the m
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +23,7 @@ import msgspec
 
 from trainwarden import catalogue
 from trainwarden.errors import ConfigError
-from trainwarden.records import EVENT_KINDS
+from trainwarden.records import EVENT_KINDS, EVENT_NAME
 from trainwarden.settings import PluginSettings, Settings, parse
 
 GROUPS: Final = ("trainwarden.collectors", "trainwarden.detectors", "trainwarden.launchers")
@@ -136,9 +137,11 @@ def admit(plugin: type[Any], what: str) -> None:
     Raises
     ------
     ConfigError
-        If a name is taken, or its table cannot be read.
+        If a name is taken or is none, or its table cannot be read.
     """
     for kind, fields in getattr(plugin, "events", {}).items():
+        if not re.fullmatch(EVENT_NAME, kind):
+            raise ConfigError(f"{what}: '{kind}' is no name for a kind of event; one is like rackside.zone_tripped")
         if kind in EVENT_KINDS or _EVENTS.get(kind, fields) is not fields:
             raise ConfigError(f"{what}: the event kind '{kind}' is taken already")
     catalogue.add(metrics_of(plugin, what), what)

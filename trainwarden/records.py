@@ -38,7 +38,8 @@ EventKind = Literal[
     "clock_step", "flight_recorder", "model",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
-EventName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$", max_length=64)]
+EVENT_NAME = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"  # held of what plug-ins declare; on the wire it costs half a decode
+EventName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 F = TypeVar("F", bound=msgspec.Struct)
 Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
 

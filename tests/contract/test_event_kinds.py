@@ -13,8 +13,9 @@ from detectors.recorded.replay import replay
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.unit.detectors.detection_streams import Job, Run
 from trainer_offline.archive.export import export
+from trainwarden import plugins
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.errors import RecordError
+from trainwarden.errors import ConfigError, RecordError
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EVENT_KINDS, EventRecord
 from trainwarden.settings import DetectionSettings
@@ -42,10 +43,17 @@ def test_on_the_wire_and_in_the_agents_spool() -> None:
     assert pair(payload) == ("job", FOREIGN)
 
 
-@pytest.mark.parametrize("kind", ["", "no such kind", "Rackside.tripped", ".tripped", "rackside.", "x" * 65])
+@pytest.mark.parametrize("kind", ["", "x" * 65])
 def test_what_is_no_name_is_no_kind(kind: str) -> None:
     with pytest.raises(RecordError, match="kind"):
         EVENTS.decode(msgspec.json.encode(msgspec.to_builtins(FOREIGN) | {"type": "event", "kind": kind}))
+
+
+@pytest.mark.parametrize("kind", ["no such kind", "Rackside.tripped", ".tripped", "rackside."])
+def test_what_is_no_name_cannot_be_declared(kind: str) -> None:
+    plugin = type("Rackside", (), {"events": {kind: Tripped}})
+    with pytest.raises(ConfigError, match="is no name for a kind of event"):
+        plugins.admit(plugin, "collector rackside")
 
 
 def test_its_fields_are_typed_where_somebody_knows_them() -> None:
