@@ -19,6 +19,36 @@ from trainwarden.settings import EngineSettings
 from trainwarden.topics import ACTIONS, Topic, topic_of
 
 
+class Killed(BaseException):
+    """kill -9 of the engine, at the moment at which it calls the launcher."""
+
+
+class MemoryConsumer:
+    """Reads all partitions of its topics, or those given as `owned`; `deaf` means that it has not been let in."""
+
+    def __init__(self, bus: MemoryBus, topics: Sequence[Topic[Any]], owned: frozenset[int] = frozenset({0})) -> None:
+        self._bus, self._topics, self._at = bus, topics, {topic.name: 0 for topic in topics}
+        self.owned = owned
+
+    def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
+        if self._bus.deaf:
+            return []
+        found: list[Message] = []
+        for topic in self._topics:
+            kept = self._bus.kept.get(topic.name, [])
+            found += [message for message in kept[self._at[topic.name] :] if message.partition in self.owned]
+            self._at[topic.name] = len(kept)
+        return found
+
+    def assignment(self) -> frozenset[tuple[str, int]]:
+        return (
+            frozenset() if self._bus.deaf else frozenset((t.name, place) for t in self._topics for place in self.owned)
+        )
+
+    def seek_to_time(self, time_s: float) -> None:
+        self._at = {topic.name: 0 for topic in self._topics}
+
+
 class MemoryBus:
     """Keeps what was flushed; `away` makes every flush fail until it is turned off."""
 
@@ -26,6 +56,7 @@ class MemoryBus:
         self.kept: dict[str, list[Message]] = {}
         self.queued: list[tuple[Topic[Any], str, Record]] = []
         self.away = False
+        self.deaf = False
 
     def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
         topic.decode(topic.encode(record))
@@ -40,7 +71,7 @@ class MemoryBus:
         self.queued.clear()
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> Any:
-        raise NotImplementedError
+        return MemoryConsumer(self, topics)
 
     def read(self, topic: Topic[Any], *, from_time_s: float | None = None) -> Iterable[Message]:
         return list(self.kept.get(topic.name, ()))
@@ -73,15 +104,19 @@ class Rig:
         rules = Rules.of(self.settings)
         rules = msgspec.structs.replace(rules, remedies=rules.remedies.replaced(self.remedies, "the test"))
         self.engine = EngineHandler(rules, self.launcher, self.clock, self.metrics)
-        self.engine.start(self.bus, None)  # type: ignore[arg-type]
+        self.share_out(frozenset({0}))
+
+    def share_out(self, owned: frozenset[int]) -> None:
+        """The engine's group gives it these partitions of the incidents."""
+        self.consumer = MemoryConsumer(self.bus, self.engine.topics, owned)
+        self.engine.start(self.bus, self.consumer)  # type: ignore[arg-type]
 
     def tell(self, *records: Record) -> None:
         """Put records on the bus and through the engine, then let it think."""
         for record in records:
             self.bus.publish(topic_of(record), "job", record)
         self.bus.flush()
-        messages = [Message(topic_of(record).name, 0, 0, 0.0, "job", record) for record in records]
-        assert not list(self.engine.handle(messages))
+        assert not list(self.engine.handle(self.consumer.poll(0.0)))
         self.tick()
 
     def tick(self, seconds: float = 0.0) -> None:
@@ -116,6 +151,10 @@ class Rig:
         return self.later(incident, state="closed", closed_at_s=self.clock.now_s(), **more)
 
     def command(self, kind: str, action: str | None = None, job: str = "job") -> CommandRecord:
-        """A person's word."""
+        """A person's word; an approval is of the plan that was shown last."""
         now_s = self.clock.now_s()
-        return CommandRecord(id=f"c{now_s}", job=job, at_s=now_s, kind=kind, by="someone", action=action)  # type: ignore[arg-type]
+        shown = {record.id: record.plan_digest for record in self.bus.actions()}
+        return CommandRecord(
+            id=f"c{now_s}", job=job, at_s=now_s, kind=kind, by="someone", action=action,  # type: ignore[arg-type]
+            plan_digest=shown.get(action or "") if kind == "approve" else None,
+        )  # fmt: skip

@@ -59,5 +59,7 @@ def action_object(record: ActionRecord) -> dict[str, Any]:
         "at_s": record.at_s,
         "finished_at_s": record.finished_at_s,
         "plan": record.plan,
+        "plan_digest": record.plan_digest,
+        "by": record.by,
         "why": record.why,
     }

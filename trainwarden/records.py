@@ -240,7 +240,8 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
 class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
     """What the engine decided and what became of it; one record per change of `outcome`, same id.
 
-    `generation` is the launcher's at the time of a decision to act (`trainwarden.launching`).
+    `generation` is the launcher's at the time of the decision (`trainwarden.launching`). `plan_digest` stands for
+    all that would be done; an approval names it. `by` is who approved.
     """
 
     id: str
@@ -253,10 +254,15 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     finished_at_s: float | None = None
     plan: dict[str, Any] = msgspec.field(default_factory=dict)
     generation: int | None = None
+    plan_digest: str | None = None
+    by: str | None = None
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
-    """A person's word to the engine: approve or deny one proposed action, stop or resume all acting."""
+    """A person's word to the engine: approve or deny one proposed action, stop or resume all acting.
+
+    An approval is of one plan, by the `plan_digest` of the action as the person saw it.
+    """
 
     id: str
     job: str
@@ -264,6 +270,7 @@ class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     kind: Literal["approve", "deny", "stop", "resume"]
     by: str
     action: str | None = None
+    plan_digest: str | None = None
 
 
 class DeadLetter(Record, frozen=True, kw_only=True, omit_defaults=True, tag="dead_letter"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Generic, TypeVar
 
 import msgspec
@@ -28,6 +29,11 @@ R_co = TypeVar("R_co", bound=Record, covariant=True)
 
 class Topic(Generic[R_co]):
     """A topic's name tied to the type of its records, with the codec of that type.
+
+    Parameters
+    ----------
+    keep_s : float
+        Seconds that its records are kept; ``inf`` for ever.
 
     Examples
     --------
@@ -87,7 +93,7 @@ EVENTS = Topic("trainwarden.events", EventRecord)
 VERDICTS = Topic("trainwarden.verdicts", VerdictRecord)
 INCIDENTS = Topic("trainwarden.incidents", IncidentRecord, keep_s=90 * 86_400.0)
 ACTIONS = Topic("trainwarden.actions", ActionRecord, keep_s=90 * 86_400.0)
-COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=90 * 86_400.0)
+COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=inf)  # a stop holds until somebody resumes
 DEAD_LETTERS = Topic("trainwarden.dead_letters", DeadLetter)
 
 TOPICS: dict[str, Topic[Record]] = {

@@ -41,15 +41,15 @@ class Brakes:
         Parameters
         ----------
         actions : iterable of ActionRecord
-            All actions known, of all jobs, each as it last was.
+            All known of the job in question, each as it last was: a job that flaps uses up no other's budget.
         stopped_by : str or None
-            Who has stopped all acting.
+            Who has stopped all acting on the job.
         """
         if stopped_by is not None:
             return Hold("stop", f"all acting was stopped by {stopped_by}")
         recent = sum(1 for action in actions if carried_out(action) and action.at_s > now_s - HOUR_S)
         if recent >= self._actions_per_hour:
-            return Hold("budget", f"{recent} actions within an hour, the budget is {self._actions_per_hour}")
+            return Hold("budget", f"{recent} actions within an hour, the job's budget is {self._actions_per_hour}")
         return None
 
     def cooling(self, now_s: float, kind: ActionKind, actions: Iterable[ActionRecord]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
@@ -27,6 +28,7 @@ log = logging.getLogger("trainwarden.engine")
 
 STATE_AGE_S = 0.5  # how long an answer is taken as true: a tick asks for many incidents
 CAPABILITIES_AGE_S = 60.0
+DIGEST_CHARS = 16  # 64 bits: nobody makes two plans of one action collide
 
 VERBS: Final[Mapping[ActionKind, Verb]] = {
     "rebalance": "rebalance",
@@ -111,9 +113,33 @@ class LauncherCalls:
             self._count("refused")
             log.warning("launcher refused", extra={"fields": {"error": str(error)}})
             return error
+        except Exception as error:  # the marked place: a launcher that is broken ends no engine
+            self._count("broken")
+            log.exception("launcher broke")
+            return Away(f"the launcher broke ({type(error).__name__}: {error})"[:MAX_SENTENCE_CHARS])
 
     def _count(self, kind: str) -> None:
         self._metrics.count("launcher_errors_total", "Calls that the launcher did not do.", kind=kind)
+
+
+def digest_of(action: ActionRecord) -> str:
+    """What stands for all that `action` would do, and from where: kind, targets, plan and generation.
+
+    Examples
+    --------
+    >>> action = ActionRecord(id="i1/restart/1", incident="i1", job="j", kind="restart_process", outcome="proposed",
+    ...     at_s=0.0, why="crash", generation=4)
+    >>> digest_of(action) == digest_of(msgspec.structs.replace(action, why="a longer story", at_s=9.0))
+    True
+    >>> digest_of(action) == digest_of(msgspec.structs.replace(action, generation=5))
+    False
+    """
+    if action.kind in VERBS:
+        asked = operation_of(action, action.generation or 0, by="")
+        done: object = (asked.kind, asked.job, asked.targets, asked.plan, action.generation)
+    else:
+        done = (action.kind, action.job)
+    return hashlib.sha256(msgspec.json.encode(done)).hexdigest()[:DIGEST_CHARS]
 
 
 def operation_of(action: ActionRecord, generation: int, by: str) -> Operation:

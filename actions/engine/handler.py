@@ -9,28 +9,25 @@ and asked about at later ones. All planning follows from memory and time, not fr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from actions import launchers
+from actions.engine.approval import answer_of, planned_at
 from actions.engine.calls import VERBS, LauncherCalls
-from actions.engine.memory import Case, Memory, with_outcome
+from actions.engine.hearing import Hearing
+from actions.engine.memory import EVERY_JOB, Case, Memory, with_outcome
 from actions.engine.planner import next_intent
 from actions.engine.policy import Rules
 from actions.engine.under_way import UnderWay
 from actions.engine.view import Intent, View
-from trainwarden import plugins
-from trainwarden.bus.address import connect
-from trainwarden.clock import Clock, SystemClock
+from trainwarden.clock import Clock
 from trainwarden.launching import NODE_VERBS, Launcher
-from trainwarden.protocols import Bus, Consumer, Message, Scope
-from trainwarden.records import ActionRecord, IncidentRecord, Outcome, Record
+from trainwarden.protocols import Bus, Consumer, Message
+from trainwarden.records import ActionRecord, IncidentRecord, Outcome
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import Output, ServiceLoop
-from trainwarden.settings import EngineSettings, Settings
+from trainwarden.service import Output
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, Topic
 
 log = logging.getLogger("trainwarden.engine")
@@ -50,7 +47,7 @@ class EngineHandler:
         Whatever started the job. If it runs one job only, so does the engine, in a consumer group of its own.
     """
 
-    topics: Sequence[Topic[Any]] = (INCIDENTS, COMMANDS)
+    topics: Sequence[Topic[Any]] = (INCIDENTS,)
 
     def __init__(self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics) -> None:
         self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
@@ -59,34 +56,54 @@ class EngineHandler:
         self._under_way = UnderWay(self._calls, rules.config)
         self._memory = Memory(rules.remedies.ladder)
         self._bus: Bus | None = None
+        self._hearing: Hearing | None = None
         self._outbox: list[Output] = []
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
+        self._mine: set[str] = set()  # started here, or by an engine whose partition this one has taken over
         self._forget_at_s = 0.0
 
     # --- trainwarden.service.Handler ---------------------------------------------------------------------------------
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
-        """Rebuild memory from the bus: incidents, commands, and what engines before this one did."""
+        """Rebuild memory from the bus: what was ever commanded, what engines did, and the incidents of our partitions.
+
+        Of a partition that another member owns now nothing stays: of its incidents this engine would hear no more.
+        """
         self._bus = bus
-        since_s = self._clock.now_s() - MEMORY_S
+        now_s = self._clock.now_s()
+        if self._hearing is None:
+            self._hearing = Hearing(bus, now_s)
         memory = Memory(self._rules.remedies.ladder)
-        for topic in (ACTIONS, COMMANDS, INCIDENTS):
-            for message in bus.read(topic, from_time_s=since_s):
-                self._take(memory, message.record)
+        for topic, from_s in ((ACTIONS, now_s - MEMORY_S), (COMMANDS, None)):
+            for message in bus.read(topic, from_time_s=from_s):
+                self._take(memory, message)
         for _, record in self._outbox:
             memory.take(record)
+        elsewhere = self._take_incidents(memory, bus, consumer, now_s - MEMORY_S)
         self._memory = memory
-        started = list(memory.under_way.values())
+        started = [action for action in memory.under_way.values() if action.incident not in elsewhere]
+        self._mine = {action.id for action in started}
         self._under_way.inherit(action.id for action in started if action.id not in self._recorded)
         for action in started:
             if action.incident not in memory.cases:
                 self._end(action, "failed", f"{action.why}; its incident is no longer known")
         log.info("engine ready", extra={"fields": {"incidents": len(memory.cases), "unfinished": len(started)}})
 
+    def _take_incidents(self, memory: Memory, bus: Bus, consumer: Consumer, since_s: float) -> set[str]:
+        """Take in the incidents of our own partitions; the names of the others."""
+        owned = {place for topic, place in consumer.assignment() if topic == INCIDENTS.name}
+        elsewhere: set[str] = set()
+        for message in bus.read(INCIDENTS, from_time_s=since_s):
+            if message.partition in owned:
+                self._take(memory, message)
+            elif isinstance(message.record, IncidentRecord):
+                elsewhere.add(message.record.id)
+        return elsewhere
+
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
-        """Take messages in. What follows from them is decided in `tick`."""
+        """Take incidents in. What follows from them is decided in `tick`."""
         for message in messages:
-            self._take(self._memory, message.record)
+            self._take(self._memory, message)
         return ()
 
     def tick(self, now_s: float) -> Iterable[Output]:
@@ -97,7 +114,7 @@ class EngineHandler:
         BusUnavailable
             If ``started`` could not be kept. Nothing was done then; the next tick tries again.
         """
-        for case in list(self._memory.cases.values()):
+        for case in list(self._memory.cases.values()) if self._listen() is not None else ():
             self._advance(case, now_s)
         if now_s >= self._forget_at_s:
             self._forget_at_s = now_s + FORGET_INTERVAL_S
@@ -107,17 +124,27 @@ class EngineHandler:
         outputs, self._outbox = self._outbox, []
         return outputs
 
-    def _take(self, memory: Memory, record: Record) -> None:
-        if self._job is None or getattr(record, "job", None) in (self._job, "*"):
-            memory.take(record)
+    def _take(self, memory: Memory, message: Message) -> None:
+        if self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB):
+            memory.take(message.record, message.offset)
+
+    def _listen(self) -> set[str] | None:
+        """Take in what people and other engines have said; of which jobs. None while this engine cannot hear it."""
+        messages = None if self._hearing is None else self._hearing.new()
+        if messages is None:
+            return None
+        for message in messages:
+            self._take(self._memory, message)
+        return {getattr(message.record, "job", EVERY_JOB) for message in messages}
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
     def _advance(self, case: Case, now_s: float) -> None:
-        unfinished = [a for a in self._memory.under_way.values() if a.incident == case.incident.id]
+        under_way = self._memory.under_way.values()
+        unfinished = [a for a in under_way if a.incident == case.incident.id and a.id in self._mine]
         for action in unfinished:
             self._continue(action, case, now_s)
-        if unfinished or self._busy(case.incident.job):
+        if unfinished or self._busy(case.incident, now_s):
             return
         view = View(
             now_s=now_s,
@@ -132,9 +159,18 @@ class EngineHandler:
         if intent is not None:
             self._decide(intent, case, now_s)
 
-    def _busy(self, job: str) -> bool:
-        """Whether something is being done to the job's ranks; a node may be drained for hours beside that."""
-        return any(a.job == job and VERBS.get(a.kind) not in NODE_VERBS for a in self._memory.under_way.values())
+    def _busy(self, incident: IncidentRecord, now_s: float) -> bool:
+        """Whether something is being done for it or to the ranks of its job; beside a drain of hours all goes on."""
+        return any(
+            (a.incident == incident.id or (a.job == incident.job and VERBS.get(a.kind) not in NODE_VERBS))
+            and (a.id in self._mine or self._may_last(a, now_s))
+            for a in self._memory.under_way.values()
+        )
+
+    def _may_last(self, action: ActionRecord, now_s: float) -> bool:
+        """Whether what another engine has started may still be going on."""
+        verb = VERBS.get(action.kind)
+        return verb is not None and now_s - action.at_s < self._rules.config.deadline_s(verb)
 
     def _decide(self, intent: Intent, case: Case, now_s: float) -> None:
         """Propose, hold, skip or carry out; each is recorded once, not at every tick."""
@@ -157,15 +193,23 @@ class EngineHandler:
                 self._emit(action)
         elif (by := self._memory.denied.get(intent.id)) is not None:
             self._skip(known, action, now_s, f"denied by {by}", None)
-        elif mode == "confirm" and intent.id not in self._memory.approved:
-            if known is None:
-                self._emit(action)
-        elif hold := self._rules.brakes.hold(
-            now_s, self._memory.actions.values(), self._memory.stopped_by(incident.job)
-        ):
-            self._skip(known, action, now_s, hold.why, hold.name)
-        else:
-            self._carry_out(with_outcome(action, "started", now_s), case, now_s)
+        elif (agreed := action if mode == "auto" else self._agreed(known, action, now_s)) is not None:
+            of_job, stopped_by = self._memory.of_job(incident.job), self._memory.stopped_by(incident.job)
+            if hold := self._rules.brakes.hold(now_s, of_job, stopped_by):
+                self._skip(known, agreed, now_s, hold.why, hold.name)
+            else:
+                self._carry_out(with_outcome(agreed, "started", now_s), case, now_s)
+
+    def _agreed(self, known: ActionRecord | None, action: ActionRecord, now_s: float) -> ActionRecord | None:
+        """What a person has approved, as it was shown then; else None, and `action` is shown if that is news."""
+        state = self._calls.state(action.job, now_s)
+        if state is None:
+            return None  # nobody could say from which state it was planned
+        action = planned_at(action, state.generation)
+        verdict = answer_of(known, action, self._memory.approved.get(action.id), self._rules.config.replan_s)
+        if verdict is None:
+            self._emit(action)
+        return verdict if isinstance(verdict, ActionRecord) else None
 
     def _skip(self, known: ActionRecord | None, action: ActionRecord, now_s: float, why: str, held: str | None) -> None:
         """Record that `action` is not done; `held` names a brake that may go off again, else this is final."""
@@ -178,13 +222,16 @@ class EngineHandler:
         """Keep `started` on the bus, and only then call the launcher."""
         assert self._bus is not None
         state = self._calls.state(action.job, now_s)
-        if state is None:
-            return  # without a generation nothing can be asked of it; the next tick sees again
-        action = msgspec.structs.replace(action, generation=state.generation)
+        heard = self._listen()
+        if state is None or heard is None or {action.job, EVERY_JOB} & heard:
+            return  # without a generation nothing can be asked, and what has just been said may change the plan
+        if action.generation is None:
+            action = planned_at(action, state.generation)
         for key, record in self._outbox:  # what was decided before must stand before it
             self._bus.publish(ACTIONS if isinstance(record, ActionRecord) else INCIDENTS, key, record)
         self._outbox = []
         self._memory.take(action)
+        self._mine.add(action.id)
         self._count(action)
         self._bus.publish(ACTIONS, action.job, action)
         self._continue(action, case, now_s)
@@ -196,12 +243,14 @@ class EngineHandler:
             self._bus.flush()
             self._recorded.add(action.id)
         unwanted = None
-        if not case.open and not action.plan.get("after_close"):
+        self._listen()
+        if (stopped_by := self._memory.stopped_by(action.job)) is not None:
+            unwanted = f"all acting was stopped by {stopped_by}"
+        elif not case.open and not action.plan.get("after_close"):
             unwanted = "the incident closed"
         elif self._rules.mode == "observe":
             unwanted = "the engine was told to observe only"
-        by = self._memory.approved.get(action.id, "engine")
-        end = self._under_way.go_on(action, now_s, by=by, unwanted=unwanted)
+        end = self._under_way.go_on(action, now_s, by=action.by or "engine", unwanted=unwanted)
         if end is not None:
             self._end(action, end.outcome, end.why)
 
@@ -236,46 +285,3 @@ def _restart_loop_incident(action: ActionRecord, restarts: int) -> IncidentRecor
         updated_at_s=action.at_s,
         reason=f"{restarts} restarts have not helped, so the job was stopped",
     )
-
-
-def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
-    """Run the engine until `stop()` is true.
-
-    Parameters
-    ----------
-    run_dir : Path
-        The run folder, which the launcher is told of.
-
-    Raises
-    ------
-    ConfigError
-        If the launcher, its settings, the limits or the table of remedies are wrong.
-    BusUnavailable
-        If the bus cannot be opened.
-    """
-    rules = Rules.of(settings.engine)
-    launcher = make_launcher(settings.engine, Scope(job=settings.job, node=settings.node, run_dir=str(run_dir)))
-    metrics = SelfMetrics("engine")
-    if settings.engine.metrics_port is not None:
-        metrics.serve(settings.engine.metrics_port)
-    clock = SystemClock()
-    handler = EngineHandler(rules, launcher, clock, metrics)
-    bus = connect(settings.bus, settings.kafka)
-    try:
-        ServiceLoop(bus, handler, clock, metrics).run(stop)
-    finally:
-        bus.close()
-
-
-def make_launcher(engine: EngineSettings, scope: Scope) -> Launcher:
-    """The launcher that `engine` names, told where it is.
-
-    Raises
-    ------
-    ConfigError
-        If there is none of that name or its settings are wrong.
-    """
-    plugin = plugins.load(launchers.CATALOG, launchers.ENTRY_POINTS, engine.launcher)
-    config = plugins.configure(plugin, engine.launcher_settings, f"engine.launcher_settings ({engine.launcher})")
-    launcher: Launcher = plugin(config, scope)
-    return launcher

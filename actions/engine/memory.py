@@ -16,7 +16,7 @@ from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, Incid
 
 EVERY_JOB = "*"  # a stop or resume command for this job name is meant for all
 
-_PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 1, "started": 2, "done": 3, "failed": 3}
+_PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 0, "started": 1, "done": 2, "failed": 2}
 
 
 class Case:
@@ -47,6 +47,13 @@ class Case:
             self.ladder.accumulate(seen.slow_iterations, seen.iteration_s, seen.healthy_iteration_s)
 
 
+class Approval(msgspec.Struct, frozen=True):
+    """Who approved an action, and the plan that was shown then."""
+
+    by: str
+    plan_digest: str | None
+
+
 class Memory:
     """Everything taken in so far.
 
@@ -60,14 +67,20 @@ class Memory:
         self.cases: dict[str, Case] = {}
         self.actions: dict[str, ActionRecord] = {}
         self.under_way: dict[str, ActionRecord] = {}
-        self.approved: dict[str, str] = {}
+        self.approved: dict[str, Approval] = {}
         self.denied: dict[str, str] = {}
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
-        self._stops: dict[str, tuple[float, str | None]] = {}
+        self._stops: dict[str, tuple[int, str | None]] = {}
 
-    def take(self, record: Record) -> None:
-        """Take one record in; a repeat or an older revision changes nothing."""
+    def take(self, record: Record, offset: int = 0) -> None:
+        """Take one record in; a repeat or an older revision changes nothing.
+
+        Parameters
+        ----------
+        offset : int
+            Of a command, its place on the bus: the bus keeps the order of what was said, clocks do not.
+        """
         match record:
             case IncidentRecord():
                 case = self.cases.get(record.id)
@@ -79,28 +92,28 @@ class Memory:
                 known = self.actions.get(record.id)
                 if known is None:
                     self._of_incident[record.incident].append(record.id)
-                if known is None or _PROGRESS[record.outcome] >= _PROGRESS[known.outcome]:
+                if known is None or _follows(record, known):
                     self.actions[record.id] = record
                     self.under_way.pop(record.id, None)
                     if record.outcome == "started":
                         self.under_way[record.id] = record
             case CommandRecord():
-                self._take_command(record)
+                self._take_command(record, offset)
             case _:
                 pass
 
-    def _take_command(self, command: CommandRecord) -> None:
+    def _take_command(self, command: CommandRecord, offset: int) -> None:
         if command.kind in ("stop", "resume"):
-            if command.at_s >= self._stops.get(command.job, (float("-inf"), None))[0]:
-                self._stops[command.job] = (command.at_s, command.by if command.kind == "stop" else None)
+            if offset >= self._stops.get(command.job, (0, None))[0]:
+                self._stops[command.job] = (offset, command.by if command.kind == "stop" else None)
         elif command.action is not None and command.kind == "approve":
-            self.approved[command.action] = command.by
+            self.approved[command.action] = Approval(command.by, command.plan_digest)
         elif command.action is not None:
             self.denied[command.action] = command.by
 
     def stopped_by(self, job: str) -> str | None:
         """Who has stopped all acting on `job`; None if nobody has, or it was resumed."""
-        here, everywhere = (self._stops.get(name, (0.0, None))[1] for name in (job, EVERY_JOB))
+        here, everywhere = (self._stops.get(name, (0, None))[1] for name in (job, EVERY_JOB))
         return here or everywhere
 
     def of_incident(self, incident: str) -> list[ActionRecord]:
@@ -121,6 +134,12 @@ class Memory:
                 self.under_way.pop(action, None)
                 self.approved.pop(action, None)
                 self.denied.pop(action, None)
+
+
+def _follows(record: ActionRecord, known: ActionRecord) -> bool:
+    """Whether `record` is as far as `known` or further; what is only spoken of may be proposed and held by turns."""
+    ahead = _PROGRESS[record.outcome] - _PROGRESS[known.outcome]
+    return ahead > 0 or (ahead == 0 and record.at_s >= known.at_s)
 
 
 def with_outcome(action: ActionRecord, outcome: Outcome, now_s: float, why: str | None = None) -> ActionRecord:

@@ -24,7 +24,7 @@ from trainwarden.records import ActionKind
 def next_intent(view: View) -> Intent | None:
     """The next action for `view`'s incident; None if there is nothing to do now."""
     incident = view.case.incident
-    if view.now_s - incident.updated_at_s > view.rules.config.stale_s:
+    if view.now_s - incident.updated_at_s > view.rules.config.stale_s and not view.held():
         return None
     if not view.case.open:
         return _withdrawn(view) or _relief(view)

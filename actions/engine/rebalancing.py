@@ -49,9 +49,9 @@ def rebalance(view: View, rung: Rebalance) -> Intent | None:
 def relief(view: View, rung: Rebalance) -> Intent | None:
     """The even split again, once the slow rank is as fast as the others; not merely because the split works."""
     done = [action for action in view.attempts("rebalance") if action.outcome == "done"]
-    settled = any(
-        carried_out(a) or (a.outcome == "skipped" and not a.plan.get("held")) for a in view.attempts("relief")
-    )
+    tried = view.attempts("relief")
+    settled = any(a.outcome == "done" or (a.outcome == "skipped" and not a.plan.get("held")) for a in tried)
+    settled = settled or sum(carried_out(action) for action in tried) >= rung.at_most
     if not done or settled or _others_open(view) or not _relieved(view, rung, done[-1]):
         return None
     if view.cooling("rebalance"):
@@ -59,7 +59,7 @@ def relief(view: View, rung: Rebalance) -> Intent | None:
     before = [int(count) for count in done[-1].plan["micro_batches"]]
     split = even(len(before), sum(before))
     return Intent(
-        id=f"{view.case.incident.id}/relief/1",
+        id=view.next_id("relief"),
         kind="rebalance",
         why="the slow rank has recovered: back to the even split",
         plan={"micro_batches": list(split), "before": before, "after_close": True},

@@ -63,14 +63,14 @@ class UnderWay:
         by : str
             Who wants it.
         unwanted : str or None
-            Why it should no longer be begun, if so.
+            Why the launcher should not hear of it any more, if it has not yet.
         """
         trail = self._trails.setdefault(action.id, _Trail())
         if now_s < trail.ask_at_s:
             return None
         report = self._calls.poll(action) if trail.told else None
         if report is None or (isinstance(report, Report) and report.state == "unknown"):
-            if trail.told and unwanted is not None:
+            if unwanted is not None:
                 return self._end(action, "failed", f"{unwanted} before the launcher heard of it")
             trail.told, trail.inherited = True, False
             report = self._submit(action, now_s, by)

@@ -55,6 +55,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         prefix = f"{self.case.incident.id}/{rung}/"
         return [action for action in self.actions if action.id.startswith(prefix)]
 
+    def held(self) -> bool:
+        """Whether something waits for a brake to go off, however long that takes."""
+        return any(action.outcome == "skipped" and action.plan.get("held") for action in self.actions)
+
     def next_id(self, rung: str) -> str:
         """Id of the first attempt of `rung` that was not carried out yet."""
         attempt = 1 + sum(carried_out(action) for action in self.attempts(rung))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,19 +23,6 @@ from trainwarden.errors import BusError, RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import CommandRecord, EventRecord, LogRecord
 from trainwarden.topics import DEAD_LETTERS, EVENTS, LOGS, MAX_RECORD_BYTES, Topic
-
-ENGINES = ["embedded", pytest.param("kafka", marks=[pytest.mark.system, pytest.mark.kafka])]
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    if request.param == "embedded":
-        opened = Engine("embedded", str(tmp_path / "bus.db"), "")
-    else:
-        broker = request.getfixturevalue("kafka_broker")
-        opened = Engine("kafka", broker.server, f"t{uuid.uuid4().hex[:8]}.")
-    yield opened
-    opened.close()
 
 
 def by_key(messages: list[Message]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.engine.handler import make_launcher
+from actions.engine.service import make_launcher
 from actions.launchers import CATALOG, ENTRY_POINTS
 from actions.launchers.local.coordinator import SupervisorConfig
 from actions.launchers.local.ranks import Place

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.engine_doubles import Rig
+from tests.engine_doubles import Killed, Rig
 from trainwarden.launching import Capabilities, Verb
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 from trainwarden.topics import INCIDENTS
@@ -20,10 +20,6 @@ SLOW = {
     "compute_s": [0.3, 0.3, 0.6, 0.3], "micro_batches": [6, 6, 6, 6],
 }  # fmt: skip
 SUSPECTS = (Suspect(score=1.0, reason="Xid 79", rank=2, node="n7"),)
-
-
-class Killed(Exception):
-    """kill -9 of the engine, at the moment at which it calls the launcher."""
 
 
 class Engine(RuleBasedStateMachine):
@@ -74,7 +70,7 @@ class Engine(RuleBasedStateMachine):
     def _tell(self, incident: IncidentRecord) -> None:
         self.rig.bus.publish(INCIDENTS, "job", incident)
         self.rig.bus.flush()
-        self.rig.engine._take(self.rig.engine._memory, incident)
+        self.rig.engine._memory.take(incident)
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 15.0, 130.0]))
     def tick(self, seconds: float) -> None:

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 ENGINE = """
 import sys
 from pathlib import Path
-from actions.engine.handler import serve
+from actions.engine.service import serve
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import EngineSettings, Settings
 log_to_stderr()

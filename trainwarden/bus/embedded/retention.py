@@ -5,6 +5,8 @@ Each call removes a bounded number of records, so that a flush which happens to 
 
 from __future__ import annotations
 
+from math import inf
+
 from trainwarden.bus.embedded.store import OFFSET_BITS, Store, Stream
 
 PRUNE_RECORDS = 5_000  # most records removed by one call: tens of milliseconds
@@ -55,6 +57,8 @@ def _used_bytes(store: Store) -> int:
 def _most_lived(store: Store, now_s: float, keep_s: dict[int, float]) -> Stream | None:
     found: tuple[float, Stream] | None = None
     for stream in store.streams():
+        if keep_s[stream.id] == inf:
+            continue  # people's words never make room for measurements
         head = next(store.rows(stream.id, stream.first, stream.next, 1), None)
         if head is not None:
             lived = (now_s - head.time_s) / keep_s[stream.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 from kafka import KafkaAdminClient
@@ -138,7 +139,7 @@ class KafkaBus:
             "num_partitions": self._clients.config.partitions,
             "replication_factor": self._clients.config.replication_factor or -1,
             "configs": {
-                "retention.ms": str(int(topic.keep_s * 1000)),
+                "retention.ms": "-1" if topic.keep_s == inf else str(int(topic.keep_s * 1000)),
                 "segment.ms": str(max(1_000, int(segment_s * 1000))),
                 "message.timestamp.type": "LogAppendTime",
             },

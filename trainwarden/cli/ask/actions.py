@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -10,14 +11,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
+from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.follow import action_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 from trainwarden.json_objects import action_object
+from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord
-from trainwarden.topics import COMMANDS
+from trainwarden.topics import ACTIONS, COMMANDS
 
 Word = Literal["list", "approve", "deny", "stop", "resume"]
 
@@ -37,16 +39,17 @@ def actions(
     """
     voice = Voice(json)
     with open_bus(bus, config) as connected:
-        views = read_jobs(connected, job)
-        known = {record.id: record for view in views.values() for record in view.actions.values()}
         if word == "list":
-            _list(known, voice)
+            _list(_known(connected, job), voice)
             return 0
-        command = _command(word, action, job, known)
+        # A stop does not wait for anything to be read first.
+        about = _waiting(word, action, _known(connected, job)) if word in ("approve", "deny") else None
+        command = _command(word, about, job)
         connected.publish(COMMANDS, command.job, command)
         connected.flush()
     voice.say(f"said to the engine: {word} {action or ''}".rstrip())
-    voice.answer({"command": {"id": command.id, "kind": command.kind, "action": command.action}})
+    told = {"id": command.id, "kind": command.kind, "action": command.action, "plan_digest": command.plan_digest}
+    voice.answer({"command": told})
     return 0
 
 
@@ -59,25 +62,43 @@ def _list(known: Mapping[str, ActionRecord], voice: Voice) -> None:
     voice.answer({"actions": [action_object(record) for record in ordered]})
 
 
-def _command(word: Word, action: str | None, job: str | None, known: dict[str, ActionRecord]) -> CommandRecord:
-    """The record by which the engine is told.
+def _known(bus: Bus, job: str | None) -> dict[str, ActionRecord]:
+    """Actions by id as they last were, of `job` or of all."""
+    messages = bus.read(ACTIONS)
+    records = [message.record for message in messages if isinstance(message.record, ActionRecord)]
+    return {record.id: record for record in records if job in (None, record.job)}
+
+
+def _waiting(word: Word, action: str | None, known: Mapping[str, ActionRecord]) -> ActionRecord:
+    """The action that a person has a word on.
 
     Raises
     ------
     ConfigError
-        If an action to approve or deny does not exist or is not waiting for a word.
+        If it does not exist or does not wait for a word.
     """
-    target = None
-    if word in ("approve", "deny"):
-        if action not in known or known[action].outcome != "proposed":
-            waiting = ", ".join(r.id for r in known.values() if r.outcome == "proposed") or "none"
-            raise ConfigError(f"actions {word}: no action '{action}' waits for a word; waiting: {waiting}")
-        target = known[action].job
+    if action is None or action not in known or known[action].outcome != "proposed":
+        waiting = ", ".join(r.id for r in known.values() if r.outcome == "proposed") or "none"
+        raise ConfigError(f"actions {word}: no action '{action}' waits for a word; waiting: {waiting}")
+    return known[action]
+
+
+def _command(word: Word, about: ActionRecord | None, job: str | None) -> CommandRecord:
+    """The record by which the engine is told; an approval is of the plan that stands now."""
     return CommandRecord(
         id=f"command/{uuid.uuid4().hex[:12]}",
-        job=target or job or "*",  # the engine takes "*" for every job
+        job=about.job if about else job or "*",  # the engine takes "*" for every job
         at_s=time.time(),
         kind=word,  # type: ignore[arg-type] # the command line allows just these words
-        by=getpass.getuser(),
-        action=action,
+        by=_user(),
+        action=about.id if about else None,
+        plan_digest=about.plan_digest if about else None,
     )
+
+
+def _user() -> str:
+    """Who speaks; a container's user need not have a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"

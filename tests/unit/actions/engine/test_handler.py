@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.doubles import metric_value
-from tests.engine_doubles import Rig
+from tests.engine_doubles import Killed, Rig
 from trainwarden.errors import BusUnavailable, LauncherError
 from trainwarden.records import IncidentRecord
 from trainwarden.topics import INCIDENTS
@@ -50,7 +50,7 @@ def test_a_bus_that_is_away_stops_the_action_and_delays_it_only() -> None:
     incident = rig.incident()
     rig.bus.away = True
     list(rig.engine.handle([]))
-    rig.engine._take(rig.engine._memory, incident)
+    rig.engine._memory.take(incident)
     for _ in range(3):
         with pytest.raises(BusUnavailable):
             list(rig.engine.tick(rig.clock.now_s()))
@@ -75,15 +75,14 @@ def test_a_start_without_an_end_is_reconciled_with_the_launcher(launcher_had_don
     rig = Rig()
     incident = rig.incident()
     rig.bus.publish(INCIDENTS, "job", incident)
-    kill = RuntimeError("kill -9")
 
     def die() -> None:
         if launcher_had_done_it:
             rig.launcher.done.append("i1/restart/1")
-        raise kill
+        raise Killed
 
     rig.launcher.before = die
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Killed):
         rig.tell(incident)
     rig.launcher.before = lambda: None
     rig.restart_engine()
@@ -96,8 +95,8 @@ def test_a_start_without_an_end_is_reconciled_with_the_launcher(launcher_had_don
 def test_a_start_whose_incident_closed_meanwhile_is_not_done_late() -> None:
     rig = Rig()
     incident = rig.incident()
-    rig.launcher.before = lambda: (_ for _ in ()).throw(RuntimeError("kill -9"))
-    with pytest.raises(RuntimeError):
+    rig.launcher.before = lambda: (_ for _ in ()).throw(Killed)
+    with pytest.raises(Killed):
         rig.tell(incident)
     rig.launcher.before = lambda: None
     rig.bus.publish(INCIDENTS, "job", rig.closed(incident))
@@ -110,8 +109,8 @@ def test_a_start_whose_incident_closed_meanwhile_is_not_done_late() -> None:
 
 def test_an_engine_told_to_observe_does_not_finish_what_another_started() -> None:
     rig = Rig()
-    rig.launcher.before = lambda: (_ for _ in ()).throw(RuntimeError("kill -9"))
-    with pytest.raises(RuntimeError):
+    rig.launcher.before = lambda: (_ for _ in ()).throw(Killed)
+    with pytest.raises(Killed):
         rig.tell(rig.incident())
     rig.launcher.before = lambda: None
     rig.restart_engine(mode="observe")
@@ -505,9 +504,9 @@ def test_what_was_decided_but_not_yet_kept_survives_a_change_of_partitions() -> 
     incident = rig.incident()
     rig.bus.publish(INCIDENTS, "job", incident)
     rig.bus.flush()
-    rig.engine._take(rig.engine._memory, incident)
+    rig.engine._memory.take(incident)
     rig.engine._advance(rig.engine._memory.cases["i1"], 1000.0)  # decided, then the round failed
-    rig.engine.start(rig.bus, None)  # type: ignore[arg-type]
+    rig.share_out(frozenset({0}))
     rig.tick()
     assert rig.story() == [("i1/restart/1", "proposed")]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.doubles import metric_value
-from tests.engine_doubles import Rig
+from tests.engine_doubles import Killed, Rig
 from trainwarden.launching import Capabilities
 from trainwarden.records import Suspect
 from trainwarden.topics import INCIDENTS
@@ -108,10 +108,10 @@ def test_an_engine_restarted_during_an_operation_asks_and_repeats_nothing(done_m
 def test_the_generation_of_the_decision_travels_with_the_action_and_outlives_the_engine() -> None:
     rig = Rig(cool_down_s=0.0)
     rig.launcher.generation = 7
-    rig.launcher.before = lambda: (_ for _ in ()).throw(RuntimeError("kill -9"))
+    rig.launcher.before = lambda: (_ for _ in ()).throw(Killed)
     incident = rig.incident()
     rig.bus.publish(INCIDENTS, "job", incident)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Killed):
         rig.tell(incident)
     assert rig.bus.actions()[0].generation == 7
     rig.launcher.before = lambda: None

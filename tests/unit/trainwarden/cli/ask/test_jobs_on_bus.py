@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def address(tmp_path: Path) -> str:
             )  # type: ignore[arg-type]
         )  # fmt: skip
     records.append(
-        ActionRecord(id="a1", incident="i1", job="j", kind="rebalance", outcome="proposed", at_s=6.0, why="w")
+        ActionRecord(id="a1", incident="i1", job="j", kind="rebalance", outcome="proposed", at_s=6.0, why="w", plan_digest="d1")
     )
     bus = EmbeddedBus(str(tmp_path / "bus.db"))
     for record in records:
@@ -89,3 +90,30 @@ def test_a_bus_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no embedded bus"):
         status(bus=f"embedded:{tmp_path / 'none.db'}")
     assert not (tmp_path / "none.db").exists()
+
+
+def test_an_approval_names_the_plan_that_stands(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert actions("list", bus=address, json="-") == 0
+    assert json_of(capsys)["actions"][0]["plan_digest"] == "d1"
+    assert actions("approve", "a1", bus=address, json="-") == 0
+    assert json_of(capsys)["command"]["plan_digest"] == "d1"
+
+
+def test_a_stop_is_said_before_anything_is_read_and_by_whoever_has_no_name(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*_: object, **__: object) -> None:
+        raise AssertionError("a stop read the bus")
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4242")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedBus, "read", nothing)
+        patch.setattr("getpass.getuser", nameless)
+        assert actions("stop", bus=address) == 0
+    bus = EmbeddedBus(address.removeprefix("embedded:"))
+    (word,) = [message.record for message in bus.read(COMMANDS)]
+    assert isinstance(word, CommandRecord)
+    assert (word.kind, word.job, word.by) == ("stop", "*", f"uid {os.getuid()}")
+    bus.close()

@@ -1,0 +1,55 @@
+"""What every engine hears, whichever jobs are its own: people's words, and what other engines do.
+
+Incidents are shared out among the members of a group. A stop must reach all of them, and an approval whoever owns its
+job, so these topics are read here by a reader of its own, before every decision and every call of a launcher.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from trainwarden.protocols import Bus, Consumer, Message
+from trainwarden.topics import ACTIONS, COMMANDS, Topic
+
+TOPICS: Final[tuple[Topic[Any], ...]] = (COMMANDS, ACTIONS)
+OVERLAP_S: Final = 300.0  # what came while the reader was being let in is read again; the bus's clock may be off
+
+
+class Hearing:
+    """A reader that belongs to this engine alone.
+
+    Parameters
+    ----------
+    now_s : float
+        Wall-clock seconds; what was written well before is known already.
+
+    Raises
+    ------
+    BusUnavailable
+        If the bus is away.
+    """
+
+    def __init__(self, bus: Bus, now_s: float) -> None:
+        self._consumer: Consumer = bus.consumer(TOPICS, f"engine-hears-{uuid.uuid4().hex}")
+        self._since_s = now_s - OVERLAP_S
+        self._placed = False
+
+    def new(self) -> Sequence[Message] | None:
+        """What was written since the last call, repeats among it; None while the bus has not let the reader in.
+
+        Raises
+        ------
+        BusUnavailable
+            If the bus is away.
+        """
+        found: list[Message] = []
+        while messages := self._consumer.poll(0.0):
+            if self._placed:
+                found += messages
+        if not self._placed and self._consumer.assignment():
+            self._consumer.seek_to_time(self._since_s)
+            self._placed = True
+            return self.new()
+        return found if self._placed else None

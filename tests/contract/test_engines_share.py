@@ -1,0 +1,120 @@
+"""Two engines in one group, on both buses: each incident is acted on once, and a stop reaches both."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from actions.engine.handler import EngineHandler
+from actions.engine.policy import Rules
+from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
+from tests.memory_launcher import MemoryLauncher
+from trainwarden.clock import SystemClock
+from trainwarden.launching import LauncherState
+from trainwarden.protocols import Bus
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service import ServiceLoop
+from trainwarden.settings import EngineSettings
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
+
+JOBS = 12
+
+
+class Pair:
+    """Two engines, each with a thread of its own, over one launcher of many jobs that are down for good."""
+
+    def __init__(self, storage: Engine) -> None:
+        self.launcher, self.bus = MemoryLauncher(), storage.open()
+        self.launcher.state = self._down  # type: ignore[method-assign]
+        self.handlers: list[EngineHandler] = []
+        self.over = [threading.Event(), threading.Event()]
+        loops = [self._loop(storage.open()) for _ in self.over]
+        self.threads = [
+            threading.Thread(target=loop.run, args=(over.is_set,)) for loop, over in zip(loops, self.over, strict=True)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _down(self, job: str) -> LauncherState:
+        self.launcher.phase = "failed"
+        return MemoryLauncher.state(self.launcher, job)
+
+    def _loop(self, bus: Bus) -> ServiceLoop:
+        rules = Rules.of(EngineSettings(mode="auto", cool_down_s=3600.0))
+        handler = EngineHandler(rules, self.launcher, SystemClock(), SelfMetrics("engine"))
+        self.handlers.append(handler)
+        return ServiceLoop(bus, handler, SystemClock(), SelfMetrics("engine"))
+
+    def end(self, number: int) -> None:
+        """One engine leaves."""
+        self.over[number].set()
+        self.threads[number].join(DEADLINE_S)
+
+    def fails(self, name: str, jobs: int = JOBS) -> None:
+        """A crash of each of so many jobs."""
+        now_s = time.time()
+        for number in range(jobs):
+            job = f"{name}{number}"
+            self.bus.publish(INCIDENTS, job, IncidentRecord(
+                id=f"crash/{job}", job=job, kind="crash", severity="sev2", state="opened", revision=0,
+                opened_at_s=now_s, updated_at_s=now_s, reason="rank 2 was killed",
+            ))  # fmt: skip
+        self.bus.flush()
+
+    def say(self, kind: str) -> None:
+        """A person's word to all engines."""
+        word = CommandRecord(id=f"c/{kind}", job="*", at_s=0.0, kind=kind, by="someone")  # type: ignore[arg-type]
+        self.bus.publish(COMMANDS, "*", word)
+        self.bus.flush()
+
+    def started(self) -> Counter[str]:
+        """How often each action was begun, by the bus."""
+        records = [message.record for message in self.bus.read(ACTIONS)]
+        return Counter(one.id for one in records if isinstance(one, ActionRecord) and one.outcome == "started")
+
+
+@pytest.fixture
+def pair(engine: Engine) -> Iterator[Pair]:
+    made = Pair(engine)
+    wait_until(lambda: all(h._hearing is not None and h._hearing._placed for h in made.handlers), "both hear")
+    yield made
+    for number in range(2):
+        made.end(number)
+
+
+def test_each_incident_is_acted_on_once_by_whoever_owns_its_job(pair: Pair) -> None:
+    pair.fails("job")
+    wait_until(lambda: len(pair.started()) == JOBS, "all are restarted")
+    time.sleep(0.5)
+    assert set(pair.started().values()) == {1}
+    assert sorted(name for _, name in pair.launcher.asked) == sorted(pair.started())
+    owners = [len(handler._memory.cases) for handler in pair.handlers]
+    assert sum(owners) == JOBS
+    assert min(owners) > 0
+
+
+def test_a_stop_reaches_every_engine_and_resume_lets_all_go_on(pair: Pair) -> None:
+    pair.say("stop")
+    wait_until(lambda: all(h._memory.stopped_by("any") == "someone" for h in pair.handlers), "both heard it")
+    pair.fails("job")
+    wait_until(lambda: sum(len(handler._memory.cases) for handler in pair.handlers) == JOBS, "all are known")
+    time.sleep(0.5)
+    assert pair.launcher.asked == []
+    pair.say("resume")
+    wait_until(lambda: len(pair.started()) == JOBS, "all are restarted")
+
+
+def test_who_is_left_takes_over_the_incidents_of_one_that_is_gone_and_repeats_nothing(pair: Pair) -> None:
+    pair.fails("early")
+    wait_until(lambda: len(pair.started()) == JOBS, "all are restarted")
+    pair.end(0)
+    wait_until(lambda: len(pair.handlers[1]._memory.cases) == JOBS, "the other has taken over")
+    pair.fails("late")
+    wait_until(lambda: len(pair.started()) == 2 * JOBS, "the late ones are restarted")
+    assert set(pair.started().values()) == {1}
+    assert len(pair.launcher.asked) == 2 * JOBS

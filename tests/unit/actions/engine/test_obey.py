@@ -1,0 +1,226 @@
+"""Several engines, a person's stop, approvals, brakes: nothing runs that was not approved, nothing after a stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actions.engine.memory import with_outcome
+from tests.doubles import metric_value
+from tests.engine_doubles import MemoryConsumer, Rig
+from tests.unit.actions.engine.test_handler import slow_evidence
+from trainwarden.errors import LauncherError
+from trainwarden.launching import LauncherState
+from trainwarden.records import ActionRecord, IncidentRecord
+from trainwarden.topics import COMMANDS, INCIDENTS
+
+# --- several engines -------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_lost_a_partition_does_nothing_about_its_incidents() -> None:
+    rig = Rig()
+    rig.bus.publish(INCIDENTS, "job", rig.incident())
+    rig.bus.flush()
+    rig.share_out(frozenset({1}))
+    rig.tick(100.0)
+    assert (rig.story(), rig.launcher.asked) == ([], [])
+    rig.share_out(frozenset({0, 1}))
+    rig.tick()
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+
+
+def test_what_another_member_has_started_is_left_to_it() -> None:
+    first = Rig()
+    first.launcher.slow = True
+    first.tell(first.incident())
+    assert first.story() == [("i1/restart/1", "started")]
+    second = Rig()
+    second.bus, second.launcher, second.clock = first.bus, first.launcher, first.clock
+    second.restart_engine()
+    second.share_out(frozenset({1}))
+    second.tick(100.0)
+    assert second.story() == [("i1/restart/1", "started")]
+    assert first.launcher.asked == [("restart", "i1/restart/1")]
+
+
+def test_what_another_engine_does_to_the_job_is_heard_and_waited_for() -> None:
+    rig = Rig()
+    at_s = rig.clock.now_s()
+    other = ActionRecord(
+        id="i0/restart/1", incident="i0", job="job", kind="restart_job", outcome="started", at_s=at_s, why="of another"
+    )
+    rig.tell(other)
+    rig.tell(rig.incident())
+    rig.tick(30.0)
+    assert rig.launcher.asked == []
+    rig.tell(with_outcome(other, "done", at_s + 30.0))
+    rig.tick(60.0)
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+
+
+def test_what_is_said_between_a_plan_and_its_call_is_heard_first() -> None:
+    rig = Rig()
+    state, said = rig.launcher.state, []
+
+    def say_stop(job: str) -> LauncherState:
+        if not said:  # a person says stop while the launcher is asked how the job is
+            said.append(rig.command("stop", job="*"))
+            rig.bus.publish(COMMANDS, "*", said[0])
+            rig.bus.flush()
+        return state(job)
+
+    rig.launcher.state = say_stop  # type: ignore[method-assign]
+    rig.tell(rig.incident())
+    rig.tick(1.0)
+    assert rig.launcher.asked == []
+    assert rig.story() == [("i1/restart/1", "skipped")]
+
+
+def test_an_engine_that_hears_nobody_does_nothing() -> None:
+    rig = Rig()
+    rig.bus.deaf = True
+    rig.restart_engine()
+    rig.share_out(frozenset({0}))
+    rig.bus.publish(INCIDENTS, "job", rig.incident())
+    rig.bus.flush()
+    rig.engine.handle(MemoryConsumer(rig.bus, (INCIDENTS,)).poll(0.0))
+    rig.engine._memory.take(rig.incident())
+    rig.tick(10.0)
+    assert (rig.story(), rig.launcher.asked) == ([], [])
+    rig.bus.deaf = False
+    rig.tick()
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+
+
+# --- stop ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_is_kept_until_it_is_lifted_however_long_ago_it_was_said() -> None:
+    rig = Rig()
+    rig.tell(rig.command("stop", job="*"))
+    rig.clock.sleep(60 * 86_400.0)
+    rig.restart_engine()
+    rig.tell(rig.incident())
+    assert rig.launcher.asked == []
+    assert rig.bus.actions()[-1].plan["held"] == "stop"
+
+
+def test_the_last_word_on_the_bus_counts_whatever_the_clocks_say() -> None:
+    rig = Rig()
+    early, late = rig.command("stop", job="*"), rig.command("resume", job="*")
+    rig.tell(late)  # of a clock that is ahead
+    rig.tell(msgspec.structs.replace(early, at_s=early.at_s - 3600.0))
+    rig.tell(rig.incident())
+    assert rig.launcher.asked == []
+
+
+def test_what_is_started_but_not_yet_heard_of_is_stopped_too() -> None:
+    rig = Rig()
+    rig.launcher.unreachable = True
+    rig.launcher.state = lambda job: LauncherState(job=job, phase="failed", generation=1)  # type: ignore[method-assign]
+    rig.tell(rig.incident())
+    assert rig.story() == [("i1/restart/1", "started")]
+    rig.tell(rig.command("stop", job="*"))
+    rig.launcher.unreachable = False
+    rig.tick(5.0)
+    assert rig.launcher.asked == []
+    assert rig.story()[-1][1] == "failed"
+    assert "stopped by someone" in rig.bus.actions()[-1].why
+
+
+def test_a_restart_that_a_brake_held_back_is_done_when_the_brake_goes_off_even_hours_later() -> None:
+    rig = Rig()
+    rig.tell(rig.command("stop", job="*"))
+    rig.tell(rig.incident())
+    rig.tick(5 * 3600.0)
+    rig.tell(rig.command("resume", job="*"))
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+
+
+def test_a_job_that_flaps_uses_up_no_other_jobs_budget() -> None:
+    rig = Rig(actions_per_hour=2, cool_down_s=0.0)
+    for number in range(3):
+        rig.launcher.phase = "failed"
+        rig.tell(rig.incident(f"i{number}"))
+    assert [outcome for _, outcome in rig.story()].count("done") == 2
+    rig.launcher.phase = "failed"
+    rig.tell(msgspec.structs.replace(rig.incident("j1"), job="another"))
+    assert rig.launcher.asked[-1] == ("restart", "j1/restart/1")
+
+
+# --- what runs is what was approved ----------------------------------------------------------------------------------
+
+
+def proposed(**settings: Any) -> tuple[Rig, IncidentRecord]:
+    """A rig that has shown a person the split (7, 7, 3, 7)."""
+    rig = Rig(mode="confirm", **settings)
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_compute", evidence=slow_evidence())
+    rig.tell(incident)
+    assert rig.bus.actions()[-1].plan["micro_batches"] == [7, 7, 3, 7]
+    return rig, incident
+
+
+def test_the_plan_that_was_approved_is_carried_out_although_a_better_one_is_known() -> None:
+    rig, incident = proposed()
+    word = rig.command("approve", "i1/rebalance/1")
+    rig.tell(rig.later(incident, evidence=slow_evidence(compute_s=[0.6, 0.3, 0.3, 0.3], slow_iterations=9)))
+    rig.tell(word)
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+    assert rig.bus.actions()[-1].by == "someone"
+
+
+def test_a_plan_that_has_stood_is_replaced_and_asked_about_again() -> None:
+    rig, incident = proposed()
+    old = rig.command("approve", "i1/rebalance/1")
+    rig.clock.sleep(120.0)
+    rig.tell(rig.later(incident, evidence=slow_evidence(compute_s=[0.6, 0.3, 0.3, 0.3], slow_iterations=9)))
+    assert rig.bus.actions()[-1].plan["micro_batches"] == [3, 7, 7, 7]
+    rig.tell(old)
+    assert rig.launcher.splits == []
+    rig.tell(rig.command("approve", "i1/rebalance/1"))
+    assert rig.launcher.splits == [(3, 7, 7, 7)]
+
+
+def test_an_approval_ends_with_the_state_from_which_its_plan_was_made() -> None:
+    rig, _ = proposed()
+    word = rig.command("approve", "i1/rebalance/1")
+    rig.launcher.generation += 1  # somebody else has acted on the job
+    rig.tick(1.0)
+    rig.tell(word)
+    assert rig.launcher.splits == []
+    rig.tell(rig.command("approve", "i1/rebalance/1"))
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+
+
+def test_an_approval_that_names_no_plan_approves_nothing() -> None:
+    rig, _ = proposed()
+    rig.tell(msgspec.structs.replace(rig.command("approve", "i1/rebalance/1"), plan_digest=None))
+    assert rig.launcher.splits == []
+
+
+def test_a_launcher_that_breaks_ends_no_engine() -> None:
+    rig = Rig()
+    rig.launcher.before = lambda: (_ for _ in ()).throw(KeyError("its own mistake"))
+    rig.tell(rig.incident())
+    rig.tick(1.0)
+    assert rig.story() == [("i1/restart/1", "started")]
+    assert metric_value(rig.metrics, "launcher_errors_total", kind="broken") > 0
+    rig.tick(120.0)
+    assert rig.story()[-1] == ("i1/restart/1", "failed")
+    assert "KeyError" in rig.bus.actions()[-1].why
+
+
+def test_a_relief_that_failed_is_tried_again() -> None:
+    rig = Rig(cool_down_s=0.0)
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_compute", evidence=slow_evidence())
+    rig.tell(incident)
+    rig.launcher.failing = LauncherError("a rank is not there")
+    rig.tell(rig.closed(incident))
+    assert rig.story()[-1] == ("i1/relief/1", "failed")
+    rig.launcher.failing = None
+    rig.tick(30.0)
+    assert rig.story()[-1] == ("i1/relief/2", "done")
+    assert rig.launcher.splits[-1] == (6, 6, 6, 6)
