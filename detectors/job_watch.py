@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from detectors.barrier import Barrier
 from detectors.collectives.live import LiveCollectives
 from detectors.job.samples import FamilySamples
 from detectors.job.state import JobState
@@ -14,11 +15,11 @@ from detectors.job.window import Window
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.shadow import Shadow
-from detectors.protocol import Detector, abstain
+from detectors.protocol import Detector
 from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from detectors.verdict.incidents import Joiner
 from trainwarden.errors import DetectorError
-from trainwarden.records import Record, VerdictRecord, Vote
+from trainwarden.records import Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
 
 log = logging.getLogger("trainwarden.detection")
@@ -57,6 +58,7 @@ class JobWatch:
         self._of_events = [name for name, detector in detectors.items() if detector.role.reads == "events"]
         self._of_samples = any(detector.role.reads == "samples" for detector in detectors.values())
         self._metrics = metrics
+        self._barrier = Barrier(job, metrics)
         self._told: VerdictRecord | None = None
 
     def score(self, now_s: float, *, live: bool = True, last: bool = False) -> list[Record]:
@@ -67,18 +69,19 @@ class JobWatch:
             window = replace(window, events=(*window.events, *found))
         out: list[Record] = []
         for turn in range(MAX_ROUNDS):
-            votes = {name: self._vote(name, detector, window) for name, detector in self._detectors.items()}
+            votes = {name: self._barrier.vote(name, detector, window) for name, detector in self._detectors.items()}
             if self._of_events and (told := self.collectives.explain(votes)):
                 explained = replace(seen(window), events=told)
-                votes |= {name: self._vote(name, self._detectors[name], explained) for name in self._of_events}
+                votes |= {name: self._barrier.vote(name, self._detectors[name], explained) for name in self._of_events}
             verdict = self._ensemble.judge(window, votes)
             out.extend(self.joiner.join(self._ensemble.candidates(window, votes), votes, window, live=live))
             if live and self._is_news(verdict):
                 self._told = verdict
                 out.append(verdict)
-            if turn + 1 == MAX_ROUNDS or not any(detector.more for detector in self._detectors.values()):
+            if turn + 1 == MAX_ROUNDS or not any(self._barrier.more(*one) for one in self._detectors.items()):
                 break
             window = seen(window)
+        out.extend(self._barrier.told() if live else ())
         self._metrics.count("windows_total", "Windows scored.")
         for kind, number in self.state.take_counts().items():
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)
@@ -103,20 +106,6 @@ class JobWatch:
             return replace(window, unscored={one.family: f"failed: {error}" for one in window.samples})
         self.shadow.compare(window.samples, scored)
         return replace(window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions)
-
-    def _vote(self, name: str, detector: Detector, window: Window) -> Vote:
-        """One detector's vote. The one place where a failing detector becomes an abstention."""
-        try:
-            detector.update(window)
-            vote = detector.score(window)
-        except DetectorError as error:
-            self._metrics.count("detector_errors_total", "Windows that a detector could not score.", detector=name)
-            fields = {"job": window.job, "detector": name, "error": str(error)}
-            log.warning("detector failed", extra={"fields": fields})
-            return abstain(f"failed: {error}")
-        if vote.opinion == "abstain":
-            self._metrics.count("abstentions_total", "Votes that were neither yes nor no.", detector=name)
-        return vote
 
     def _is_news(self, verdict: VerdictRecord) -> bool:
         told = self._told

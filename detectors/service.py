@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from detectors.barrier import MAX_WHY_CHARS, pipeline_incident
 from detectors.choice import chosen, rule
 from detectors.job_watch import JobWatch
 from detectors.metrics.bundle.bundle import ModelBundle
@@ -15,6 +16,7 @@ from detectors.metrics.source import ModelFollower, ModelSource
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DetectorError
+from trainwarden.letters import letter_of
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -30,6 +32,7 @@ URGENT: Final = frozenset(
 ATTENTIVE_S: Final = 3.0  # after a hard event a job is judged at every tick for this long: cascades, roots, words
 STALL_S: Final = 0.3  # no sign of progress for this long: judge at every tick, a hang may be under way
 MAX_TICK_S: Final = 0.5  # longer gaps between ticks are our own stalls and say nothing about nodes
+ASIDE_S: Final = 60.0  # after a defect in judging it a job is begun anew, with what comes then
 MAX_HELD: Final = 2_000_000  # messages held while the log is read again
 
 
@@ -93,6 +96,8 @@ class DetectionHandler:
         self._consumer: Consumer | None = None
         self._rereading = False
         self._last_tick_s: float | None = None
+        self._aside_until_s: dict[str, float] = {}
+        self._dead: list[Output] = []
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         """Read the last `rewind_s` again to rebuild memory; what is on the bus already is not told again."""
@@ -123,11 +128,10 @@ class DetectionHandler:
                 urgent[message.key] = None
         now_s = self._clock.now_s()
         outputs: list[Output] = []
-        for job in urgent:
-            watch = self._jobs[job]
+        for watch in [self._jobs[job] for job in urgent if job in self._jobs]:
             watch.attentive_until_s = now_s + ATTENTIVE_S
-            outputs.extend((job, record) for record in watch.score(now_s))
-        return outputs
+            outputs.extend(self._judged(watch, now_s))
+        return outputs + self._take_dead()
 
     def tick(self, now_s: float) -> Iterable[Output]:
         """Judge the jobs that are due, and forget those that are over."""
@@ -145,9 +149,9 @@ class DetectionHandler:
             attentive = now_s < watch.attentive_until_s or watch.state.quiet_s > STALL_S
             since_s = now_s - watch.last_window_s
             if attentive or since_s >= self._config.window_every_s - 1e-3 or since_s < 0:
-                outputs.extend((job, record) for record in watch.score(now_s))
+                outputs.extend(self._judged(watch, now_s))
             if now_s - watch.heard_s > self._config.forget_s:
-                del self._jobs[job]
+                self._jobs.pop(job, None)
         self._gauges()
         return outputs
 
@@ -178,6 +182,10 @@ class DetectionHandler:
 
     def _take(self, message: Message) -> bool:
         """Feed one message; True if it should be judged at once."""
+        if message.time_s < self._aside_until_s.get(message.key, 0.0):
+            self._metrics.count("records_aside_total", "Records of jobs that are set aside.")
+            return False
+        self._aside_until_s.pop(message.key, None)
         watch = self._jobs.get(message.key)
         if watch is None:
             detectors = {name: choice.made() for name, choice in self._chosen.items()}
@@ -187,7 +195,12 @@ class DetectionHandler:
             watch.shadow.swap(self._challenger)
             for record in self._past.pop(message.key, []):
                 watch.joiner.resume(record)
-        watch.state.feed(message.record)
+        try:
+            watch.state.feed(message.record)
+        except Exception as error:
+            self._metrics.count("errors_total", "Records that broke what they were fed to.", kind=type(error).__name__)
+            log.exception("record refused", extra={"fields": {"job": message.key, "topic": message.topic}})
+            self._dead.append((message.topic, letter_of(message, error)))
         watch.heard_s = max(watch.heard_s, message.time_s)
         return isinstance(message.record, EventRecord) and message.record.kind in URGENT
 
@@ -200,16 +213,35 @@ class DetectionHandler:
         for place, message in enumerate(held):
             live = place > last_old
             urgent = self._take(message)
-            watch = self._jobs[message.key]
+            watch = self._jobs.get(message.key)
+            if watch is None:
+                continue  # its job is set aside
             if urgent:
                 watch.attentive_until_s = message.time_s + ATTENTIVE_S
             every_s = 0.1 if message.time_s < watch.attentive_until_s else self._config.window_every_s
             if urgent or message.time_s - watch.last_window_s >= every_s:
-                outputs.extend((message.key, record) for record in watch.score(message.time_s, live=live))
+                outputs.extend(self._judged(watch, message.time_s, live=live))
         for job, watch in self._jobs.items():
             outputs.extend((job, record) for record in watch.joiner.unpublished())
         log.info("memory rebuilt", extra={"fields": {"messages": len(held), "jobs": len(self._jobs)}})
-        return outputs
+        return outputs + self._take_dead()
+
+    def _judged(self, watch: JobWatch, now_s: float, *, live: bool = True) -> list[Output]:
+        """One window of one job. The one place where a defect in judging it ends at the job."""
+        job = watch.state.job
+        try:
+            return [(job, record) for record in watch.score(now_s, live=live)]
+        except Exception as error:
+            self._metrics.count("set_aside_total", "Detectors and jobs set aside after a defect.", what="job")
+            log.exception("job set aside", extra={"fields": {"job": job}})
+            self._jobs.pop(job, None)
+            self._aside_until_s[job] = now_s + ASIDE_S
+            why = f"the job cannot be judged for {ASIDE_S:.0f} s: {type(error).__name__}: {error}"[:MAX_WHY_CHARS]
+            return [(job, pipeline_incident(job, "job", now_s, why))]
+
+    def _take_dead(self) -> list[Output]:
+        dead, self._dead = self._dead, []
+        return dead
 
     def _is_old(self, message: Message) -> bool:
         return message.offset < self._handled.get((message.topic, message.partition), 0)

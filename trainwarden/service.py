@@ -2,18 +2,23 @@
 
 A handler is pure bookkeeping over messages; this loop alone talks to the bus, catches, counts and waits.
 Killed anywhere, the group resumes at the last commit, so every record is handled at least once, and
-handlers are idempotent by record identity.
+handlers are idempotent by record identity. A record that breaks the handler is handled again, alone; if it breaks it
+again it goes to dead letters, and everything else goes on.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+import msgspec
+
 from trainwarden.clock import Clock
-from trainwarden.errors import BusUnavailable, WardenError
+from trainwarden.errors import BusUnavailable, RecordError, WardenError
+from trainwarden.letters import letter_of
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import Record
 from trainwarden.self_metrics import SelfMetrics
@@ -76,6 +81,8 @@ class ServiceLoop:
         self._unflushed = False
         self._handling = False
         self._away = False
+        self._alone = False
+        self._pending: deque[Output] = deque()
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Loop until `stop()` is true, then leave the group."""
@@ -102,11 +109,12 @@ class ServiceLoop:
                 fields = {"group": self._handler.group, "error": str(error)}
                 log.warning("bus is away", extra={"fields": fields})
             self._clock.sleep(self._retry_s)
-        except WardenError as error:
+        except Exception as error:
+            self._alone = not isinstance(error, WardenError)
             self._rejoin()
             self._metrics.count("errors_total", "Rounds that failed.", kind=type(error).__name__)
             fields = {"group": self._handler.group, "error": str(error)}
-            log.error("round failed", extra={"fields": fields})
+            log.error("round failed", exc_info=error if self._alone else None, extra={"fields": fields})
             self._clock.sleep(self._retry_s)
 
     def _rejoin(self) -> None:
@@ -122,21 +130,61 @@ class ServiceLoop:
         if self._consumer is None:
             self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
         self._take_over(self._consumer)
+        self._publish()  # what was decided goes out before anything new is read
         if self._unflushed:
             self._finish(self._consumer)
         messages = self._consumer.poll(self._poll_timeout_s)
         self._take_over(self._consumer)
         self._handling = True
-        outputs = list(self._handler.handle(messages)) if messages else []
+        outputs = self._handled(messages)
         outputs.extend(self._handler.tick(self._clock.now_s()))
+        self._pending.extend(outputs)
         self._handling = False
-        for key, record in outputs:
-            self._bus.publish(topic_of(record), key, record)
-        if messages or outputs:
-            self._unflushed = True
+        self._unflushed = bool(messages or outputs)
+        self._publish()
+        if self._unflushed:
             self._finish(self._consumer)
         self._metrics.count("messages_total", "Messages handled.", len(messages))
         self._metrics.gauge("lag_records", "Records written but not yet handled.", self._consumer.lag())
+
+    def _handled(self, messages: Sequence[Message]) -> list[Output]:
+        """What follows from `messages`; after a round that broke, one by one, to find the one that breaks it."""
+        if not messages:
+            return []
+        if not self._alone:
+            return list(self._handler.handle(messages))
+        outputs: list[Output] = []
+        for message in messages:
+            try:
+                outputs.extend(self._handler.handle([message]))
+            except WardenError:
+                raise
+            except Exception as error:  # the marked place for a record that breaks its handler twice
+                self._metrics.count("dead_letters_total", "Records that broke the handler.", topic=message.topic)
+                log.exception("record breaks the handler", extra={"fields": {"topic": message.topic}})
+                outputs.append((message.topic, letter_of(message, error)))
+        self._alone = False
+        return outputs
+
+    def _publish(self) -> None:
+        """Hand all outputs to the bus, each once; what it cannot take now is kept, what it never will is counted."""
+        while self._pending:
+            key, record = self._pending[0]
+            try:
+                self._bus.publish(topic_of(record), key, record)
+            except RecordError as error:
+                self._metrics.count("outputs_refused_total", "Outputs that no topic takes.", kind=type(record).__name__)
+                log.error("output refused", extra={"fields": {"key": key, "error": str(error)}})
+                self._shorten(key, record)
+            self._pending.popleft()
+
+    def _shorten(self, key: str, record: Record) -> None:
+        """The word itself matters more than all that was written beside it."""
+        for field in ("evidence", "votes", "plan"):
+            if getattr(record, field, None):
+                record = msgspec.structs.replace(record, **{field: {}})
+        with suppress(RecordError):
+            self._bus.publish(topic_of(record), key, record)
 
     def _take_over(self, consumer: Consumer) -> None:
         """Tell the handler of a new assignment before anything of it is handled.

@@ -10,15 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwarden.errors import RecordError
+from trainwarden.letters import KEPT_BYTES, KEPT_REASON_CHARS
 from trainwarden.records import DeadLetter, Record
 from trainwarden.topics import DEAD_LETTERS, Topic
 
 log = logging.getLogger("trainwarden.bus")
-
-KEPT_BYTES = (
-    64 * 1024
-)  # enough for a person to see what it was; a DeadLetter in base64 stays far below MAX_RECORD_BYTES
-KEPT_REASON_CHARS = 1_000
 
 
 class Decoder:

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.doubles import ManualClock, metric_value
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.errors import BusUnavailable, WardenError
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import EventRecord, VerdictRecord
+from trainwarden.records import DeadLetter, EventRecord, Record, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service import Output, ServiceLoop
-from trainwarden.topics import EVENTS, VERDICTS, Topic
+from trainwarden.topics import DEAD_LETTERS, EVENTS, VERDICTS, Topic
 
 
 class Echo:
@@ -132,3 +133,63 @@ def test_what_was_not_flushed_is_not_committed(tmp_path: Path, monkeypatch: pyte
         again.step()
     later.close()
     assert other.seen == ["a"]
+
+
+def test_a_record_that_breaks_the_handler_goes_to_dead_letters_and_all_others_are_answered(tmp_path: Path) -> None:
+    class Fragile(Echo):
+        def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
+            if any(getattr(message.record, "id", "") == "b" for message in messages):
+                raise KeyError("a mistake of ours")
+            return super().handle(messages)
+
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Fragile()
+    publish(bus, "a", "b", "c")
+    loop, metrics = loop_of(bus, handler)
+    for _ in range(8):
+        loop.step()
+    publish(bus, "d")
+    for _ in range(4):
+        loop.step()
+    assert verdicts(bus) == ["a", "c", "d"]
+    (letter,) = [message.record for message in bus.read(DEAD_LETTERS)]
+    assert isinstance(letter, DeadLetter)
+    assert (letter.topic, letter.offset, letter.reason) == (EVENTS.name, 1, "KeyError: 'a mistake of ours'")
+    assert b'"id":"b"' in letter.value
+    assert metric_value(metrics, "errors_total", kind="KeyError") == 1
+    bus.close()
+
+
+def test_outputs_survive_a_bus_that_fails_between_two_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a", "b", "c")
+    loop, _ = loop_of(bus, handler)
+    put, asked = bus.publish, []
+
+    def fail_at_the_second(topic: Topic[Any], key: str, record: Record) -> None:
+        asked.append(key)
+        if len(asked) == 2:
+            raise BusUnavailable("the queue is full")
+        put(topic, key, record)
+
+    monkeypatch.setattr(bus, "publish", fail_at_the_second)
+    for _ in range(4):
+        loop.step()
+    assert verdicts(bus) == ["a", "b", "c"]
+    bus.close()
+
+
+def test_an_output_that_is_too_large_is_shortened_and_takes_nothing_with_it(tmp_path: Path) -> None:
+    class Talkative(Echo):
+        def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
+            for key, record in super().handle(messages):
+                vote = Vote(opinion="normal", reason="x" * 1_000_000)
+                yield key, msgspec.structs.replace(record, votes={"talker": vote} if record.id == "a" else {})
+
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    publish(bus, "a", "b")
+    loop, metrics = loop_of(bus, Talkative())
+    for _ in range(4):
+        loop.step()
+    assert verdicts(bus) == ["a", "b"]
+    assert metric_value(metrics, "outputs_refused_total", kind="VerdictRecord") == 1
+    bus.close()

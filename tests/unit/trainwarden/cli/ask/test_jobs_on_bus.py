@@ -39,7 +39,9 @@ def address(tmp_path: Path) -> str:
             )  # type: ignore[arg-type]
         )  # fmt: skip
     records.append(
-        ActionRecord(id="a1", incident="i1", job="j", kind="rebalance", outcome="proposed", at_s=6.0, why="w", plan_digest="d1")
+        ActionRecord(
+            id="a1", incident="i1", job="j", kind="rebalance", outcome="proposed", at_s=6.0, why="w", plan_digest="d1"
+        )
     )
     bus = EmbeddedBus(str(tmp_path / "bus.db"))
     for record in records:
