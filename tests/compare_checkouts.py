@@ -77,11 +77,13 @@ def pace(names: Sequence[str], sides: Sequence[Path], rounds: int, work: Path) -
     file = work / "bench.json"
     for turn in range(2 * rounds):
         side = turn % 2 if turn // 2 % 2 == 0 else 1 - turn % 2  # ABBA: a drift of the machine hits both
+        file.unlink(missing_ok=True)
         trainwarden(sides[side], "bench", *names, "--json", str(file))
         for row in json.loads(file.read_text())["benchmarks"]:
             if row["name"] in values and row["value"] is not None:
                 values[row["name"]][side].append(float(row["value"]))
                 units[row["name"]] = row["unit"]
+                print(f"  {'this' if side == 0 else 'other'} {row['name']} {row['value']:.4g}", flush=True)
     slower = 0
     for name, pairs in values.items():
         if not pairs[0] or not pairs[1]:
