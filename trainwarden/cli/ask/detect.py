@@ -10,14 +10,15 @@ import typer
 
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import DataError
 
 SHOWN = 12  # incidents that people are shown; the JSON has all
 FOUND = (
-    ("incidents", "incidents"),
-    ("change_points", "change points"),
-    ("stragglers", "stragglers"),
-    ("log_findings", "log findings"),
+    ("incidents", "incident"),
+    ("change_points", "change point"),
+    ("stragglers", "straggler"),
+    ("log_findings", "log finding"),
 )
 
 
@@ -72,12 +73,12 @@ def _tell(voice: Voice, answer: dict[str, Any], lead: str) -> None:
     if "error" in answer:
         voice.say(f"{lead}cannot be judged: {answer['error']}")
         return
-    found = [(len(answer[key]), words) for key, words in FOUND]
-    voice.say(lead + (", ".join(f"{count} {words}" for count, words in found if count) or "nothing found"))
+    found = [(len(answer[key]), word) for key, word in FOUND]
+    voice.say(lead + (", ".join(counted(count, word) for count, word in found if count) or "nothing found"))
     for incident in answer["incidents"][:SHOWN]:
         who = ", ".join(_who(suspect) for suspect in incident["suspects"][:3])
         voice.say(
-            f"  {incident['severity']} {incident['kind']} at {incident['opened_at_s']:.6g} s"
+            f"  {incident['severity']} {incident['kind']} at {moment(incident['opened_at_s'])}"
             + (f", step {incident['opened_step']}" if incident["opened_step"] is not None else "")
             + (f", {who}" if who else "")
             + f": {incident['reason']}"
