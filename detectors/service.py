@@ -271,7 +271,7 @@ def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | No
     follower = None if source is None else ModelFollower(source, settings.detection.models_every_s, told(metrics))
     handler = DetectionHandler(settings.detection, SystemClock(), metrics, follower)
     if settings.detection.metrics_port is not None:
-        metrics.serve(settings.detection.metrics_port)
+        metrics.serve(settings.detection.metrics_port, settings.metrics_address)
     connection = buses.connect(settings.bus, settings.kafka)
     if follower is not None:
         follower.start()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from trainwarden import __version__
+from trainwarden.errors import ConfigError
 
 
 class SelfMetrics:
@@ -47,8 +48,17 @@ class SelfMetrics:
         child.set(value)
 
     def serve(self, port: int, address: str = "127.0.0.1") -> int:
-        """Answer ``/metrics`` on `address`:`port` (0: any free port) in the background; the port in use."""
-        server, _ = start_http_server(port, addr=address, registry=self.registry)
+        """Answer ``/metrics`` on `address`:`port` (0: any free port) in the background; the port in use.
+
+        Raises
+        ------
+        ConfigError
+            If that address and port cannot be listened on.
+        """
+        try:
+            server, _ = start_http_server(port, addr=address, registry=self.registry)
+        except OSError as error:
+            raise ConfigError(f"metrics: {address}:{port} cannot be listened on ({error.strerror or error})") from error
         return int(server.server_port)
 
     def _child(

@@ -106,7 +106,10 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
 
 
 class Settings(Config, frozen=True, kw_only=True):
-    """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``."""
+    """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
+
+    `metrics_address` is where every service with a `metrics_port` listens; only this machine, if nothing is said.
+    """
 
     job: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "job"
     node: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = msgspec.field(
@@ -115,6 +118,7 @@ class Settings(Config, frozen=True, kw_only=True):
     bus: str = "embedded:trainwarden.db"
     run_dir: str | None = None
     state_dir: str | None = None
+    metrics_address: str = "127.0.0.1"
     kafka: dict[str, Any] = msgspec.field(default_factory=dict)
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
@@ -140,10 +144,10 @@ def parse(kind: type[S], raw: Mapping[str, Any], where: str) -> S:
     try:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_sentence(str(error))}") from error
+        raise ConfigError(f"{where}: {sentence_of(str(error))}") from error
 
 
-def _sentence(message: str) -> str:
+def sentence_of(message: str) -> str:
     """msgspec's message with the path in a person's words."""
     text, _, path = message.partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
@@ -163,19 +167,29 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     ConfigError
         If the file cannot be read, is no TOML, or holds a mistake.
     """
-    raw: dict[str, Any] = {}
-    if path is not None:
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: is not valid TOML ({error})") from error
+    raw = {} if path is None else read(path)[0]
     raw = _overlay(raw, os.environ if environ is None else environ)
     return parse(Settings, raw, str(path) if path else "settings")
 
 
-_TOP = ("job", "node", "bus", "run_dir", "state_dir")
+def read(path: Path) -> tuple[dict[str, Any], str]:
+    """A settings file as it is, unchecked: its table and its text.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read or is no TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), text
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not valid TOML ({error})") from error
+
+
+_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address")
 _SECTIONS: dict[str, type[Config]] = {
     "agent": AgentSettings,
     "detection": DetectionSettings,

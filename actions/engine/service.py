@@ -37,7 +37,7 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
     launcher = make_launcher(settings.engine, Scope(job=settings.job, node=settings.node, run_dir=str(run_dir)))
     metrics = SelfMetrics("engine")
     if settings.engine.metrics_port is not None:
-        metrics.serve(settings.engine.metrics_port)
+        metrics.serve(settings.engine.metrics_port, settings.metrics_address)
     clock = SystemClock()
     handler = EngineHandler(rules, launcher, clock, metrics)
     bus = connect(settings.bus, settings.kafka)

@@ -227,7 +227,7 @@ def serve(settings: Settings, run_dir: Path, state_dir: Path, stop: Callable[[],
     """
     metrics = SelfMetrics("agent")
     if settings.agent.metrics_port is not None:
-        port = metrics.serve(settings.agent.metrics_port)
+        port = metrics.serve(settings.agent.metrics_port, settings.metrics_address)
         log.info("metrics served", extra={"fields": {"port": port}})
     clock = SystemClock()
     bus_factory = partial(connect, settings.bus, settings.kafka)

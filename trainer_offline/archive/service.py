@@ -196,7 +196,7 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
     metrics = SelfMetrics("archive")
     handler = ArchiveHandler(settings.archive, SystemClock(), metrics)
     if settings.archive.metrics_port is not None:
-        metrics.serve(settings.archive.metrics_port)
+        metrics.serve(settings.archive.metrics_port, settings.metrics_address)
     connection = GatedBus(connect(settings.bus, settings.kafka), handler.settled)
 
     def stopping() -> bool:

@@ -239,7 +239,7 @@ def serve(settings: Settings, config: Path | None, stop: Callable[[], bool]) -> 
     """
     metrics = SelfMetrics("trainer")
     if settings.trainer.metrics_port is not None:
-        metrics.serve(settings.trainer.metrics_port)
+        metrics.serve(settings.trainer.metrics_port, settings.metrics_address)
     registry = Registry.at(settings.trainer.registry or settings.detection.models, create=True)
     arguments = [] if config is None else ["--config", str(config)]
     handler = TrainerHandler(settings, registry, SystemClock(), metrics, arguments=arguments)

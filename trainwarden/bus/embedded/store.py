@@ -7,10 +7,11 @@ fall within a stream, so a time is found by bisection.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,8 +85,9 @@ class Store:
         self.path = path
         _check_place(path)
         try:
+            _make_private(path)
             self.db = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise BusUnavailable(f"embedded bus {path}: {error}") from error
         try:
             self._prepare(power_loss_safe)
@@ -240,3 +242,9 @@ def _check_place(path: str) -> None:
         raise ConfigError(f"embedded bus {path}: the folder {place.parent} does not exist")
     if place.is_dir():
         raise ConfigError(f"embedded bus {path}: this is a folder, not a file")
+
+
+def _make_private(path: str) -> None:
+    """Make an absent file its owner's alone: log lines are in it. SQLite gives ``-wal`` and ``-shm`` the same mode."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))

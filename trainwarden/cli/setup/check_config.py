@@ -2,44 +2,96 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from trainwarden import plugins
+from trainwarden.cli.setup.mistakes import Mistake, Path_, line_of, mistakes
 from trainwarden.cli.shared.output import Voice
-from trainwarden.settings import Settings, load
+from trainwarden.errors import ConfigError
+from trainwarden.settings import Settings, parse, read
+
+MISTAKEN: Final = 2
 
 
 def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
-    """One clear sentence per mistake in a settings file.
+    """One clear sentence per mistake in a settings file, with its line; exit code 2 if there is one.
 
     Example: trainwarden check-config trainwarden.toml
     """
-    _check_plugins(load(path))
-    Voice().say(f"{path}: fine")
-    return 0
+    raw, text = read(path)
+    found, left = mistakes(Settings, raw)
+    settings = parse(Settings, left, str(path))
+    for table in _tables(settings):
+        found += table
+    voice = Voice(stream=sys.stderr)
+    for one in found:
+        line = line_of(text, one.place)
+        where = f"{path}:{line}" if line else str(path)
+        voice.say(f"trainwarden: {where}: {one.sentence}")
+    if not found:
+        Voice().say(f"{path}: fine")
+    return MISTAKEN if found else 0
 
 
-def _check_plugins(settings: Settings) -> None:
-    """The part of each plug-in that the settings name.
+def _tables(settings: Settings) -> Iterator[list[Mistake]]:
+    """Mistakes in the tables whose keys only plug-ins and single rooms know."""
+    from actions.engine.policy import PolicyConfig, Rules
+    from detectors.choice import rule
+    from detectors.verdict.ensemble import EnsembleConfig
+    from trainer_offline.service.train import TrainConfig
+    from trainwarden.bus.kafka.client import KafkaConfig
 
-    Raises
-    ------
-    ConfigError
-        For the first mistake.
-    """
+    yield from _plugins(settings)
+    engine, detection, trainer = settings.engine, settings.detection, settings.trainer
+    how = {"prepare": trainer.prepare, "models": trainer.models, "gate": trainer.gate}
+    yield _table(KafkaConfig, settings.kafka, ("kafka",))
+    yield _table(TrainConfig, how, ("trainer",))
+    yield _table(EnsembleConfig, detection.ensemble, ("detection", "ensemble"), lambda: rule(detection))
+    yield _table(PolicyConfig, engine.policy, ("engine", "policy"), lambda: Rules.of(engine))
+
+
+def _plugins(settings: Settings) -> Iterator[list[Mistake]]:
+    """Mistakes in what is said of single plug-ins."""
     import collectors
+    import detectors
     from actions import launchers
-    from actions.engine.policy import Rules
-    from detectors.choice import chosen, rule
 
-    launcher = {settings.engine.launcher: settings.engine.launcher_settings}
-    wanted = plugins.chosen(collectors.CATALOG, collectors.ENTRY_POINTS, settings.agent.collectors)
-    for package, raws, where in ((collectors, wanted, "agent.collectors"), (launchers, launcher, "engine.launcher")):
+    said: tuple[tuple[Any, dict[str, Any], Path_, bool], ...] = (
+        (collectors, dict(settings.agent.collectors), ("agent", "collectors"), True),
+        (detectors, dict(settings.detection.detectors), ("detection", "detectors"), True),
+        (launchers, {settings.engine.launcher: settings.engine.launcher_settings}, ("engine", "launcher"), False),
+    )
+    for package, raws, at, named in said:
         for name, raw in raws.items():
-            plugins.configure(plugins.load(package.CATALOG, package.ENTRY_POINTS, name), raw, f"{where}.{name}")
-    chosen(settings.detection)
-    rule(settings.detection)
-    Rules.of(settings.engine)
+            place = (*at, name) if named else at
+            try:
+                plugin = plugins.load(package.CATALOG, package.ENTRY_POINTS, name)
+            except ConfigError as error:
+                yield [Mistake(place, str(error))]
+                continue
+            yield _table(plugin.Config, {} if isinstance(raw, bool) else raw, place if named else _LAUNCHER_SETTINGS)
+
+
+_LAUNCHER_SETTINGS: Final = ("engine", "launcher_settings")
+
+
+def _table(kind: type[Any], raw: dict[str, Any], at: Path_, whole: Callable[[], object] | None = None) -> list[Mistake]:
+    """Mistakes of one table; once its keys are right, what `whole` says of all of it."""
+    found = [Mistake(one.place, f"{'.'.join(at)}: {one.sentence}") for one in mistakes(kind, raw, at)[0]]
+    if not found and whole is not None:
+        try:
+            whole()
+        except ConfigError as error:
+            found = [Mistake(_named(str(error), at), str(error))]
+    return found
+
+
+def _named(sentence: str, at: Path_) -> Path_:
+    """The place that a sentence begins with, as ours do; else that of the table."""
+    words = tuple(sentence.partition(":")[0].split("."))
+    return words if words[:1] == at[:1] else at

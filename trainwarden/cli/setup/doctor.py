@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import time
+import urllib.request
 from pathlib import Path
 
 from trainwarden import plugins
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import WardenError
+from trainwarden.errors import LauncherUnavailable, WardenError
 from trainwarden.protocols import Scope
+from trainwarden.records import HeartbeatRecord
 from trainwarden.settings import Settings, load
+from trainwarden.topics import HEARTBEATS
 
 MAX_CLOCK_STEP_S = 1.0  # more between two reads of one machine's clock means that it jumps
+MAX_CLOCK_OFF_S = 1.0  # NTP keeps milliseconds; logs of different nodes cannot be put in order beyond this
+CLOCKS_OVER_S = 120.0
+HTTP_S = 3.0
 
 
 def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
@@ -24,7 +30,16 @@ def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
     """
     voice = Voice(json)
     settings = load(config)
-    checks = [_check_bus(settings), _check_clock(), _check_shm(), *_check_collectors(settings)]
+    checks = [
+        _check_bus(settings),
+        _check_clock(),
+        _check_clocks(settings),
+        _check_shm(),
+        _check_launcher(settings),
+        _check_registry(settings),
+        _check_archive(settings),
+        *_check_collectors(settings),
+    ]
     for check in checks:
         voice.say(f"{check['state']:>5}  {check['name']}: {check['what']}")
     voice.answer({"checks": checks})
@@ -55,6 +70,74 @@ def _check_clock() -> dict[str, str]:
     drift_s = abs((time.time() - wall_s) - (time.monotonic() - steady_s))
     state = "fine" if drift_s < MAX_CLOCK_STEP_S else "bad"
     return _row("clock", state, f"wall and steady clock differ by {drift_s * 1000:.1f} ms over 50 ms")
+
+
+def _check_clocks(settings: Settings) -> dict[str, str]:
+    """Whether the clocks of the nodes that speak are that of the bus, which stamps each record as it comes."""
+    scheme, _, place = settings.bus.partition(":")
+    if scheme == "embedded" and not Path(place).exists():
+        return _row("clocks", "note", "nobody has spoken yet")
+    ahead_s: dict[str, float] = {}
+    try:
+        bus = buses.connect(settings.bus, settings.kafka)
+        try:
+            for message in bus.read(HEARTBEATS, from_time_s=time.time() - CLOCKS_OVER_S):
+                if isinstance(beat := message.record, HeartbeatRecord):
+                    # What waited on its way came late: the least delay tells of the clock.
+                    ahead_s[beat.node] = max(beat.time_s - message.time_s, ahead_s.get(beat.node, float("-inf")))
+        finally:
+            bus.close()
+    except WardenError as error:
+        return _row("clocks", "note", f"cannot be compared: {error}")
+    if not ahead_s:
+        return _row("clocks", "note", f"no agent has spoken within {CLOCKS_OVER_S:.0f} s")
+    wrong = {node: off_s for node, off_s in sorted(ahead_s.items()) if abs(off_s) > MAX_CLOCK_OFF_S}
+    said = ", ".join(
+        f"{node} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}" for node, off_s in wrong.items()
+    )
+    what = f"of {len(ahead_s)} nodes against the bus: {said or 'all alike'}"
+    return _row("clocks", "bad" if wrong else "fine", what)
+
+
+def _check_launcher(settings: Settings) -> dict[str, str]:
+    """What the engine could do to the job now."""
+    from actions.engine.service import make_launcher
+
+    name = f"launcher {settings.engine.launcher}"
+    try:
+        scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")
+        launcher = make_launcher(settings.engine, scope)
+        able, state = launcher.capabilities(), launcher.state(settings.job)
+    except LauncherUnavailable as error:
+        return _row(name, "note", f"cannot be reached; has it started the job? ({error})")
+    except WardenError as error:
+        return _row(name, "bad", str(error))
+    return _row(name, "fine", f"job {state.job} is {state.phase}; it can {', '.join(sorted(able.can))}")
+
+
+def _check_registry(settings: Settings) -> dict[str, str]:
+    """Whether models can be fetched, where settings name a place for them."""
+    models = settings.trainer.registry or settings.detection.models
+    if models is None:
+        return _row("models", "note", "none are named (detection.models, trainer.registry); metric votes abstain")
+    if not models.startswith(("http:", "https:")):
+        place = Path(models.removeprefix("sqlite:///"))
+        return _row(
+            "models", "fine" if place.exists() else "bad", f"{models}{'' if place.exists() else ' is not there'}"
+        )
+    try:
+        with urllib.request.urlopen(f"{models.rstrip('/')}/health", timeout=HTTP_S) as answer:
+            return _row("models", "fine", f"{models} answers {answer.status}")
+    except OSError as error:
+        return _row("models", "bad", f"{models}: {error}")
+
+
+def _check_archive(settings: Settings) -> dict[str, str]:
+    folder = Path(settings.archive.folder)
+    if not folder.exists():
+        return _row("archive", "note", f"{folder} does not exist; nothing is archived yet")
+    usable = os.access(folder, os.W_OK)
+    return _row("archive", "fine" if usable else "bad", f"{folder}{'' if usable else ' may not be written to'}")
 
 
 def _check_shm() -> dict[str, str]:

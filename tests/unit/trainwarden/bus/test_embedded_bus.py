@@ -18,8 +18,8 @@ from trainwarden.bus.embedded.consumer import MAX_POLL_BYTES
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
 from trainwarden.protocols import Consumer
-from trainwarden.records import ActionRecord, EventRecord, LogRecord
-from trainwarden.topics import ACTIONS, DEAD_LETTERS, EVENTS, METRICS, Topic
+from trainwarden.records import ActionRecord, CommandRecord, EventRecord, LogRecord
+from trainwarden.topics import ACTIONS, COMMANDS, DEAD_LETTERS, EVENTS, METRICS, Topic
 
 LEASE_S = 60.0
 
@@ -461,4 +461,31 @@ def test_retention_by_size_takes_what_has_lived_most_of_its_time(path: str, cloc
     assert 1_000 < len(numbers) < 2_500
     assert numbers == list(range(numbers[0], 5_000)), "the oldest went, over both partitions"
     assert len(list(bus.read(ACTIONS))) == 1, "older, but kept 90 days"
+    bus.close()
+
+
+def test_the_file_and_its_neighbours_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        bus = EmbeddedBus(str(tmp_path / "bus.db"))
+        bus.publish(EVENTS, "j", EventRecord(id="e", job="j", node="n", time_s=1.0, kind="job_start"))
+        bus.flush()
+        bus.consumer([EVENTS], "g").poll(0.0)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(["bus.db", "bus.db-wal", "bus.db-shm", "bus.db-members"], 0o600)
+    bus.close()
+
+
+def test_people_s_words_never_make_room_for_measurements(tmp_path: Path) -> None:
+    clock = ManualClock(1_000.0)
+    bus = EmbeddedBus(str(tmp_path / "bus.db"), clock=clock, limit_bytes=1)
+    bus.publish(COMMANDS, "*", CommandRecord(id="c", job="*", at_s=1.0, kind="stop", by="me"))
+    bus.publish(EVENTS, "j", EventRecord(id="e", job="j", node="n", time_s=1.0, kind="job_start"))
+    bus.flush()
+    clock.sleep(400 * 86_400.0)
+    bus.prune()
+    assert [message.record.id for message in bus.read(COMMANDS)] == ["c"]  # type: ignore[attr-defined]
+    assert list(bus.read(EVENTS)) == []
     bus.close()

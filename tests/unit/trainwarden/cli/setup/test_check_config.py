@@ -1,4 +1,4 @@
-"""`check-config`: one sentence per mistake."""
+"""`check-config`: one sentence per mistake, with its line, and all of them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,62 @@ from pathlib import Path
 import pytest
 
 from trainwarden.cli.setup.check_config import check_config
-from trainwarden.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[agent.collectors.gpuu]", "no collectors plug-in 'gpuu'"),
-        ("[agent.collectors.host]\nintervall_s = 1.0", "agent.collectors.host: unknown key"),
-        ("[detection.detectors.peer_deviation]\nminimum_share = 2.0", "minimum_share"),
-        ("[detection.ensemble]\nmetric_votes = -1.0", "detection.ensemble: expected"),
-        ("[engine.policy]\nstale_s = 0.0", "engine.policy: expected"),
-        ('[engine]\nremedies = "/nowhere/ours.toml"', "engine.remedies: /nowhere/ours.toml: cannot be read"),
-        ('[engine]\nlauncher = "slurmm"', "no launchers plug-in 'slurmm'"),
+        ("[agent.collectors.gpuu]", "t.toml:1: there is no collectors plug-in 'gpuu'"),
+        ("[agent.collectors.host]\nintervall_s = 1.0", "t.toml:2: agent.collectors.host: unknown key `intervall_s`"),
+        ("[detection.detectors.peer_deviation]\nminimum_share = 2.0", "t.toml:2: detection.detectors.peer_deviation:"),
+        ("[detection.ensemble]\nmetric_votes = -1.0", "t.toml:2: detection.ensemble: expected"),
+        ("[detection.ensemble.weights]\nnonesuch = 1.0", "t.toml:1: detection.ensemble.weights: there is no"),
+        ("[engine.policy]\n\nstale_s = 0.0", "t.toml:3: engine.policy: expected"),
+        ('[engine]\nremedies = "/nowhere/ours.toml"', "t.toml:2: engine.remedies: /nowhere/ours.toml: cannot be read"),
+        ('[engine]\nlauncher = "slurmm"', "t.toml:2: there is no launchers plug-in 'slurmm'"),
+        ("[engine.launcher_settings]\nquickly = true", "t.toml:2: engine.launcher_settings: unknown key `quickly`"),
+        ("[kafka]\npartitons = 8", "t.toml:2: kafka: unknown key `partitons`"),
+        ("[trainer.gate]\nfloor = 8", "t.toml:2: trainer: unknown key `floor` at gate"),
+        ("jobb = 'a'", "t.toml:1: unknown key `jobb`"),
     ],
 )
-def test_mistakes_in_plug_in_settings_are_found(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_mistake_is_one_sentence_with_its_line(
+    tmp_path: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "t.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        check_config(path)
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert check_config(path) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert sentence in said
+
+
+def test_every_mistake_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(
+        """
+        job = "a b"
+        [engine]
+        mode = "yolo"
+        actions_per_hour = -1
+        [engine.policy]
+        stale = 3
+        launcher_deadline_s = "soon"
+        [agent.collectors.host]
+        intervall_s = 1.0
+        [detection.detectors]
+        nonesuch = true
+        [kafka]
+        partitons = 8
+        """
+    )
+    assert check_config(path) == 2
+    said = capsys.readouterr().err
+    lines = [int(line.split("t.toml:")[1].split(":")[0]) for line in said.splitlines()]
+    assert sorted(lines) == [2, 4, 5, 7, 8, 10, 12, 14]
+
+
+def test_a_file_without_a_mistake_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text('job = "a"\n[engine]\nmode = "confirm"\n[detection.detectors]\nlof = false\n')
+    assert check_config(path) == 0
+    assert capsys.readouterr().out.endswith("t.toml: fine\n")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.setup.doctor import doctor
+from trainwarden.records import HeartbeatRecord
+from trainwarden.topics import HEARTBEATS
 
 
 def test_doctor_leaves_nothing_behind(
@@ -24,3 +28,30 @@ def test_doctor_leaves_nothing_behind(
 def test_doctor_says_what_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINWARDEN_BUS", f"embedded:{tmp_path}/none/bus.db")
     assert doctor() == 1
+
+
+def test_doctor_compares_the_clocks_of_the_nodes_with_that_of_the_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    for node, off_s in (("n0", 0.0), ("n1", 61.0), ("n2", -3.0)):
+        beat = HeartbeatRecord(job="j", node=node, time_s=time.time() + off_s)
+        bus.publish(HEARTBEATS, "j", beat)
+    bus.flush()
+    bus.close()
+    monkeypatch.setenv("TRAINWARDEN_BUS", f"embedded:{tmp_path}/bus.db")
+    assert doctor(json="-") == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert rows["clocks"]["state"] == "bad"
+    assert "n1 is 61.0 s ahead, n2 is 3.0 s behind" in rows["clocks"]["what"]
+
+
+def test_doctor_asks_launcher_models_and_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trainwarden-archive").mkdir()
+    monkeypatch.setenv("TRAINWARDEN_TRAINER_REGISTRY", "http://127.0.0.1:9")  # the discard port: nobody listens
+    assert doctor(json="-") == 1
+    rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert (rows["launcher local"], rows["models"], rows["archive"]) == ("note", "bad", "fine")
