@@ -15,6 +15,7 @@ from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.follow import action_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.words import moment
 from trainwarden.errors import ConfigError
 from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus
@@ -56,7 +57,7 @@ def actions(
 def _list(known: Mapping[str, ActionRecord], voice: Voice) -> None:
     ordered = sorted(known.values(), key=lambda record: record.at_s)
     for record in ordered:
-        voice.say(action_line(record))
+        voice.say(f"{moment(record.at_s)} {action_line(record)}")
     if not ordered:
         voice.say("no action")
     voice.answer({"actions": [action_object(record) for record in ordered]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -46,14 +46,41 @@ def time_of(text: str | None) -> float | None:
     """
     if text is None:
         return None
-    from datetime import UTC, datetime
-
     try:
         return float(text)
     except ValueError:
-        pass
+        return _iso_s(text, f"--normal-until: '{text}' is neither a number of seconds nor an ISO 8601 time")
+
+
+def since_of(text: str | None, now_s: float) -> float | None:
+    """The moment that a ``--since`` names: so long before `now_s`, or an ISO 8601 time (UTC without zone).
+
+    Raises
+    ------
+    ConfigError
+        If `text` is neither.
+
+    Examples
+    --------
+    >>> since_of("30m", 10_000.0), since_of("1970-01-01T01:00:00", 10_000.0), since_of(None, 10_000.0)
+    (8200.0, 3600.0, None)
+    """
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:]
+    if unit in _UNITS_S and number.replace(".", "", 1).isdecimal():
+        return now_s - float(number) * _UNITS_S[unit]
+    return _iso_s(text, f"--since: '{text}' is neither a time ago (90s, 30m, 12h, 7d) nor an ISO 8601 time")
+
+
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def _iso_s(text: str, otherwise: str) -> float:
+    from datetime import UTC, datetime
+
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"--normal-until: '{text}' is neither a number of seconds nor an ISO 8601 time") from error
+        raise ConfigError(otherwise) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

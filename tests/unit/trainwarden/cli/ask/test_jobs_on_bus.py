@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainwarden.cli.ask.report import report
 from trainwarden.cli.ask.status import status
 from trainwarden.errors import ConfigError
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, IterationRecord, Record, Suspect
-from trainwarden.topics import COMMANDS, topic_of
+from trainwarden.topics import COMMANDS, INCIDENTS, topic_of
 
 
 @pytest.fixture
@@ -119,3 +120,30 @@ def test_a_stop_is_said_before_anything_is_read_and_by_whoever_has_no_name(
     assert isinstance(word, CommandRecord)
     assert (word.kind, word.job, word.by) == ("stop", "*", f"uid {os.getuid()}")
     bus.close()
+
+
+def test_incidents_that_last_or_lasted_lately(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    now_s = time.time()
+    for name, opened_s, closed_s in (("old", 9_000.0, 8_000.0), ("late", 7_000.0, 60.0), ("lasting", 9_500.0, None)):
+        bus.publish(INCIDENTS, "j", IncidentRecord(
+            id=name, job="j", kind="hang", severity="sev2", revision=1,
+            state="opened" if closed_s is None else "closed",
+            opened_at_s=now_s - opened_s, updated_at_s=now_s - opened_s, reason="r",
+            closed_at_s=None if closed_s is None else now_s - closed_s,
+        ))  # fmt: skip
+    bus.flush()
+    bus.close()
+    address = f"embedded:{tmp_path / 'bus.db'}"
+
+    def listed(**asked: Any) -> list[str]:
+        incidents(bus=address, json="-", **asked)
+        return [incident["id"] for incident in json_of(capsys)["incidents"]]
+
+    assert listed() == ["lasting", "old", "late"]
+    assert listed(open_only=True) == ["lasting"]
+    assert listed(since="30m") == ["lasting", "late"]
+    assert incidents(bus=address, since="30m") == 1
+    assert capsys.readouterr().out.startswith("20")  # a date
+    with pytest.raises(ConfigError, match="neither a time ago"):
+        incidents(bus=address, since="yesterday")
