@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -21,6 +22,8 @@ from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.records import EventKind, EventRecord, Record
 from trainwarden.settings import Settings, load
 from trainwarden.topics import EVENTS
+
+log = logging.getLogger("trainwarden.cli")
 
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
@@ -131,8 +134,11 @@ class JobRun:
             kind=kind,
             fields=fields,
         )
-        with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
-            file.write(EVENTS.encode(record) + b"\n")
+        try:
+            with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
+                file.write(EVENTS.encode(record) + b"\n")
+        except OSError as error:  # a full disk is no reason to let go of somebody's training command
+            log.warning("fact not written", extra={"fields": {"kind": kind, "error": str(error)}})
 
     def drain(self) -> None:
         """Follow until the job's end has been seen and judged, so that the last seconds count too."""

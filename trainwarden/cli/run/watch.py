@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from typing import IO, TextIO
+from functools import partial
+from typing import Final, TextIO
 
 from trainwarden import rundir
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, settings_for
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Command, ConfigFile, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, WardenError
+from trainwarden.job_output import Drain, LogKeeper, Outlet, join_all
+
+LAST_OUTPUT_S: Final = 2.0  # how long a child of the command may still hold its output when the command has ended
 
 
 def watch(
@@ -32,49 +35,57 @@ def watch(
     with JobRun(settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config) as run:
         run.tell("job_start", command=" ".join(command)[:1000])
         try:
-            child = _start(command, run, sys.stderr if json == "-" else sys.stdout)
+            watched = _Watched(command, run, sys.stderr if json == "-" else sys.stdout)
         except FileNotFoundError as error:
             raise ConfigError(f"watch: there is no command '{command[0]}'") from error
-        code = _follow(child, run)
+        code = watched.follow(voice)
         run.tell("job_end", exit_code=code)
         run.drain()
         result = run.result(code)
-        run.keep(keep)
+        try:
+            run.keep(keep)
+        except (WardenError, OSError) as error:  # the exit code is the command's own, whatever becomes of our records
+            voice.say(f"trainwarden: no recorded folder could be written: {error}")
     voice.answer(result)
     return code
 
 
-def _start(command: Sequence[str], run: JobRun, out: TextIO) -> subprocess.Popen[bytes]:
-    """The command, its two streams passed on as they come and written to the run folder's job.log."""
-    child = subprocess.Popen(
-        list(command), env={**os.environ, **run.environ()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    log = (run.run_dir / rundir.LOGS / "job.log").open("ab", buffering=0)
-    assert child.stdout is not None  # asked for above
-    assert child.stderr is not None
-    for source, target in ((child.stdout, out), (child.stderr, sys.stderr)):
-        threading.Thread(target=_pass_on, args=(source, target, log), daemon=True).start()
-    return child
+class _Watched:
+    """The command, its two streams passed on as they come and kept in the run folder's job.log."""
 
+    def __init__(self, command: Sequence[str], run: JobRun, out: TextIO) -> None:
+        self._child = subprocess.Popen(
+            list(command), env={**os.environ, **run.environ()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._run = run
+        self._logs = LogKeeper()
+        keep = partial(self._logs.keep, run.run_dir / rundir.LOGS / "job.log")
+        assert self._child.stdout is not None  # asked for above
+        assert self._child.stderr is not None
+        streams = ((self._child.stdout, out), (self._child.stderr, sys.stderr))
+        self._drains = [Drain(os.dup(source.fileno()), Outlet(target.fileno()), keep) for source, target in streams]
+        for source, _ in streams:
+            source.close()
 
-def _pass_on(source: IO[bytes], target: TextIO, log: IO[bytes]) -> None:
-    """Copy whole lines, so that the two streams do not cut each other's lines in the log."""
-    for line in source:
-        target.buffer.write(line)
-        target.flush()
-        log.write(line)
+    def follow(self, voice: Voice) -> int:
+        """Follow the bus until the command ends; signals to us are passed on to it."""
+        # Ctrl-C reaches the command by itself (same terminal group); we only must not die of it first.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._forward)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, self._forward)
+        try:
+            while self._child.poll() is None:
+                self._run.follower.poll(0.1)
+                for sentence in self._logs.news():
+                    voice.say(f"trainwarden: {sentence}")
+        except Exception as error:  # noqa: BLE001 - whatever it is: the command lives by our reading its output
+            voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
+        code = self._child.wait()
+        join_all(self._drains, LAST_OUTPUT_S)
+        self._logs.close()
+        return exit_code_of(code)
 
-
-def _follow(child: subprocess.Popen[bytes], run: JobRun) -> int:
-    """Follow the bus until the command ends; signals to us are passed on to it."""
-
-    def forward(number: int, _frame: object) -> None:
-        if child.poll() is None:
-            child.send_signal(number)
-
-    # Ctrl-C reaches the command by itself (same terminal group); we only must not die of it first.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, forward)
-    while child.poll() is None:
-        run.follower.poll(0.1)
-    return exit_code_of(child.wait())
+    def _forward(self, number: int, _frame: object) -> None:
+        if self._child.poll() is None:
+            self._child.send_signal(number)

@@ -168,7 +168,10 @@ class Follower:
 
     def close(self) -> None:
         """Leave the bus. Safe twice."""
-        self._consumer.close()
+        try:
+            self._consumer.close()
+        except BusUnavailable as error:  # whoever does not poll any more is forgotten all the same
+            log.debug("bus is away", extra={"fields": {"error": str(error)}})
 
 
 def incident_line(record: IncidentRecord) -> str:
