@@ -27,6 +27,33 @@ sys.exit(7)
 """
 
 
+def test_watch_ends_with_a_word_and_leaves_a_run_that_can_be_asked_about(tmp_path: Path) -> None:
+    """Only the hook's folder goes to tmpfs, and goes with the command; a refused command leaves nothing at all."""
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    look = "import os; print(os.path.realpath(os.environ['TRAINWARDEN_HOOK_DIR'])); print('words')"
+
+    def warden(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*WARDEN, *words], env=environ, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+        )
+
+    ended = warden("watch", "--job", "quiet", "--", sys.executable, "-c", look)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("/dev/shm/trainwarden-")
+    (run,) = (tmp_path / "trainwarden" / "runs").iterdir()
+    assert "job quiet ended with exit code 0: no steps seen, no incident" in ended.stderr
+    assert f"records and logs: {run}" in ended.stderr
+    assert (run / "logs" / "job.log").read_text().endswith("words\n")
+    refused = warden("watch", "--", "no-such-command")
+    assert refused.returncode == 2, refused.stderr
+    assert warden("watch", "--config", str(tmp_path), "--", "true").returncode == 2
+    assert warden("demo", "--bus", "nonsense").returncode == 2
+    assert list((tmp_path / "trainwarden" / "runs").iterdir()) == [run]
+    assert not Path(ended.stdout.split()[0]).exists()
+    asked = warden("status")
+    assert f"quiet: exit code 0, 0 steps, 0 incident(s); {run}" in asked.stdout, asked.stderr
+
+
 def environment(run_dir: Path) -> dict[str, str]:
     return {**os.environ, "TRAINWARDEN_RUN_DIR": str(run_dir), "PYTHONPATH": str(ROOT)}
 

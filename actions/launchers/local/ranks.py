@@ -115,7 +115,7 @@ def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[
         "LOCAL_WORLD_SIZE": str(place.ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TRAINWARDEN_HOOK_DIR": str(run_dir / rundir.HOOK),
+        "TRAINWARDEN_HOOK_DIR": str((run_dir / rundir.HOOK).resolve()),
         "TRAINWARDEN_RUN_DIR": str(run_dir),
         "TRAINWARDEN_JOB": place.job,
         "TRAINWARDEN_NODE": place.node,

@@ -36,7 +36,7 @@ def actions(
     Example: trainwarden actions approve ID
     """
     voice = Voice(json)
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, job) as connected:
         views = read_jobs(connected, job)
         known = {record.id: record for view in views.values() for record in view.actions.values()}
         if word == "list":

@@ -15,7 +15,7 @@ def incidents(*, bus: BusAddress = None, job: JobName = None, config: ConfigFile
     Example: trainwarden incidents --job llama-70b --json
     """
     voice = Voice(json)
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, job) as connected:
         records = [i for view in read_jobs(connected, job).values() for i in view.incidents.values()]
         records.sort(key=lambda record: record.opened_at_s)
         for record in records:

@@ -33,8 +33,15 @@ def launch(
     overrides = {"TRAINWARDEN_ENGINE_MODE": mode}
     services = ("agent", "detector", "engine")
     with JobRun(
-        settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config, overrides=overrides
+        settings,
+        own_services=services,
+        notice=lambda r: voice.say(record_line(r)),
+        config=config,
+        overrides=overrides,
+        command=command,
     ) as run:
+        for word in run.words:
+            voice.say(f"trainwarden: {word}")
         voice.say(f"job {settings.job}: {nproc} ranks, mode {mode}, bus {run.bus_address}")
         run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
         code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--", *command))
@@ -45,6 +52,8 @@ def launch(
         code = exit_code_of(code)
         result = run.result(code)
         run.keep(keep)
+        for line in run.summary(result):
+            voice.say(f"trainwarden: {line}")
     voice.answer(result)
     return code
 

@@ -32,12 +32,16 @@ def watch(
     voice = Voice(json, stream=sys.stderr)
     settings = settings_for(config, job, "watch")
     services = ("agent",) if config is not None else ("agent", "detector")
-    with JobRun(settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config) as run:
+    with JobRun(
+        settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config, command=command
+    ) as run:
+        for word in run.words:
+            voice.say(f"trainwarden: {word}")
         run.tell("job_start", command=" ".join(command)[:1000])
         try:
             watched = _Watched(command, run, sys.stderr if json == "-" else sys.stdout)
-        except FileNotFoundError as error:
-            raise ConfigError(f"watch: there is no command '{command[0]}'") from error
+        except OSError as error:
+            raise ConfigError(f"watch: '{command[0]}' cannot be started ({error.strerror})") from error
         code = watched.follow(voice)
         run.tell("job_end", exit_code=code)
         run.drain()
@@ -46,6 +50,8 @@ def watch(
             run.keep(keep)
         except (WardenError, OSError) as error:  # the exit code is the command's own, whatever becomes of our records
             voice.say(f"trainwarden: no recorded folder could be written: {error}")
+        for line in run.summary(result):
+            voice.say(f"trainwarden: {line}")
     voice.answer(result)
     return code
 
@@ -58,7 +64,7 @@ class _Watched:
             list(command), env={**os.environ, **run.environ()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self._run = run
-        self._logs = LogKeeper()
+        self._logs = LogKeeper(run.settings.runs.log_bytes)
         keep = partial(self._logs.keep, run.run_dir / rundir.LOGS / "job.log")
         assert self._child.stdout is not None  # asked for above
         assert self._child.stderr is not None
