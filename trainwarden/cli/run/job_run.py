@@ -18,14 +18,16 @@ from trainwarden.bus import address as buses
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stack import LocalStack
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, WardenError
 from trainwarden.records import EventKind, EventRecord, Record
 from trainwarden.settings import Settings, load
 from trainwarden.topics import EVENTS
 
 log = logging.getLogger("trainwarden.cli")
 
+LOOK_S = 0.1
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
 EXIT_BY_SIGNAL = 128  # a shell's exit code for a command ended by signal n is 128 + n
@@ -106,6 +108,7 @@ class JobRun:
             self._discard()
             raise
         self.started_at_s = time.time()
+        self._blind = False
 
     @staticmethod
     def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
@@ -167,6 +170,17 @@ class JobRun:
         except OSError as error:  # a full disk is no reason to let go of somebody's training command
             log.warning("fact not written", extra={"fields": {"kind": kind, "error": str(error)}})
 
+    def look(self, voice: Voice) -> None:
+        """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
+        if self._blind:
+            time.sleep(LOOK_S)
+            return
+        try:
+            self.follower.poll(LOOK_S)
+        except Exception as error:  # noqa: BLE001 - of anything at all
+            self._blind = True
+            voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
+
     def drain(self) -> None:
         """Follow until the job's end has been seen and judged, so that the last seconds count too."""
         view = self.follower.view
@@ -180,12 +194,18 @@ class JobRun:
         while time.monotonic() < last_s:
             self.follower.poll(0.1)
 
-    def keep(self, folder: Path | None) -> None:
-        """Write what is on the bus of this job as a recorded folder, if one was asked for."""
+    def keep(self, folder: Path | None, voice: Voice) -> None:
+        """Write what is on the bus of this job as a recorded folder, if one was asked for.
+
+        Where that fails it is said: the exit code is the command's own, whatever becomes of our records.
+        """
         if folder is not None:
             from trainwarden.recorded.writing import write_recording
 
-            write_recording(self.bus, self.settings.job, folder)
+            try:
+                write_recording(self.bus, self.settings.job, folder)
+            except (WardenError, OSError) as error:
+                voice.say(f"trainwarden: no recorded folder could be written: {error}")
 
     def result(self, exit_code: int | None) -> dict[str, Any]:
         """The object of contracts for watch and launch, which the kept run keeps too."""

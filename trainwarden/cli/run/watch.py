@@ -15,7 +15,7 @@ from trainwarden.cli.run.job_run import JobRun, exit_code_of, settings_for
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Command, ConfigFile, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError, WardenError
+from trainwarden.errors import ConfigError
 from trainwarden.job_output import Drain, LogKeeper, Outlet, join_all
 
 LAST_OUTPUT_S: Final = 2.0  # how long a child of the command may still hold its output when the command has ended
@@ -46,10 +46,7 @@ def watch(
         run.tell("job_end", exit_code=code)
         run.drain()
         result = run.result(code)
-        try:
-            run.keep(keep)
-        except (WardenError, OSError) as error:  # the exit code is the command's own, whatever becomes of our records
-            voice.say(f"trainwarden: no recorded folder could be written: {error}")
+        run.keep(keep, voice)
         for line in run.summary(result):
             voice.say(f"trainwarden: {line}")
     voice.answer(result)
@@ -80,13 +77,10 @@ class _Watched:
         signal.signal(signal.SIGTERM, self._forward)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, self._forward)
-        try:
-            while self._child.poll() is None:
-                self._run.follower.poll(0.1)
-                for sentence in self._logs.news():
-                    voice.say(f"trainwarden: {sentence}")
-        except Exception as error:  # noqa: BLE001 - whatever it is: the command lives by our reading its output
-            voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
+        while self._child.poll() is None:
+            self._run.look(voice)
+            for sentence in self._logs.news():
+                voice.say(f"trainwarden: {sentence}")
         code = self._child.wait()
         join_all(self._drains, LAST_OUTPUT_S)
         self._logs.close()
