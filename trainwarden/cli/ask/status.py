@@ -32,6 +32,8 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
             median = view.iteration_s()
             pace = "no iteration yet" if median is None else f"step {view.last_step()}, {median:.3f} s/iteration"
             voice.say(f"{view.job}: {'ended' if view.ended else 'running'}, {len(view.ranks())} ranks, {pace}")
+            for event in view.beside():
+                voice.say(f"  {event.message}")
             for incident in incidents:
                 voice.say(f"  {incident_line(incident)}")
         if not rows:
@@ -65,6 +67,7 @@ def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
         "job": view.job,
         "ended": view.ended,
         "ranks": len(view.ranks()),
+        "beside": [{"rank": event.rank, "pid": event.fields.get("pid")} for event in view.beside()],
         "steps": view.steps_done(),
         "iteration_s": {"median": view.iteration_s()},
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
