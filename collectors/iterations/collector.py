@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -153,8 +154,8 @@ class IterationsCollector:
         name = f"{source.name}.hook"
         self.junk += 1
         self._sources.pop(name).close()
-        path = self._folder / name
-        self._garbage[name] = path.stat().st_size if path.exists() else 0
+        with suppress(FileNotFoundError):  # then there is nothing to remember
+            self._garbage[name] = (self._folder / name).stat().st_size
 
     def _forget_if_old(self, source: HookSource, now_s: float) -> None:
         if source.gone_since_s is not None and now_s - source.gone_since_s > self._config.forget_after_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -191,8 +192,9 @@ class HookSource:
         self.close()
         self._path.unlink(missing_ok=True)
         fault = self._path.with_name(f"{self.name}.fault")
-        if fault.exists() and not fault.stat().st_size:
-            fault.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if not fault.stat().st_size:
+                fault.unlink()
 
     def position(self) -> JsonObject:
         """How far this one has been read."""
