@@ -272,7 +272,7 @@ def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | No
     handler = DetectionHandler(settings.detection, SystemClock(), metrics, follower)
     if settings.detection.metrics_port is not None:
         metrics.serve(settings.detection.metrics_port, settings.metrics_address)
-    connection = buses.connect(settings.bus, settings.kafka)
+    connection = buses.connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     if follower is not None:
         follower.start()
     try:

@@ -204,9 +204,10 @@ def resume(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim.Opt
 
 def obey(fault_file: Path, rank: int) -> None:
     """Fail as `fault_file` says, once: the demo can kill or stop a rank from outside, but not make it raise."""
-    if not fault_file.exists():
+    try:
+        order = json.loads(fault_file.read_text())
+    except FileNotFoundError:  # not asked; or the rank that was has taken it away just now
         return
-    order = json.loads(fault_file.read_text())
     if order["rank"] != rank:
         return
     fault_file.unlink()

@@ -19,6 +19,14 @@ def _refuse(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs that tests start are not kept beside those of the person who tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def require_servers() -> Callable[[str], NoReturn]:
     """Called with the reason why a server cannot run: skips, or fails under ``TRAINWARDEN_REQUIRE_SERVERS=1``."""

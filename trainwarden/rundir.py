@@ -10,15 +10,17 @@
     ├── launcher.sock   the local launcher's control socket (mode 0600)
     └── launcher.json   the local launcher's durable state
 
-The hook's part lives on tmpfs where there is one, so that disk write-back cannot stall a training step.
+Of a run folder that the command line makes, the hook's part lives on tmpfs, so that disk write-back cannot stall a
+training step; nothing else does.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import secrets
+import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from trainwarden.errors import ConfigError
@@ -31,24 +33,63 @@ AGENT_SOCKET = "agent.sock"
 LAUNCHER_SOCKET = "launcher.sock"
 LAUNCHER_STATE = "launcher.json"
 
+HOOK_ROOM_BYTES = 16 * 1024 * 1024  # 40 ranks of 0.4 MB each
+_SHM = Path("/dev/shm")  # tmpfs by intent
+_MEMORY_PREFIX = "trainwarden-"
 _RANK_LOG = re.compile(r"^rank-(\d{1,6})\.log$")
 
 
-def create(job: str) -> Path:
-    """A fresh run folder with its subfolders, readable by its owner alone.
+def create(run_dir: Path) -> bool:
+    """Make `run_dir` with its subfolders; only the hook's goes to tmpfs (``/dev/shm``), as a link to a folder there.
 
-    On tmpfs (``/dev/shm``) where that is writable, else in the temporary folder.
+    Containers have 64 MB of it by default, and NCCL and data loaders live on them: where less than `HOOK_ROOM_BYTES`
+    are free, the hook's files go to disk as well.
 
-    Parameters
-    ----------
-    job : str
-        Part of the folder's name.
+    Returns
+    -------
+    bool
+        Whether the hook's files are on tmpfs.
+
+    Raises
+    ------
+    OSError
+        If a folder cannot be made.
     """
-    shm = Path("/dev/shm")  # tmpfs by intent; the folder below has mode 0700 and a random name
-    parent = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-    # Unix socket paths end at 107 bytes, so the job's name is cut.
-    run_dir = parent / f"trainwarden-{os.getuid()}-{job[:24]}-{secrets.token_hex(4)}"
-    return prepare(run_dir)
+    for folder in (run_dir, run_dir / LOGS):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    memory = _folder_on_memory(f"{_MEMORY_PREFIX}{os.getuid()}-")
+    if memory is None:
+        (run_dir / HOOK).mkdir(mode=0o700)
+        return False
+    (run_dir / HOOK).symlink_to(memory)
+    return True
+
+
+def _folder_on_memory(prefix: str) -> Path | None:
+    try:
+        if _SHM.is_dir() and shutil.disk_usage(_SHM).free >= HOOK_ROOM_BYTES:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=_SHM))  # mode 0700
+    except OSError:
+        pass
+    return None
+
+
+def leave_memory(run_dir: Path) -> None:
+    """Remove the hook's folder on tmpfs, if `run_dir` has one. Safe twice."""
+    link = run_dir / HOOK
+    try:
+        target = link.readlink()
+    except OSError:
+        return
+    if target.parent == _SHM and target.name.startswith(f"{_MEMORY_PREFIX}{os.getuid()}-"):
+        shutil.rmtree(target, ignore_errors=True)
+        with suppress(OSError):
+            link.unlink()
+
+
+def bus_file(run_dir: Path) -> Path:
+    """Where a run without a bus of its own settings keeps its records."""
+    return run_dir / "bus.db"
 
 
 def prepare(run_dir: Path) -> Path:

@@ -105,6 +105,20 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
+class RunsSettings(Config, frozen=True, kw_only=True):
+    """Runs of watch, launch and demo that are kept for their user, and how large one may grow.
+
+    `keep` runs, for `keep_days`, in `total_bytes` at most, newest first. `log_bytes` is for the output of one job,
+    `bus_bytes` for an embedded bus (also that of `up`): above it the oldest records go.
+    """
+
+    keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 50
+    keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 30
+    total_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 8 * 1024**3
+    log_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024**2
+    bus_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 1024**3
+
+
 class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
 
@@ -125,6 +139,7 @@ class Settings(Config, frozen=True, kw_only=True):
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
+    runs: RunsSettings = msgspec.field(default_factory=RunsSettings)
 
 
 def parse(kind: type[S], raw: Mapping[str, Any], where: str) -> S:
@@ -196,6 +211,7 @@ _SECTIONS: dict[str, type[Config]] = {
     "engine": EngineSettings,
     "archive": ArchiveSettings,
     "trainer": TrainerSettings,
+    "runs": RunsSettings,
 }
 
 

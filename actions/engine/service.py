@@ -40,7 +40,7 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
         metrics.serve(settings.engine.metrics_port, settings.metrics_address)
     clock = SystemClock()
     handler = EngineHandler(rules, launcher, clock, metrics)
-    bus = connect(settings.bus, settings.kafka)
+    bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     try:
         ServiceLoop(bus, handler, clock, metrics).run(stop)
     finally:

@@ -230,6 +230,6 @@ def serve(settings: Settings, run_dir: Path, state_dir: Path, stop: Callable[[],
         port = metrics.serve(settings.agent.metrics_port, settings.metrics_address)
         log.info("metrics served", extra={"fields": {"port": port}})
     clock = SystemClock()
-    bus_factory = partial(connect, settings.bus, settings.kafka)
+    bus_factory = partial(connect, settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     agent = Agent(settings, bus_factory, clock, metrics, state_dir=state_dir, run_dir=run_dir)
     agent.run(stop)

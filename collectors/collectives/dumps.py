@@ -131,21 +131,21 @@ class CollectiveDumpsCollector:
     # -- whom to watch
 
     def _look(self) -> None:
-        """The newest process of each rank, with its header; what a process that is forgotten has left is deleted."""
-        newest: dict[int, tuple[hook.Header, RankProcess]] = {}
+        """The trainer of each rank, with its header; what a process that is forgotten has left is deleted."""
+        trainers: dict[int, tuple[hook.Header, RankProcess]] = {}
         for process in rank_processes(self._run_dir):
             header = hook.read_header(process.path)
-            known = newest.get(process.rank)
-            if header is not None and (known is None or header.start_s >= known[0].start_s):
-                newest[process.rank] = (header, process)
-        wanted = {process.path for _, process in newest.values()}
+            known = trainers.get(process.rank)
+            if header is not None and (known is None or self._trains(header) >= self._trains(known[0])):
+                trainers[process.rank] = (header, process)
+        wanted = {process.path for _, process in trainers.values()}
         for path in [path for path in self._watched if path not in wanted]:
             del self._watched[path]
             self._awaited.discard(path)
             if not os.path.exists(path):  # noqa: PTH110 - plain strings, several times a second
                 for kind in ("ask", "calls", "calls.tmp"):
                     Path(f"{path.removesuffix('hook')}{kind}").unlink(missing_ok=True)
-        for header, process in newest.values():
+        for header, process in trainers.values():
             if process.path not in self._watched:
                 try:
                     owner = os.stat(process.path).st_uid  # noqa: PTH116 - as above
@@ -153,6 +153,10 @@ class CollectiveDumpsCollector:
                     continue
                 self._watched[process.path] = _Watched(process, self._prefixes(process.pid), owner)
             self._watched[process.path].header = header
+
+    def _trains(self, header: hook.Header) -> tuple[bool, int, float]:
+        """How much speaks for a process as its rank's trainer: that it lives, its steps, that it began late."""
+        return self._runs(header.pid), header.recorded, header.start_s
 
     def _prefixes(self, pid: int) -> tuple[str, ...]:
         """Where the dump files of a process begin, by its environment as the kernel keeps it."""
@@ -208,7 +212,10 @@ class CollectiveDumpsCollector:
         return max(patience_s, self._config.stalled_s)
 
     def _lives(self, one: _Watched) -> bool:
-        return os.path.exists(f"{self._config.proc}/{one.process.pid}")  # noqa: PTH110 - as above
+        return self._runs(one.process.pid)
+
+    def _runs(self, pid: int) -> bool:
+        return os.path.exists(f"{self._config.proc}/{pid}")  # noqa: PTH110 - as above
 
     def _answers(self, now_s: float) -> Iterator[Record]:
         for path, one in self._watched.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ import msgspec
 from collectors.iterations.agent_socket import AgentSocket
 from collectors.iterations.hook_source import HookSource, boot_time_s
 from collectors.iterations.records import HookRecords
-from trainwarden import hook, rundir
+from collectors.iterations.trainers import Trainers
+from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import Record
@@ -57,6 +59,7 @@ class IterationsCollector:
         self._sources: dict[str, HookSource] = {}
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}
+        self._trainers = Trainers(self._proc)
         self._socket = AgentSocket(self._folder)
         self._scanned: tuple[int, float] = (0, float("-inf"))
         self._overhead_at_s = 0.0
@@ -74,16 +77,24 @@ class IterationsCollector:
 
     def collect(self, now_s: float) -> Iterable[Record]:
         self._socket.open()
-        yield from self._told_at_once()
         self._scan(now_s)
         if self._boot_s is None:
             self._boot_s = boot_time_s(self._proc)
+        looked = []
         for source in list(self._sources.values()):
             if source.look(self._proc, self._boot_s, now_s):
-                yield from self._news(source)
-                self._forget_if_old(source, now_s)
+                looked.append(source)
             elif source.failed_looks >= _GARBAGE_AFTER_LOOKS:
                 self._give_up(source)
+        # A trainer's last steps come before its follower's first, and who trains before what others say of themselves.
+        for source in [source for source in looked if source.trains]:
+            yield from self._training(source)
+        for source in self._trainers.settle(self._sources.values()):
+            yield from self._training(source)
+        for source in looked:
+            yield from self._words(source)
+            self._forget_if_old(source, now_s)
+        yield from self._told_at_once()
         yield from self._heartbeat(now_s)
         yield from self._overhead(now_s)
 
@@ -143,8 +154,8 @@ class IterationsCollector:
         name = f"{source.name}.hook"
         self.junk += 1
         self._sources.pop(name).close()
-        path = self._folder / name
-        self._garbage[name] = path.stat().st_size if path.exists() else 0
+        with suppress(FileNotFoundError):  # then there is nothing to remember
+            self._garbage[name] = (self._folder / name).stat().st_size
 
     def _forget_if_old(self, source: HookSource, now_s: float) -> None:
         if source.gone_since_s is not None and now_s - source.gone_since_s > self._config.forget_after_s:
@@ -153,7 +164,8 @@ class IterationsCollector:
 
     # -- what a process tells
 
-    def _news(self, source: HookSource) -> Iterable[Record]:
+    def _training(self, source: HookSource) -> Iterable[Record]:
+        """What the trainer of a rank has done; of others, nothing of this is read."""
         header = source.header
         if header is None:
             return
@@ -163,6 +175,16 @@ class IterationsCollector:
         yield from self._records.iterations(header, source.new_steps())
         for pause in source.new_pauses():
             yield self._records.pause(header, pause)
+
+    def _words(self, source: HookSource) -> Iterable[Record]:
+        """What any process says of itself, and of one that has never trained that it is there."""
+        header = source.header
+        if header is None:
+            return
+        trainer = self._trainers.of_rank(header.rank).header
+        if not (source.started or source.beside_told) and trainer is not None:
+            source.beside_told = True
+            yield self._records.beside(header, trainer)
         for note in source.new_notes():
             if note is None:
                 self.junk += 1
@@ -190,18 +212,16 @@ class IterationsCollector:
     # -- what all processes are doing
 
     def _heartbeat(self, now_s: float) -> Iterable[Record]:
-        """One row per rank: its youngest process, for a while also when that is gone."""
-        newest: dict[int, tuple[hook.Header, HookSource]] = {}
-        for source in self._sources.values():
-            header = source.header
-            if header is None or (source.gone_since_s is not None and now_s - source.gone_since_s > _GONE_ROWS_S):
-                continue
-            known = newest.get(header.rank)
-            if known is None or header.start_s > known[0].start_s:
-                newest[header.rank] = (header, source)
-        if newest:
-            rows = [newest[rank] for rank in sorted(newest)]
-            yield self._records.heartbeat([(header, source.kernel) for header, source in rows], now_s)
+        """One row per rank: its trainer, for a while also when that is gone."""
+        rows = {
+            source.header.rank: (source.header, source.kernel)
+            for source in self._sources.values()
+            if source.header is not None
+            and source.trains
+            and (source.gone_since_s is None or now_s - source.gone_since_s <= _GONE_ROWS_S)
+        }
+        if rows:
+            yield self._records.heartbeat([rows[rank] for rank in sorted(rows)], now_s)
 
     def _overhead(self, now_s: float) -> Iterable[Record]:
         if now_s - self._overhead_at_s < _OVERHEAD_INTERVAL_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -96,6 +97,9 @@ class HookSource:
         self.kernel = Kernel("X")
         self.gone_since_s: float | None = None
         self.started = False  # process_start has been told
+        self.beside_told = False  # as of one that runs beside the rank's trainer
+        self.trains = False  # it is the rank's trainer now
+        self.trained = False  # it is or was, and has made steps
         self.steps_read = 0
         self.pauses_read = 0
         self.notes_at = 0  # bytes of the notes file that were read
@@ -188,8 +192,9 @@ class HookSource:
         self.close()
         self._path.unlink(missing_ok=True)
         fault = self._path.with_name(f"{self.name}.fault")
-        if fault.exists() and not fault.stat().st_size:
-            fault.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if not fault.stat().st_size:
+                fault.unlink()
 
     def position(self) -> JsonObject:
         """How far this one has been read."""
@@ -200,6 +205,9 @@ class HookSource:
             "told": sorted(self.notes_told),
             "fault": self.fault_told,
             "started": self.started,
+            "beside": self.beside_told,
+            "trains": self.trains,
+            "trained": self.trained,
         }
 
     def restore(self, position: JsonObject) -> None:
@@ -210,6 +218,9 @@ class HookSource:
         self.notes_told = {int(number) for number in position.get("told", ())}
         self.fault_told = bool(position.get("fault", False))
         self.started = bool(position.get("started", False))
+        self.beside_told = bool(position.get("beside", False))
+        self.trains = bool(position.get("trains", False))
+        self.trained = bool(position.get("trained", False))
 
     def _kernel(self, proc: Path, boot_s: float | None, header: hook.Header) -> Kernel:
         self._stat_path = self._stat_path or str(proc / str(header.pid) / "stat")

@@ -36,6 +36,14 @@ class HookRecords:
         fields = {"pid": header.pid, "world_size": header.world_size, "attempt": header.attempt}
         return self._event("process_start", "process_start", header, header.start_s, text, **fields)
 
+    def beside(self, header: hook.Header, trainer: hook.Header) -> EventRecord:
+        """A process has the rank's name without being its trainer: nothing it does is the rank's."""
+        text = f"process {header.pid} runs beside process {trainer.pid}, which trains as rank {header.rank}"
+        name = "process_start/beside"
+        return self._event(
+            "process_start", name, header, header.start_s, text, pid=header.pid, beside=trainer.incarnation
+        )
+
     def iterations(self, header: hook.Header, steps: Sequence[hook.Step]) -> Iterator[IterationRecord]:
         """Its steps, in records of bounded size."""
         for first in range(0, len(steps), _MOST_STEPS):

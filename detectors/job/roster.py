@@ -9,6 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from detectors.job.step_assembly import widened
+from trainwarden.records import EventRecord
 
 MAX_RANKS: Final = 65_536  # of one job; a record that names more is damage
 MAX_IDENTITIES: Final = 100_000  # remembered event and metric identities
@@ -57,6 +58,7 @@ class Roster:
         self.clean = np.zeros(0, dtype=np.bool_)
         self.incarnation = np.zeros(0, dtype=np.int64)
         self._past: set[tuple[int, str]] = set()
+        self._beside: dict[str, None] = {}
 
     def has_room(self, ranks: Sequence[int]) -> bool:
         """False if `ranks` would be more than a job can have."""
@@ -99,6 +101,24 @@ class Roster:
             return "first"
         self.ended[column] = self.clean[column] = False
         return "next"
+
+    def runs_beside(self, event: EventRecord) -> bool:
+        """Whether `event` is of a process that has a rank's name beside its trainer: nothing it does is the rank's.
+
+        The start of a process tells, and once more should it become the trainer after all.
+        """
+        incarnation = event.fields.get("incarnation")
+        if incarnation is None:
+            return False
+        who = f"{event.node}/{incarnation}"
+        if event.kind == "process_start":
+            if event.fields.get("beside") is None:
+                self._beside.pop(who, None)
+            else:
+                self._beside[who] = None
+                if len(self._beside) > MAX_IDENTITIES:
+                    del self._beside[next(iter(self._beside))]
+        return who in self._beside
 
     def _widen(self, size: int) -> None:
         have = self.ended.size

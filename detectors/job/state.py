@@ -220,6 +220,8 @@ class JobState:
         if not self._seen_events.add(record.id):
             self._steps.counts["duplicates"] += 1
             return
+        if self._roster.runs_beside(record):
+            return
         self._events.append(record)
         self._heard(record.time_s)
         if record.kind == "job_start":

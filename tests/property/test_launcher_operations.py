@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -29,7 +32,9 @@ class Operations(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._run_dir = rundir.create("operations")  # on tmpfs: every acceptance waits for the disk
+        self._run_dir = rundir.prepare(
+            Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        )  # on tmpfs: every acceptance waits for the disk
         self._launch = Launch(self._run_dir)
         self._accepted: list[str] = []
         self._ends: dict[str, Progress] = {}

@@ -32,7 +32,6 @@ class Watched:
                    *torchrun(RANKS, "skip_collective.py", *arguments)]  # fmt: skip
         environ = {
             **os.environ, "TRAINWARDEN_RUN_DIR": str(self.run_dir), "OMP_NUM_THREADS": "1",
-            "TRAINWARDEN_KEEP_RUN_DIR": "1",
         }  # fmt: skip
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=ROOT)

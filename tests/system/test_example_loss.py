@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -131,3 +132,23 @@ def test_it_runs_without_trainwarden(tmp_path: Path) -> None:
     assert Supervisor(place, SystemClock(), environ).run() == 0
     assert "step 1 loss" in rundir.rank_log(tmp_path, 0).read_text()
     assert json.loads((tmp_path / rundir.LAUNCHER_STATE).read_bytes())["ranks"] == 2
+
+
+def test_an_order_to_another_rank_may_vanish_at_any_moment(tmp_path: Path) -> None:
+    """The rank that is meant takes the file away while the others look: it was there, and is not when it is read."""
+    look = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import train_gpt
+
+class Vanishing(type(pathlib.Path())):
+    def exists(self):
+        return True
+
+train_gpt.obey(Vanishing(sys.argv[2]), 1)
+"""
+    words = (sys.executable, "-c", look, str(EXAMPLE.parent), str(tmp_path / "fault.json"))
+    looked = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert looked.returncode == 0, looked.stderr

@@ -197,7 +197,7 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
     handler = ArchiveHandler(settings.archive, SystemClock(), metrics)
     if settings.archive.metrics_port is not None:
         metrics.serve(settings.archive.metrics_port, settings.metrics_address)
-    connection = GatedBus(connect(settings.bus, settings.kafka), handler.settled)
+    connection = GatedBus(connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes), handler.settled)
 
     def stopping() -> bool:
         if not stop():

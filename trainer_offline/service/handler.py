@@ -243,7 +243,7 @@ def serve(settings: Settings, config: Path | None, stop: Callable[[], bool]) -> 
     registry = Registry.at(settings.trainer.registry or settings.detection.models, create=True)
     arguments = [] if config is None else ["--config", str(config)]
     handler = TrainerHandler(settings, registry, SystemClock(), metrics, arguments=arguments)
-    connection = connect(settings.bus, settings.kafka)
+    connection = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     try:
         ServiceLoop(connection, handler, SystemClock(), metrics).run(stop)
     finally:

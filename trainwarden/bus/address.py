@@ -9,7 +9,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 
 
-def connect(address: str, kafka: Mapping[str, Any] | None = None) -> Bus:
+def connect(address: str, kafka: Mapping[str, Any] | None = None, *, limit_bytes: int | None = None) -> Bus:
     """The bus at `address`.
 
     Parameters
@@ -18,6 +18,8 @@ def connect(address: str, kafka: Mapping[str, Any] | None = None) -> Bus:
         ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
     kafka : mapping, optional
         Settings of the Kafka engine (`trainwarden.bus.kafka.engine.KafkaConfig`).
+    limit_bytes : int, optional
+        Most bytes of an embedded bus; whoever publishes keeps to it.
 
     Raises
     ------
@@ -30,7 +32,7 @@ def connect(address: str, kafka: Mapping[str, Any] | None = None) -> Bus:
     if scheme == "embedded" and rest:
         from trainwarden.bus.embedded.engine import EmbeddedBus
 
-        return EmbeddedBus(rest)
+        return EmbeddedBus(rest, limit_bytes=limit_bytes)
     if scheme == "kafka" and rest.startswith("//") and len(rest) > 2:
         from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
         from trainwarden.settings import parse

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from actions.launchers.local import journal
-from actions.launchers.local.control import MAX_LINE_BYTES, AskState, Poll, Reply, Request, Submit
+from actions.launchers.local.control import MAX_LINE_BYTES, AskState, Poll, Reply, Request, Submit, short_path
 from actions.launchers.local.coordinator import CAPABILITIES
 from trainwarden import rundir
 from trainwarden.errors import LauncherError, LauncherUnavailable
@@ -77,7 +77,8 @@ class LocalLauncher:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
                 client.settimeout(self._timeout_s)
-                client.connect(str(self._path))
+                with short_path(self._path) as short:
+                    client.connect(short)
                 client.sendall(msgspec.json.encode(request) + b"\n")
                 return msgspec.json.decode(_line(client), type=Reply)
         except (OSError, msgspec.DecodeError) as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,6 @@ from trainwarden.launching import LauncherState, Operation, OperationId, Report
 
 MAX_LINE_BYTES = 1 << 20  # a split over 100,000 ranks fits
 MAX_CLIENTS = 16
-MAX_PATH_BYTES = 107  # sun_path of unix(7) less its closing zero
 SEND_TIMEOUT_S = 1.0  # a client that does not read its answer must not hold up the ranks
 
 
@@ -63,21 +63,18 @@ class ControlServer:
     Raises
     ------
     ConfigError
-        If another launcher answers at `path`, or the path is too long for a socket.
+        If another launcher answers at `path`.
     """
 
     def __init__(self, path: Path, selector: selectors.BaseSelector, handle: Callable[[Request], Reply]) -> None:
-        if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise ConfigError(
-                f"run folder '{path.parent}' is too long: its socket's path may have {MAX_PATH_BYTES} bytes"
-            )
         _remove_stale(path)
         self._path, self._selector, self._handle = path, selector, handle
         self._clients: dict[socket.socket, bytearray] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            self._listener.bind(str(path))
+            with short_path(path) as short:
+                self._listener.bind(short)
         finally:
             os.umask(before)
         self._listener.listen(MAX_CLIENTS)
@@ -140,6 +137,22 @@ class ControlServer:
             client.close()
 
 
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A name of `path` for a socket, whose own may have 107 bytes (unix(7)): through its open folder any is short.
+
+    Raises
+    ------
+    OSError
+        If there is no such folder.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 def _remove_stale(path: Path) -> None:
     """Remove what a killed launcher left at `path`; refuse to push a living one aside."""
     if not path.exists():
@@ -147,7 +160,8 @@ def _remove_stale(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
-            probe.connect(str(path))
+            with short_path(path) as short:
+                probe.connect(short)
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from actions.launchers.local import ranks as rank_processes
-from actions.launchers.local.ranks import Place, RankProcess
+from actions.launchers.local.ranks import Place, RankProcess, RanksOutput
 from actions.launchers.local.run_events import EventFile
 from trainwarden.clock import Clock
 
@@ -49,6 +49,7 @@ class NodeRunner:
         self._place, self._environ, self._selector, self._clock = place, environ, selector, clock
         self._stop_grace_s = stop_grace_s
         self._events = EventFile(place)
+        self._output = RanksOutput(place)
         self._running: dict[int, RankProcess] = {}
         self._port = 0
         self._kill_at_s: float | None = None
@@ -72,7 +73,7 @@ class NodeRunner:
             self._port = rank_processes.free_port()
         for rank in ranks:
             environ = rank_processes.environment(self._place, rank, attempt, self._port, self._environ)
-            process = RankProcess(self._place, rank, environ)
+            process = RankProcess(self._place, rank, environ, self._output)
             self._running[rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, lambda process=process: self._reap(process))
         self.failure = None
@@ -86,7 +87,9 @@ class NodeRunner:
         self._kill_at_s = self._clock.monotonic_s() + self._stop_grace_s
 
     def advance(self) -> None:
-        """Kill what was asked to stop and did not."""
+        """Kill what was asked to stop and did not, and say what is not kept of the ranks' output."""
+        for sentence in self._output.news():
+            log.warning("output is not all kept", extra={"fields": {"reason": sentence}})
         if self._kill_at_s is not None and self._clock.monotonic_s() >= self._kill_at_s:
             self._kill_at_s = None
             for process in self._running.values():
@@ -98,6 +101,7 @@ class NodeRunner:
         for process in list(self._running.values()):
             process.kill()
             self._reap(process)
+        self._output.close()
 
     def step(self) -> int | None:
         """The furthest step that a hook in one of the ranks tells; None if none does."""

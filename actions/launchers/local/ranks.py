@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,19 +16,58 @@ import psutil
 
 import trainwarden
 from trainwarden import hook, rundir
+from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, join_all
 
 _EXEC = Path(__file__).with_name("rank_exec.py")
+_LEAST_LOG_BYTES = 1024 * 1024  # of one rank
+_LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks of a job on this machine share."""
+    """What all ranks of a job on this machine share.
+
+    `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
+    """
 
     command: tuple[str, ...]
     ranks: int
     run_dir: Path
     job: str
     node: str
+    log_bytes: int = LOG_BYTES
+    show: int | None = None
+
+
+class RanksOutput:
+    """Where the ranks' output goes: a log each, and one stream with a prefix like torch's own for everybody."""
+
+    def __init__(self, place: Place) -> None:
+        self._run_dir = place.run_dir
+        self._outlet = None if place.show is None else Outlet(place.show)
+        self._logs = LogKeeper(max(_LEAST_LOG_BYTES, place.log_bytes // place.ranks))
+
+    def drain(self, rank: int, source: int) -> Drain:
+        """Pass on and keep what `rank` writes to the pipe `source`, and close that at its end."""
+        keep = partial(self._logs.keep, rundir.rank_log(self._run_dir, rank))
+        return Drain(source, self._outlet, keep, prefix=f"[rank{rank}]: ".encode())
+
+    def news(self) -> list[str]:
+        """Sentences about what is not kept, each once; shown as well, where output is."""
+        news = self._logs.news()
+        for sentence in news:
+            if self._outlet is not None:
+                self._outlet.write(f"trainwarden: {sentence}\n".encode())
+        return news
+
+    def settle(self, drains: list[Drain]) -> None:
+        """Wait a little for the last words of ranks that have ended: whoever reads of their end finds them."""
+        join_all(drains, _LAST_OUTPUT_S)
+        self._logs.settle(_LAST_OUTPUT_S)
+
+    def close(self) -> None:
+        """Everything is in its log, where the disk lets it."""
+        self._logs.close()
 
 
 class RankProcess:
@@ -36,15 +76,22 @@ class RankProcess:
     `pidfd` becomes readable when it ends.
     """
 
-    def __init__(self, place: Place, rank: int, environ: Mapping[str, str]) -> None:
+    def __init__(self, place: Place, rank: int, environ: Mapping[str, str], output: RanksOutput) -> None:
         self.rank = rank
         self.asked_to_stop = False
         self._place = place
         command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), *place.command]
-        with rundir.rank_log(place.run_dir, rank).open("ab") as log:
+        source, end = os.pipe()
+        try:
             self._process = subprocess.Popen(
-                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=end, stderr=end, start_new_session=True
             )
+        except BaseException:
+            os.close(source)
+            raise
+        finally:
+            os.close(end)
+        self._output, self._drain = output, output.drain(rank, source)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self._start_s = psutil.Process(self.pid).create_time()
@@ -79,6 +126,7 @@ class RankProcess:
         self._signal(signal.SIGKILL)
         code = self._process.wait()
         os.close(self.pidfd)
+        self._output.settle([self._drain])
         return code
 
     def _signal(self, number: signal.Signals) -> None:
@@ -115,7 +163,7 @@ def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[
         "LOCAL_WORLD_SIZE": str(place.ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TRAINWARDEN_HOOK_DIR": str(run_dir / rundir.HOOK),
+        "TRAINWARDEN_HOOK_DIR": str((run_dir / rundir.HOOK).resolve()),
         "TRAINWARDEN_RUN_DIR": str(run_dir),
         "TRAINWARDEN_JOB": place.job,
         "TRAINWARDEN_NODE": place.node,

@@ -67,7 +67,7 @@ class Supervisor:
         Raises
         ------
         ConfigError
-            If another launcher runs in the run folder, or its path is too long for a socket.
+            If another launcher runs in the run folder.
         """
         coordinator, runner = self._coordinator, self._runner
         server = ControlServer(self._place.run_dir / rundir.LAUNCHER_SOCKET, self._selector, coordinator.handle)

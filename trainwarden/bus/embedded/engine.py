@@ -102,6 +102,7 @@ class EmbeddedBus:
         self._streams: dict[str, list[int]] = {}
         self._consumers: list[EmbeddedConsumer] = []
         self._prune_due_s = self._clock.monotonic_s() + _PRUNE_INTERVAL_S
+        self._limit_told = False
         self._closed = False
         self._store = Store(path, power_loss_safe=True)
 
@@ -149,7 +150,12 @@ class EmbeddedBus:
     def prune(self) -> int:
         """Remove some of what need not be kept; the number of records removed. `flush` calls it now and then."""
         with self._store_lock, self._guard():
-            removed = embedded_retention.prune(self._store, self._clock.now_s(), self._limit_bytes)
+            limit_bytes = self._limit_bytes
+            over = limit_bytes is not None and embedded_retention.used_bytes(self._store) > limit_bytes
+            removed = embedded_retention.prune(self._store, self._clock.now_s(), limit_bytes)
+            if over and removed and not self._limit_told:
+                self._limit_told = True
+                log.warning("bus is full: the oldest records go", extra={"fields": {"limit_bytes": limit_bytes}})
             # A full step means that more is waiting: go on at the next flush, not half a minute later.
             behind = removed >= embedded_retention.PRUNE_RECORDS
             self._prune_due_s = self._clock.monotonic_s() + (0.0 if behind else _PRUNE_INTERVAL_S)

@@ -30,7 +30,7 @@ def prune(store: Store, now_s: float, limit_bytes: int | None) -> int:
             if room > 0 and stream.first < stream.next:
                 end = store.offset_at(stream, now_s - keep_s[stream.id])
                 removed += _remove(store, stream, min(end, stream.first + room))
-        while limit_bytes is not None and removed < PRUNE_RECORDS and _used_bytes(store) > limit_bytes:
+        while limit_bytes is not None and removed < PRUNE_RECORDS and used_bytes(store) > limit_bytes:
             oldest = _most_lived(store, now_s, keep_s)
             if oldest is None:
                 break
@@ -47,7 +47,7 @@ def _remove(store: Store, stream: Stream, end: int) -> int:
     return end - stream.first
 
 
-def _used_bytes(store: Store) -> int:
+def used_bytes(store: Store) -> int:
     pages, free, page_bytes = (
         int(store.db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
     )

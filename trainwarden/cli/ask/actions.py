@@ -39,7 +39,7 @@ def actions(
     Example: trainwarden actions approve ID
     """
     voice = Voice(json)
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, job) as connected:
         if word == "list":
             _list(_known(connected, job), voice)
             return 0

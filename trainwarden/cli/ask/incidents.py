@@ -33,7 +33,7 @@ def incidents(
     """
     voice = Voice(json)
     since_s = since_of(since, time.time())
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, job) as connected:
         records = [i for view in read_jobs(connected, job).values() for i in view.incidents.values()]
         records = [one for one in records if not (open_only and one.state == "closed")]
         if since_s is not None:

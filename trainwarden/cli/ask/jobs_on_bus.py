@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from trainwarden.bus import address as buses
+from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import Follower, JobView
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
-from trainwarden.settings import load
+from trainwarden.settings import Settings, load
+
+DEFAULT_BUS: Final[str] = Settings.__struct_defaults__[Settings.__struct_fields__.index("bus")]
 
 
 @contextmanager
-def open_bus(bus: str | None, config: Path | None) -> Iterator[Bus]:
-    """The bus at `bus`, or the one that the settings name; an embedded one is not made by asking.
+def open_bus(bus: str | None, config: Path | None, job: str | None = None) -> Iterator[Bus]:
+    """The bus at `bus`, the one that the settings name, or that of the newest kept run (of `job`).
+
+    An embedded bus is not made by asking.
 
     Raises
     ------
@@ -24,6 +30,8 @@ def open_bus(bus: str | None, config: Path | None) -> Iterator[Bus]:
     """
     settings = load(config)
     address = bus or settings.bus
+    if bus is None and address == DEFAULT_BUS and not Path(DEFAULT_BUS.partition(":")[2]).exists():
+        address = next((run.bus for run in kept_runs.kept() if job in (None, run.about.job)), address)
     path = Path(address.partition(":")[2])
     if address.startswith("embedded:") and not path.exists():
         raise ConfigError(f"bus: there is no embedded bus at '{path}'; name one with --bus or TRAINWARDEN_BUS")

@@ -25,7 +25,7 @@ def report(
 
     Example: trainwarden report --job llama-70b --out report.html
     """
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, job) as connected:
         views = read_jobs(connected, job)
     if len(views) != 1:
         names = ", ".join(sorted(views)) or "none"

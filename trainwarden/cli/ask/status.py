@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
+from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
@@ -15,6 +18,8 @@ from trainwarden.records import IncidentRecord
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
     """What every job on the bus is doing; exit code 1 while an incident is open.
+
+    Without a bus: the newest run of watch, launch or demo, and a line for each earlier one that is kept.
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
@@ -27,12 +32,32 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
             median = view.iteration_s()
             pace = "no iteration yet" if median is None else f"step {view.last_step()}, {median:.3f} s/iteration"
             voice.say(f"{view.job}: {'ended' if view.ended else 'running'}, {len(view.ranks())} ranks, {pace}")
+            for event in view.beside():
+                voice.say(f"  {event.message}")
             for incident in incidents:
                 voice.say(f"  {incident_line(incident)}")
         if not rows:
             voice.say("no job on this bus yet")
-    voice.answer({"jobs": rows})
+    runs = kept_runs.kept() if bus is None and config is None else []
+    for run in runs:
+        voice.say(_run_line(run))
+    voice.answer({"jobs": rows, "runs": [_run_object(run) for run in runs]})
     return 1 if any(row["open_incidents"] for row in rows) else 0
+
+
+def _run_object(run: kept_runs.KeptRun) -> dict[str, Any]:
+    about: dict[str, Any] = msgspec.to_builtins(run.about)
+    return {"path": str(run.path), "running": run.running, **about}
+
+
+def _run_line(run: kept_runs.KeptRun) -> str:
+    begun = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run.about.started_at_s))
+    if run.about.result is None:
+        said = "running" if run.running else "its command was killed"
+    else:
+        said = f"exit code {run.about.result['exit_code']}, {run.about.result['steps']} steps, "
+        said += f"{len(run.about.result['incidents'])} incident(s)"
+    return f"run {begun} {run.about.job}: {said}; {run.path}"
 
 
 def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
@@ -42,6 +67,7 @@ def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
         "job": view.job,
         "ended": view.ended,
         "ranks": len(view.ranks()),
+        "beside": [{"rank": event.rank, "pid": event.fields.get("pid")} for event in view.beside()],
         "steps": view.steps_done(),
         "iteration_s": {"median": view.iteration_s()},
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),

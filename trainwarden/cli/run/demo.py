@@ -68,7 +68,7 @@ def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voic
     overrides = {"TRAINWARDEN_ENGINE_MODE": plan.mode}
     services = ("agent", "detector", "engine")
     live = LiveView(plan.ranks, voice)
-    with JobRun(settings, own_services=services, notice=notice, overrides=overrides) as run:
+    with JobRun(settings, own_services=services, notice=notice, overrides=overrides, command=("demo",)) as run:
         voice.say(
             f"job {settings.job}: {plan.ranks} ranks, {plan.steps} steps, mode {plan.mode}, bus {run.bus_address}"
         )
@@ -76,16 +76,18 @@ def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voic
         with live:
             code = job.carry_out()
         result = judge(plan, job.fault, run, code)
-        report = _report(run, result, keep)
+        run.result(code)
+        report = _report(run, result, keep, voice)
     voice.say(result["summary"])
     voice.say(f"report: {report}")
+    voice.say(f"records and logs: {run.run_dir}")
     return result
 
 
-def _report(run: JobRun, result: dict[str, Any], keep: Path | None) -> Path:
+def _report(run: JobRun, result: dict[str, Any], keep: Path | None, voice: Voice) -> Path:
     from trainwarden.cli.shared.report_html import write_report
 
-    run.keep(keep)
+    run.keep(keep, voice)
     path = (keep or Path.cwd()) / "trainwarden-demo-report.html"
     write_report(path, run.follower.view, title=f"trainwarden demo: {result['job']}", summary=result["summary"])
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import sysconfig
 import time
@@ -72,6 +73,7 @@ class Demo:
         finally:
             self.fault.end()
             run.stack.stop("supervise")
+        shutil.rmtree(run.run_dir / "checkpoints", ignore_errors=True)  # the run is kept, its model is not
         run.tell("job_end", exit_code=code)
         run.drain()
         return code

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,13 +15,19 @@ import msgspec
 
 from trainwarden import rundir
 from trainwarden.bus import address as buses
+from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stack import LocalStack
+from trainwarden.errors import ConfigError, WardenError
 from trainwarden.records import EventKind, EventRecord, Record
 from trainwarden.settings import Settings, load
 from trainwarden.topics import EVENTS
 
+log = logging.getLogger("trainwarden.cli")
+
+LOOK_S = 0.1
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
 EXIT_BY_SIGNAL = 128  # a shell's exit code for a command ended by signal n is 128 + n
@@ -63,6 +69,13 @@ class JobRun:
         The settings file, passed on to the services.
     overrides : mapping, optional
         ``TRAINWARDEN_*`` settings of the services that the file does not decide.
+    command : sequence of str
+        What is run, for whoever looks at the kept run later.
+
+    Attributes
+    ----------
+    words : list of str
+        What a person should know of where the records lie.
     """
 
     def __init__(
@@ -73,27 +86,45 @@ class JobRun:
         notice: Callable[[Record], None] | None = None,
         config: Path | None = None,
         overrides: Mapping[str, str] | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         self.settings = settings
-        self.run_dir = rundir.prepare(Path(settings.run_dir)) if settings.run_dir else rundir.create(settings.job)
-        self._owns_run_dir = settings.run_dir is None
-        self.bus_address = self._address(settings.bus)
-        self._services = own_services
-        self.bus = buses.connect(self.bus_address, settings.kafka)
-        self.follower = Follower(self.bus, settings.job, notice)
-        environ = {
-            "TRAINWARDEN_JOB": settings.job,
-            "TRAINWARDEN_NODE": settings.node,
-            "TRAINWARDEN_BUS": self.bus_address,
-            **(overrides or {}),
-        }
-        self.stack = LocalStack(self.run_dir, environ, config)
+        self._own = None if settings.run_dir else self._begin(settings, command)
+        self.run_dir = self._own.path if self._own else rundir.prepare(Path(settings.run_dir or ""))
+        self.words = self._own.words if self._own else []
+        try:
+            self.bus_address = self._address(settings.bus)
+            self._services = own_services
+            self.bus = buses.connect(self.bus_address, settings.kafka)
+            self.follower = Follower(self.bus, settings.job, notice)
+            environ = {
+                "TRAINWARDEN_JOB": settings.job,
+                "TRAINWARDEN_NODE": settings.node,
+                "TRAINWARDEN_BUS": self.bus_address,
+                **(overrides or {}),
+            }
+            self.stack = LocalStack(self.run_dir, environ, config)
+        except BaseException:
+            self._discard()
+            raise
         self.started_at_s = time.time()
+        self._blind = False
+
+    @staticmethod
+    def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
+        try:
+            return kept_runs.begin(settings.job, command, settings.runs)
+        except OSError as error:
+            raise ConfigError(f"a run folder cannot be made: {error}") from error
+
+    def _discard(self) -> None:
+        if self._own is not None:
+            self._own.discard()
 
     def _address(self, bus: str) -> str:
         """The bus to use; the default embedded file goes into the run folder, so that runs do not mix."""
         default = Settings.__struct_defaults__[Settings.__struct_fields__.index("bus")]
-        return f"embedded:{self.run_dir / 'bus.db'}" if bus == default else bus
+        return f"embedded:{rundir.bus_file(self.run_dir)}" if bus == default else bus
 
     def __enter__(self) -> Self:
         for service in self._services:
@@ -106,8 +137,10 @@ class JobRun:
         self.stack.stop()
         self.follower.close()
         self.bus.close()
-        if self._owns_run_dir and os.environ.get("TRAINWARDEN_KEEP_RUN_DIR") is None:
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+        if isinstance(error, ConfigError):  # refused: nothing has run
+            self._discard()
+        elif self._own is not None:
+            self._own.close()
 
     def environ(self) -> dict[str, str]:
         """What the training command needs in its environment so that the hook comes in."""
@@ -117,7 +150,7 @@ class JobRun:
             "TRAINWARDEN_JOB": self.settings.job,
             "TRAINWARDEN_NODE": self.settings.node,
             "TRAINWARDEN_RUN_DIR": str(self.run_dir),
-            "TRAINWARDEN_HOOK_DIR": str(self.run_dir / rundir.HOOK),
+            "TRAINWARDEN_HOOK_DIR": str((self.run_dir / rundir.HOOK).resolve()),
             "PYTHONPATH": f"{inject}{os.pathsep}{inherited}" if inherited else inject,
         }
 
@@ -131,8 +164,22 @@ class JobRun:
             kind=kind,
             fields=fields,
         )
-        with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
-            file.write(EVENTS.encode(record) + b"\n")
+        try:
+            with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
+                file.write(EVENTS.encode(record) + b"\n")
+        except OSError as error:  # a full disk is no reason to let go of somebody's training command
+            log.warning("fact not written", extra={"fields": {"kind": kind, "error": str(error)}})
+
+    def look(self, voice: Voice) -> None:
+        """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
+        if self._blind:
+            time.sleep(LOOK_S)
+            return
+        try:
+            self.follower.poll(LOOK_S)
+        except Exception as error:  # noqa: BLE001 - of anything at all
+            self._blind = True
+            voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
 
     def drain(self) -> None:
         """Follow until the job's end has been seen and judged, so that the last seconds count too."""
@@ -147,17 +194,23 @@ class JobRun:
         while time.monotonic() < last_s:
             self.follower.poll(0.1)
 
-    def keep(self, folder: Path | None) -> None:
-        """Write what is on the bus of this job as a recorded folder, if one was asked for."""
+    def keep(self, folder: Path | None, voice: Voice) -> None:
+        """Write what is on the bus of this job as a recorded folder, if one was asked for.
+
+        Where that fails it is said: the exit code is the command's own, whatever becomes of our records.
+        """
         if folder is not None:
             from trainwarden.recorded.writing import write_recording
 
-            write_recording(self.bus, self.settings.job, folder)
+            try:
+                write_recording(self.bus, self.settings.job, folder)
+            except (WardenError, OSError) as error:
+                voice.say(f"trainwarden: no recorded folder could be written: {error}")
 
-    def result(self, exit_code: int) -> dict[str, Any]:
-        """The object of contracts for watch and launch."""
+    def result(self, exit_code: int | None) -> dict[str, Any]:
+        """The object of contracts for watch and launch, which the kept run keeps too."""
         view = self.follower.view
-        return {
+        made = {
             "job": self.settings.job,
             "exit_code": exit_code,
             "steps": view.steps_done(),
@@ -165,3 +218,18 @@ class JobRun:
             "incidents": view.incident_objects(),
             "actions": view.action_objects(),
         }
+        if self._own is not None:
+            self._own.finished(made)
+        return made
+
+    def summary(self, result: Mapping[str, Any]) -> list[str]:
+        """What `result` comes to, and where the records are: the last lines for a person."""
+        median, incidents = result["iteration_s"]["median"], result["incidents"]
+        pace = "no steps seen" if median is None else f"{result['steps']} steps, {median:.3f} s a step"
+        kinds = ", ".join(sorted({incident["kind"] for incident in incidents}))
+        found = f"{len(incidents)} incident(s): {kinds}" if incidents else "no incident"
+        lines = [f"job {self.settings.job} ended with exit code {result['exit_code']}: {pace}, {found}"]
+        bus = rundir.bus_file(self.run_dir)
+        if bus.exists() and bus.stat().st_size > 0.95 * self.settings.runs.bus_bytes:
+            lines.append("the run's bus has reached its limit (runs.bus_bytes): the oldest records are gone")
+        return [*lines, f"records and logs: {self.run_dir}"]

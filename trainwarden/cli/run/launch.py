@@ -33,30 +33,42 @@ def launch(
     overrides = {"TRAINWARDEN_ENGINE_MODE": mode}
     services = ("agent", "detector", "engine")
     with JobRun(
-        settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config, overrides=overrides
+        settings,
+        own_services=services,
+        notice=lambda r: voice.say(record_line(r)),
+        config=config,
+        overrides=overrides,
+        command=command,
     ) as run:
+        for word in run.words:
+            voice.say(f"trainwarden: {word}")
         voice.say(f"job {settings.job}: {nproc} ranks, mode {mode}, bus {run.bus_address}")
         run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
-        code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--", *command))
+        code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--show", "--", *command), voice)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
         run.tell("job_end", exit_code=code)
         run.drain()
         code = exit_code_of(code)
         result = run.result(code)
-        run.keep(keep)
+        run.keep(keep, voice)
+        for line in run.summary(result):
+            voice.say(f"trainwarden: {line}")
     voice.answer(result)
     return code
 
 
-def _supervise(run: JobRun, arguments: Sequence[str]) -> int:
-    """Start the supervisor of the ranks and follow the bus until it ends; a signal to us stops it."""
-    run.stack.start("supervise", *arguments)
+def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice) -> int:
+    """Start the supervisor of the ranks and follow the bus until it ends; a signal to us stops it.
+
+    It passes the ranks' output on itself, as it comes.
+    """
+    run.stack.start("supervise", *arguments, stdout=voice.stream)
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _frame: asked.append(n))
     while (code := run.stack.returncode("supervise")) is None:
-        run.follower.poll(0.1)
+        run.look(voice)
         if asked:
             run.stack.stop("supervise")
     return code

@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from typing import IO, TextIO
+from functools import partial
+from typing import Final, TextIO
 
 from trainwarden import rundir
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, settings_for
@@ -16,6 +16,9 @@ from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Command, ConfigFile, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.job_output import Drain, LogKeeper, Outlet, join_all
+
+LAST_OUTPUT_S: Final = 2.0  # how long a child of the command may still hold its output when the command has ended
 
 
 def watch(
@@ -29,52 +32,60 @@ def watch(
     voice = Voice(json, stream=sys.stderr)
     settings = settings_for(config, job, "watch")
     services = ("agent",) if config is not None else ("agent", "detector")
-    with JobRun(settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config) as run:
+    with JobRun(
+        settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config, command=command
+    ) as run:
+        for word in run.words:
+            voice.say(f"trainwarden: {word}")
         run.tell("job_start", command=" ".join(command)[:1000])
         try:
-            child = _start(command, run, sys.stderr if json == "-" else sys.stdout)
-        except FileNotFoundError as error:
-            raise ConfigError(f"watch: there is no command '{command[0]}'") from error
-        code = _follow(child, run)
+            watched = _Watched(command, run, sys.stderr if json == "-" else sys.stdout)
+        except OSError as error:
+            raise ConfigError(f"watch: '{command[0]}' cannot be started ({error.strerror})") from error
+        code = watched.follow(voice)
         run.tell("job_end", exit_code=code)
         run.drain()
         result = run.result(code)
-        run.keep(keep)
+        run.keep(keep, voice)
+        for line in run.summary(result):
+            voice.say(f"trainwarden: {line}")
     voice.answer(result)
     return code
 
 
-def _start(command: Sequence[str], run: JobRun, out: TextIO) -> subprocess.Popen[bytes]:
-    """The command, its two streams passed on as they come and written to the run folder's job.log."""
-    child = subprocess.Popen(
-        list(command), env={**os.environ, **run.environ()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    log = (run.run_dir / rundir.LOGS / "job.log").open("ab", buffering=0)
-    assert child.stdout is not None  # asked for above
-    assert child.stderr is not None
-    for source, target in ((child.stdout, out), (child.stderr, sys.stderr)):
-        threading.Thread(target=_pass_on, args=(source, target, log), daemon=True).start()
-    return child
+class _Watched:
+    """The command, its two streams passed on as they come and kept in the run folder's job.log."""
 
+    def __init__(self, command: Sequence[str], run: JobRun, out: TextIO) -> None:
+        self._child = subprocess.Popen(
+            list(command), env={**os.environ, **run.environ()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._run = run
+        self._logs = LogKeeper(run.settings.runs.log_bytes)
+        keep = partial(self._logs.keep, run.run_dir / rundir.LOGS / "job.log")
+        assert self._child.stdout is not None  # asked for above
+        assert self._child.stderr is not None
+        streams = ((self._child.stdout, out), (self._child.stderr, sys.stderr))
+        self._drains = [Drain(os.dup(source.fileno()), Outlet(target.fileno()), keep) for source, target in streams]
+        for source, _ in streams:
+            source.close()
 
-def _pass_on(source: IO[bytes], target: TextIO, log: IO[bytes]) -> None:
-    """Copy whole lines, so that the two streams do not cut each other's lines in the log."""
-    for line in source:
-        target.buffer.write(line)
-        target.flush()
-        log.write(line)
+    def follow(self, voice: Voice) -> int:
+        """Follow the bus until the command ends; signals to us are passed on to it."""
+        # Ctrl-C reaches the command by itself (same terminal group); we only must not die of it first.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._forward)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, self._forward)
+        while self._child.poll() is None:
+            self._run.look(voice)
+            for sentence in self._logs.news():
+                voice.say(f"trainwarden: {sentence}")
+        code = self._child.wait()
+        join_all(self._drains, LAST_OUTPUT_S)
+        self._logs.close()
+        return exit_code_of(code)
 
-
-def _follow(child: subprocess.Popen[bytes], run: JobRun) -> int:
-    """Follow the bus until the command ends; signals to us are passed on to it."""
-
-    def forward(number: int, _frame: object) -> None:
-        if child.poll() is None:
-            child.send_signal(number)
-
-    # Ctrl-C reaches the command by itself (same terminal group); we only must not die of it first.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, forward)
-    while child.poll() is None:
-        run.follower.poll(0.1)
-    return exit_code_of(child.wait())
+    def _forward(self, number: int, _frame: object) -> None:
+        if self._child.poll() is None:
+            self._child.send_signal(number)

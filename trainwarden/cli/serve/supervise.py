@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ def supervise(
     *,
     nproc: Annotated[int, typer.Option("--nproc", min=1, max=1024)],
     mode: Annotated[Mode, typer.Option()] = "observe",
+    show: Annotated[bool, typer.Option("--show", help="Pass the ranks' output on to standard output.")] = False,
     run_dir: RunDir = None,
     config: ConfigFile = None,
     with_parent: WithParent = False,
@@ -30,6 +32,14 @@ def supervise(
     log_to_stderr()
     settings = load(config)
     run, _ = folders(settings, run_dir)
-    place = Place(command=tuple(command), ranks=nproc, run_dir=run, job=settings.job, node=settings.node)
+    place = Place(
+        command=tuple(command),
+        ranks=nproc,
+        run_dir=run,
+        job=settings.job,
+        node=settings.node,
+        log_bytes=settings.runs.log_bytes,
+        show=sys.stdout.fileno() if show else None,
+    )
     launcher = Supervisor(place, SystemClock(), config=SupervisorConfig(mode=mode))
     return launcher.run(StopFlag(with_parent=with_parent))

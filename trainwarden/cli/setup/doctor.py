@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import urllib.request
 from pathlib import Path
 
-from trainwarden import plugins
+from trainwarden import plugins, rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
@@ -141,9 +142,12 @@ def _check_archive(settings: Settings) -> dict[str, str]:
 
 
 def _check_shm() -> dict[str, str]:
-    usable = os.access("/dev/shm", os.W_OK)
-    what = "/dev/shm holds the hook's files" if usable else "/dev/shm may not be written: hook files go to disk"
-    return _row("tmpfs", "fine" if usable else "note", what)
+    if not os.access("/dev/shm", os.W_OK):
+        return _row("tmpfs", "note", "/dev/shm may not be written: hook files go to disk")
+    free = shutil.disk_usage("/dev/shm").free
+    if free < rundir.HOOK_ROOM_BYTES:
+        return _row("tmpfs", "note", f"/dev/shm has {free / 2**20:.0f} MiB free: hook files go to disk")
+    return _row("tmpfs", "fine", "/dev/shm holds the hook's files")
 
 
 def _check_collectors(settings: Settings) -> list[dict[str, str]]:

@@ -113,6 +113,12 @@ class JobView:
             {rank for rank, _, _ in self.steps} | {r for beat in self.heartbeats.values() for r in beat.ranks}
         )
 
+    def beside(self) -> list[EventRecord]:
+        """The starts of processes that have a rank's name without being its trainer."""
+        trainers = {incarnation for _, incarnation, _ in self.steps}
+        starts = (event for event in self.events if event.kind == "process_start" and "beside" in event.fields)
+        return [event for event in starts if event.fields.get("incarnation") not in trainers]
+
     def incident_objects(self) -> list[dict[str, Any]]:
         """Incidents in the order they opened, as JSON objects."""
         ordered = sorted(self.incidents.values(), key=lambda incident: incident.opened_at_s)
@@ -168,7 +174,10 @@ class Follower:
 
     def close(self) -> None:
         """Leave the bus. Safe twice."""
-        self._consumer.close()
+        try:
+            self._consumer.close()
+        except BusUnavailable as error:  # whoever does not poll any more is forgotten all the same
+            log.debug("bus is away", extra={"fields": {"error": str(error)}})
 
 
 def incident_line(record: IncidentRecord) -> str:

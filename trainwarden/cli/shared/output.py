@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,9 +99,16 @@ class Voice:
         self._stream = stream or (sys.stderr if json_target == "-" else sys.stdout)
 
     def say(self, text: str) -> None:
-        """One line, at once."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        """One line, at once; to nobody once the stream is closed, as what we do goes on."""
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except OSError:
+            # What the stream still holds would fail again when the interpreter ends, and change the exit code.
+            with suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
 
     def answer(self, value: Any) -> None:
         """The JSON object, once, whole (see `write_json`)."""

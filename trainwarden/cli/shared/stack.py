@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from trainwarden.errors import WardenError
 
@@ -39,8 +40,11 @@ class LocalStack:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, service: str, *arguments: str) -> None:
-        """Start one service, again if it has ended; its output goes to ``services/<service>.log``."""
+    def start(self, service: str, *arguments: str, stdout: IO[str] | None = None) -> None:
+        """Start one service, again if it has ended; its output goes to ``services/<service>.log``.
+
+        What it writes to standard output goes to `stdout` instead, if there is one.
+        """
         if service in self._processes:
             self._processes[service].wait()
         command = [sys.executable, "-m", "trainwarden.cli.main", service]
@@ -52,7 +56,7 @@ class LocalStack:
                 command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=log if stdout is None else stdout,
                 stderr=log,
                 # A group of its own: Ctrl-C in the terminal is for the training command, we stop ours in order.
                 start_new_session=True,

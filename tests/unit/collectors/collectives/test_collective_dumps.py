@@ -17,7 +17,7 @@ from collectors.collectives.dumps import CollectiveDumpsCollector
 from tests.doubles import ManualClock
 from trainwarden import hook
 from trainwarden.errors import DataError
-from trainwarden.hook.layout import CHECKPOINT
+from trainwarden.hook.layout import AT_START_NS, CHECKPOINT
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS
@@ -156,6 +156,23 @@ def test_nobody_is_asked_before_the_job_stands_still_and_then_everybody_once(
     node.events(last_s + 80.0)
     node.events(last_s + 120.0)
     assert len(asked) == 4  # once more, then never
+
+
+def test_a_child_with_the_ranks_name_is_not_asked_for_the_trainer(
+    node: Node, rank: Callable[[int], hook.Hook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("collectors.collectives.dumps._request", lambda path: asked.append(path) or True)
+    trainer = rank(0)
+    steps(trainer, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", os.getppid)
+        probe = rank(0)
+    steps(probe, 1)
+    probe.words[AT_START_NS] = trainer.words[AT_START_NS] + 10**9
+    node.events(node.now_s() + 1.5)
+    node.events(node.now_s() + 30.0)
+    assert asked == [trainer.memory.path + ".hook"]
 
 
 def test_a_pause_and_a_first_step_get_more_time(

@@ -306,13 +306,51 @@ def test_junk_datagrams_are_counted(node: Node) -> None:
     assert decode_note(b"[" * 5_000) is None
 
 
-def test_of_two_lives_of_a_rank_the_younger_beats(node: Node, rank: Callable[[int], Hook]) -> None:
+def child_of(node: Node, child: Hook, parent: Hook) -> None:
+    """Make the process of `child` one of `parent`'s rank, begun later."""
+    child.words[AT_RANK] = parent.words[AT_RANK]
+    child.words[AT_START_NS] = parent.words[AT_START_NS] + 10**9
+
+
+def test_a_child_with_the_ranks_name_is_shown_beside_it_and_its_steps_are_not_the_ranks(
+    node: Node, rank: Callable[[int], Hook]
+) -> None:
+    parent, child = rank(0), rank(1)
+    child_of(node, child, parent)
+    steps(parent, 2)
+    steps(child, 3)
+    found = node.collect()
+    assert [(record.incarnation[:4], record.steps) for record in of(IterationRecord, found)] == [("100-", (0, 1))]
+    (beat,) = of(HeartbeatRecord, found)
+    assert (beat.ranks, beat.pids) == ((0,), (100,))
+    trains, beside = events(found, "process_start")
+    assert trains.message == "rank 0 trains as process 100"
+    assert beside.message == "process 101 runs beside process 100, which trains as rank 0"
+    assert beside.fields["beside"] == trains.fields["incarnation"]
+    for _ in range(20):
+        steps(parent)
+        steps(child, 5)
+        (record,) = of(IterationRecord, node.collect())
+        assert record.incarnation == trains.fields["incarnation"]
+
+
+def test_a_restart_takes_over_with_all_its_steps(node: Node, rank: Callable[[int], Hook]) -> None:
     old = rank(0)
+    steps(old, 3)
+    node.collect()
+    steps(old)
     young = rank(1)
-    young.words[AT_RANK] = 0
-    young.words[AT_START_NS] = old.words[AT_START_NS] + 10**9
-    (beat,) = of(HeartbeatRecord, node.collect())
-    assert (beat.ranks, beat.pids) == ((0,), (101,))
+    child_of(node, young, old)
+    young.words[AT_START_NS] += 10**12
+    steps(young, 2)
+    (node.proc / "100" / "stat").unlink()
+    found = node.collect()
+    assert [(record.incarnation[:4], record.steps) for record in of(IterationRecord, found)] == [
+        ("100-", (3,)), ("101-", (0, 1)),
+    ]  # fmt: skip
+    assert [event.message for event in events(found, "process_start")] == ["rank 0 trains as process 101"]
+    (beat,) = of(HeartbeatRecord, found)
+    assert beat.pids == (101,)
 
 
 def test_files_of_the_long_dead_are_deleted_after_they_were_read(node: Node, rank: Callable[[int], Hook]) -> None:

@@ -208,3 +208,16 @@ def test_a_rank_that_fell_silent_is_not_waited_for_again_until_it_speaks() -> No
     state.feed(steps(1, 11))
     state.feed(steps(0, 12))
     assert state.window(START_S).steps[-1] == 11
+
+
+def test_what_a_process_beside_the_trainer_does_is_not_the_ranks() -> None:
+    """A probe that ends with an error, and the start of an inference worker, are no news of the rank."""
+    state = fed(beat(0, at_s=START_S), steps(0, 0, 1))
+    told = {"incarnation": "9-9"}
+    state.feed(event("process_start", START_S + 1, 0, beside="a", **told))
+    for kind in ("exception", "process_exit", "fatal_signal"):
+        state.feed(event(kind, START_S + 2, 0, code=1, **told))
+    assert state.window(START_S + 3).events == ()
+    state.feed(event("process_start", START_S + 4, 0, **told))
+    state.feed(event("process_exit", START_S + 5, 0, code=1, **told))
+    assert [one.kind for one in state.window(START_S + 6).events] == ["process_start", "process_exit"]

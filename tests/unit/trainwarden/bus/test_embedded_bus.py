@@ -444,7 +444,9 @@ def test_flush_prunes_now_and_then_in_bounded_steps(
     assert kept(bus) == [10, 11]
 
 
-def test_retention_by_size_takes_what_has_lived_most_of_its_time(path: str, clock: ManualClock) -> None:
+def test_retention_by_size_takes_what_has_lived_most_of_its_time(
+    path: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     bus = EmbeddedBus(path, clock=clock, partitions=2, limit_bytes=2_000_000)
     action = ActionRecord(id="a", incident="i", job="j", kind="ignore", outcome="done", at_s=0.0, why="w")
     bus.publish(ACTIONS, "a", action)
@@ -455,7 +457,8 @@ def test_retention_by_size_takes_what_has_lived_most_of_its_time(path: str, cloc
         )
     while bus.prune():
         pass
-    assert embedded_retention._used_bytes(bus._store) <= 2_000_000
+    assert embedded_retention.used_bytes(bus._store) <= 2_000_000
+    assert caplog.messages == ["bus is full: the oldest records go"]
     numbers = sorted(kept(bus))
     assert numbers[-1] == 4_999
     assert 1_000 < len(numbers) < 2_500

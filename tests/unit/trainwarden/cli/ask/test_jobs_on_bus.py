@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from trainwarden.cli.ask.actions import actions
 from trainwarden.cli.ask.incidents import incidents
 from trainwarden.cli.ask.report import report
 from trainwarden.cli.ask.status import status
+from trainwarden.cli.shared import kept_runs
 from trainwarden.errors import ConfigError
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, IterationRecord, Record, Suspect
+from trainwarden.settings import RunsSettings
 from trainwarden.topics import COMMANDS, INCIDENTS, topic_of
 
 
@@ -147,3 +150,26 @@ def test_incidents_that_last_or_lasted_lately(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("20")  # a date
     with pytest.raises(ConfigError, match="neither a time ago"):
         incidents(bus=address, since="yesterday")
+
+
+def test_a_run_is_known_after_its_command_has_ended(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a bus named, the questions are about the newest kept run, or that of the job asked for."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no embedded bus"):
+        status()
+    run = kept_runs.begin("j", ["python"], RunsSettings())
+    for part in ("", "-wal", "-shm"):
+        source = Path(f"{address.partition(':')[2]}{part}")
+        if source.exists():
+            shutil.copy(source, run.path)
+    run.finished({"exit_code": 3, "steps": 10, "incidents": [{}]})
+    run.close()
+    assert status() == 1
+    said = capsys.readouterr().out
+    assert "j: running, 2 ranks, step 9" in said
+    assert f"j: exit code 3, 10 steps, 1 incident(s); {run.path}" in said
+    assert incidents(job="j") == 1
+    assert report(out=tmp_path / "r.html") == 0

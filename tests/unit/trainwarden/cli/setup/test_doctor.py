@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -55,3 +56,14 @@ def test_doctor_asks_launcher_models_and_archive(
     assert doctor(json="-") == 1
     rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["checks"]}
     assert (rows["launcher local"], rows["models"], rows["archive"]) == ("note", "bad", "fine")
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no tmpfs to be small")
+def test_doctor_says_that_tmpfs_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainwarden.rundir.HOOK_ROOM_BYTES", 2**60)
+    doctor(json="-")
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["checks"] if row["name"] == "tmpfs"]
+    assert row["state"] == "note"
+    assert row["what"].endswith("MiB free: hook files go to disk")

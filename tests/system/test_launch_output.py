@@ -1,0 +1,59 @@
+"""`trainwarden launch` shows what its ranks write, keeps it, and says where, after failures too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.places import ROOT
+from tests.system.runs import WARDEN
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+RANK = """
+import os, sys
+rank = int(os.environ["RANK"])
+sys.stdout.write(f"50%\\r100%\\nrank {rank} says a word\\n")
+sys.stderr.write("and complains\\n")
+sys.exit(5 if rank == 1 else 0)
+"""
+
+
+def test_the_ranks_are_shown_with_their_prefix_and_kept_after_a_failure(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [*WARDEN, "launch", "--nproc", "2", "--", "python", "-c", RANK],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True, timeout=100, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    said = ended.stdout.decode()
+    assert ended.returncode == 5, said
+    for rank in range(2):
+        for line in ("50%\r", "100%\n", f"rank {rank} says a word\n", "and complains\n"):
+            assert f"[rank{rank}]: {line}" in said
+    (run,) = (tmp_path / "trainwarden" / "runs").iterdir()
+    assert f"records and logs: {run}" in said
+    assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+    assert (run / "logs" / "rank-1.log").read_text() == "50%\n100%\nrank 1 says a word\nand complains\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_the_ranks_go_on_when_their_logs_cannot_be_written_and_nobody_listens(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    talk = "import os\nfor _ in range(40000): print('x' * 99, flush=True)\n"
+    talk += "open(os.environ['DONE'] + os.environ['RANK'], 'w')"
+    shell = f'mount -t tmpfs -o size=2m tmpfs {disk}; set -o pipefail; "$@" | head -n 1'
+    ended = subprocess.run(
+        ["unshare", "-m", "bash", "-c", shell, "-", *WARDEN, "launch", "--nproc", "2", "--", "python", "-c", talk],
+        env={
+            **os.environ, "TRAINWARDEN_RUN_DIR": str(disk / "run"), "PYTHONPATH": str(ROOT),
+            "DONE": str(tmp_path / "done"),
+        },
+        capture_output=True, timeout=100, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr.decode()[-3000:]
+    assert (tmp_path / "done0").exists()
+    assert (tmp_path / "done1").exists()

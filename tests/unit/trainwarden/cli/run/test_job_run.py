@@ -1,0 +1,35 @@
+"""What is around a training command does not take it down when something of ours breaks."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.shared.output import Voice
+from trainwarden.settings import Settings
+
+
+def test_a_follower_that_breaks_is_said_once_and_asked_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    with JobRun(Settings(job="j", run_dir=str(tmp_path / "run")), own_services=()) as run:
+
+        def broken(_timeout_s: float) -> None:
+            raise KeyError("a record nobody thought of")
+
+        monkeypatch.setattr(run.follower, "poll", broken)
+        monkeypatch.setattr("time.sleep", lambda _seconds: None)
+        for _ in range(3):
+            run.look(Voice(stream=said))
+    assert said.getvalue().count("watching has ended (KeyError") == 1
+
+
+def test_records_that_cannot_be_kept_are_said(tmp_path: Path) -> None:
+    said = io.StringIO()
+    (tmp_path / "file").touch()
+    with JobRun(Settings(job="j", run_dir=str(tmp_path / "run")), own_services=()) as run:
+        run.keep(tmp_path / "file", Voice(stream=said))
+        run.keep(None, Voice(stream=said))
+    assert said.getvalue().count("no recorded folder could be written") == 1
