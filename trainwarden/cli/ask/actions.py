@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus
+from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.follow import action_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
@@ -20,6 +20,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord
+from trainwarden.settings import load
 from trainwarden.topics import ACTIONS, COMMANDS
 
 Word = Literal["list", "approve", "deny", "stop", "resume"]
@@ -48,7 +49,8 @@ def actions(
         command = _command(word, about, job)
         connected.publish(COMMANDS, command.job, command)
         connected.flush()
-    voice.say(f"said to the engine: {word} {action or ''}".rstrip())
+    # Where it was said matters: a stop on the bus of a run that is over stops nobody.
+    voice.say(f"said to the engines on {address_of(bus, load(config), job)}: {word} {action or ''}".rstrip())
     told = {"id": command.id, "kind": command.kind, "action": command.action, "plan_digest": command.plan_digest}
     voice.answer({"command": told})
     return 0

@@ -29,9 +29,7 @@ def open_bus(bus: str | None, config: Path | None, job: str | None = None) -> It
         If there is no such embedded bus, or a setting is wrong.
     """
     settings = load(config)
-    address = bus or settings.bus
-    if bus is None and address == DEFAULT_BUS and not Path(DEFAULT_BUS.partition(":")[2]).exists():
-        address = next((run.bus for run in kept_runs.kept() if job in (None, run.about.job)), address)
+    address = address_of(bus, settings, job)
     path = Path(address.partition(":")[2])
     if address.startswith("embedded:") and not path.exists():
         raise ConfigError(f"bus: there is no embedded bus at '{path}'; name one with --bus or TRAINWARDEN_BUS")
@@ -40,6 +38,14 @@ def open_bus(bus: str | None, config: Path | None, job: str | None = None) -> It
         yield connected
     finally:
         connected.close()
+
+
+def address_of(bus: str | None, settings: Settings, job: str | None) -> str:
+    """The bus that a question is about: as said, as set, or that of the newest kept run (of `job`)."""
+    address = bus or settings.bus
+    if bus is None and address == DEFAULT_BUS and not Path(DEFAULT_BUS.partition(":")[2]).exists():
+        address = next((run.bus for run in kept_runs.kept() if job in (None, run.about.job)), address)
+    return address
 
 
 def read_jobs(bus: Bus, job: str | None = None) -> dict[str, JobView]:
