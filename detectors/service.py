@@ -16,11 +16,10 @@ from detectors.metrics.source import ModelFollower, ModelSource
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DetectorError
-from trainwarden.letters import letter_of
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import Output, ServiceLoop
+from trainwarden.service_loop import Output, ServiceLoop, letter_of
 from trainwarden.settings import DetectionSettings, Settings
 from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
@@ -52,7 +51,7 @@ def _bundle(models: str | None) -> ModelBundle | None:
 
 
 class DetectionHandler:
-    """Handler of the detection service for `trainwarden.service.ServiceLoop`.
+    """Handler of the detection service for `trainwarden.service_loop.ServiceLoop`.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import ServiceLoop
+from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import ArchiveSettings
 from trainwarden.topics import EVENTS, ITERATIONS, LOGS, METRICS, Topic, topic_of
 

@@ -30,7 +30,7 @@ PATH: Final = (
     ("collectors.agent.agent:Agent", "the agent stamps, vets and counts"),
     ("collectors.agent.delivery:Delivery", "to the bus, by way of the disk while the bus is away"),
     ("trainwarden.bus.address:connect", "the bus keeps it"),
-    ("trainwarden.service:ServiceLoop", "poll, handle, publish, flush, then commit"),
+    ("trainwarden.service_loop:ServiceLoop", "poll, handle, publish, flush, then commit"),
     ("detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
     ("detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
     ("detectors.verdict.ensemble:Ensemble", "votes become a verdict"),

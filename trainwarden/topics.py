@@ -24,6 +24,9 @@ from trainwarden.records import (
 
 MAX_RECORD_BYTES = 900_000  # below Kafka's default max.message.bytes of 1,048,588 with room for headers
 
+KEPT_BYTES = 64 * 1024  # of what went to dead letters: enough to see what it was; in base64 far below the limit above
+KEPT_REASON_CHARS = 1_000
+
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 
 

@@ -27,7 +27,7 @@ from trainwarden.launching import NODE_VERBS, Launcher
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import ActionRecord, IncidentRecord, Outcome
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import Output
+from trainwarden.service_loop import Output
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, Topic
 
 log = logging.getLogger("trainwarden.engine")
@@ -37,7 +37,7 @@ FORGET_INTERVAL_S = 600.0
 
 
 class EngineHandler:
-    """A `trainwarden.service.Handler` that joins incidents, commands and its own records.
+    """A `trainwarden.service_loop.Handler` that joins incidents, commands and its own records.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class EngineHandler:
         self._mine: set[str] = set()  # started here, or by an engine whose partition this one has taken over
         self._forget_at_s = 0.0
 
-    # --- trainwarden.service.Handler ---------------------------------------------------------------------------------
+    # --- trainwarden.service_loop.Handler ----------------------------------------------------------------------------
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         """Rebuild memory from the bus: what was ever commanded, what engines did, and the incidents of our partitions.

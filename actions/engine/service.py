@@ -14,7 +14,7 @@ from trainwarden.clock import SystemClock
 from trainwarden.launching import Launcher
 from trainwarden.protocols import Scope
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import ServiceLoop
+from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import EngineSettings, Settings
 
 

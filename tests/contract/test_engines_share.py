@@ -18,7 +18,7 @@ from trainwarden.launching import LauncherState
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import ServiceLoop
+from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import EngineSettings
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actions.launchers.local.plan import PlanFile
+from actions.launchers.local.microbatch_plan import PlanFile
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
 from trainwarden.launching import Progress

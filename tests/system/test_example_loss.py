@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.plan import PlanFile
+from actions.launchers.local.microbatch_plan import PlanFile
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT

@@ -26,7 +26,7 @@ from trainwarden.errors import WardenError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import Output, ServiceLoop
+from trainwarden.service_loop import Output, ServiceLoop
 from trainwarden.settings import ArchiveSettings, Settings
 from trainwarden.topics import Topic
 
@@ -93,7 +93,7 @@ class GatedBus:
 
 
 class ArchiveHandler:
-    """Handler of the archive service for `trainwarden.service.ServiceLoop`, on a `GatedBus`.
+    """Handler of the archive service for `trainwarden.service_loop.ServiceLoop`, on a `GatedBus`.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import Output, ServiceLoop
+from trainwarden.service_loop import Output, ServiceLoop
 from trainwarden.settings import Settings
 from trainwarden.topics import EVENTS, VERDICTS, Topic
 
@@ -36,7 +36,7 @@ Place = tuple[str, str]
 
 
 class TrainerHandler:
-    """Handler of the trainer service for `trainwarden.service.ServiceLoop`.
+    """Handler of the trainer service for `trainwarden.service_loop.ServiceLoop`.
 
     Parameters
     ----------

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwarden.errors import RecordError
-from trainwarden.letters import KEPT_BYTES, KEPT_REASON_CHARS
 from trainwarden.records import DeadLetter, Record
-from trainwarden.topics import DEAD_LETTERS, Topic
+from trainwarden.topics import DEAD_LETTERS, KEPT_BYTES, KEPT_REASON_CHARS, Topic
 
 log = logging.getLogger("trainwarden.bus")
 

@@ -13,8 +13,8 @@ from typing import Final, Literal, Protocol
 
 from actions.launchers.local.control import Poll, Reply, Request, Submit
 from actions.launchers.local.journal import CUT_SHORT, Journal
+from actions.launchers.local.microbatch_plan import PlanFile
 from actions.launchers.local.node_runner import Failure
-from actions.launchers.local.plan import PlanFile
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.run_events import EventFile
 from trainwarden import rundir

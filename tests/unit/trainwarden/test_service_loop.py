@@ -15,7 +15,7 @@ from trainwarden.errors import BusUnavailable, WardenError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, EventRecord, Record, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service import Output, ServiceLoop
+from trainwarden.service_loop import Output, ServiceLoop
 from trainwarden.topics import DEAD_LETTERS, EVENTS, VERDICTS, Topic
 
 

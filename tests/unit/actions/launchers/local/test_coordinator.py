@@ -195,7 +195,7 @@ def test_a_full_disk_ends_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatc
 
 def test_only_so_many_are_kept_and_the_forgotten_are_stale(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actions.launchers.local.journal.save_json", lambda *_: None)
-    monkeypatch.setattr("actions.launchers.local.plan.save_json", lambda *_: None)
+    monkeypatch.setattr("actions.launchers.local.microbatch_plan.save_json", lambda *_: None)
     first = launch.operation("op-0", "rebalance", split=(2, 2, 2))
     launch.submit(first)
     for number in range(1, KEPT_OPERATIONS + 1):

@@ -18,13 +18,12 @@ import msgspec
 
 from trainwarden.clock import Clock
 from trainwarden.errors import BusUnavailable, RecordError, WardenError
-from trainwarden.letters import letter_of
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import Record
+from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.topics import Topic, topic_of
+from trainwarden.topics import KEPT_BYTES, KEPT_REASON_CHARS, Topic, topic_of
 
-log = logging.getLogger("trainwarden.service")
+log = logging.getLogger("trainwarden.service_loop")
 
 Output = tuple[str, Record]
 """Key (the job) and record; the topic follows from the record's type."""
@@ -202,3 +201,23 @@ class ServiceLoop:
         self._bus.flush()
         consumer.commit()
         self._unflushed = False
+
+
+def letter_of(message: Message, error: Exception) -> DeadLetter:
+    """The dead letter of a record that breaks whoever handles it.
+
+    Examples
+    --------
+    >>> from trainwarden.records import EventRecord
+    >>> event = EventRecord(id="e1", job="j", node="n", time_s=1.0, kind="xid")
+    >>> letter_of(Message("trainwarden.events", 2, 7, 1.0, "j", event), KeyError("x")).reason
+    "KeyError: 'x'"
+    """
+    try:
+        value = topic_of(message.record).encode(message.record)
+    except RecordError:
+        value = b""
+    reason = f"{type(error).__name__}: {error}"[:KEPT_REASON_CHARS]
+    return DeadLetter(
+        topic=message.topic, partition=message.partition, offset=message.offset, reason=reason, value=value[:KEPT_BYTES]
+    )
