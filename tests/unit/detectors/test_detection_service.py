@@ -9,6 +9,7 @@ import pytest
 from detectors import CATALOG
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, RememberingBus, Run, event, log_lines
+from tests.unit.detectors.logs.test_whole_messages import OUT_OF_MEMORY
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord, Record
 from trainwarden.settings import DetectionSettings
@@ -365,6 +366,37 @@ def test_an_error_line_that_the_rank_survives_is_no_incident() -> None:
         at_s, log_lines(1, [(at_s, "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB (caught, retrying)")])
     )
     assert played(job).revisions == []
+
+
+@pytest.mark.parametrize("step_s", [0.3, 5.0, 20.0])
+def test_whether_a_rank_survived_is_asked_of_its_next_step(step_s: float) -> None:
+    job = Job(step_s=step_s).run(12)
+    at_s = job.ends_s[8] - 0.9 * step_s
+    job.add(at_s, log_lines(1, [(at_s, f"{OUT_OF_MEMORY} (caught, retrying)")]))
+    assert played(job).revisions == []
+
+
+def test_what_a_rank_survived_once_may_be_its_end_the_next_time() -> None:
+    job = Job(step_s=5.0).run(12)
+    first_s, last_s = job.ends_s[8] - 4.0, job.end_s + 1.0
+    job.add(first_s, log_lines(1, [(first_s, OUT_OF_MEMORY)]))
+    job.add(last_s, log_lines(1, [(last_s, OUT_OF_MEMORY)], first=2))
+    for tick in range(100):
+        job.beat(last_s + 0.2 * tick, 11, phase="wait", calls=23)
+    run = played(job, 21.0)
+    kinds = {incident.kind: incident for incident in run.incidents}
+    assert kinds["cuda_out_of_memory"].suspects[0].rank == 1
+    assert kinds["cuda_out_of_memory"].opened_at_s > last_s
+
+
+def test_a_rank_that_ends_after_its_last_words_is_told_without_waiting_for_a_step() -> None:
+    job = Job(step_s=20.0).run(6)
+    at_s = job.end_s + 1.0
+    job.add(at_s, log_lines(1, [(at_s, OUT_OF_MEMORY)]))
+    job.add(at_s + 0.2, event("process_exit", at_s + 0.2, 1, code=1))
+    (incident,) = played(job, 2.0).incidents
+    assert incident.suspects[0].rank == 1
+    assert "log_window" in incident.votes
 
 
 # -- the bus -----------------------------------------------------------------------------------------------------
