@@ -107,6 +107,23 @@ def test_an_exception_is_told_with_rank_message_and_frame_once() -> None:
     assert incident.opened_at_s - at_s < 0.2
 
 
+def test_an_exception_stays_the_root_when_the_others_are_seen_to_hang() -> None:
+    job = Job().run(40)
+    at_s = job.end_s + 0.05
+    job.add(at_s, event("exception", at_s, 2, message="ValueError: bad batch", frame="train.py:12 in step"))
+    for tick in range(1, 40):  # the process takes long to end, and so do the others
+        job.beat(at_s + 0.2 * tick, 40, phase="wait", calls=81, phases={2: "compute"}, cpu_s={2: 12.0})
+    words = "rank 2 did not reach all_reduce 81"
+    job.add(
+        at_s + 4.0, event("flight_recorder", at_s + 3.9, 2, message=words, finding="hang", source="flight_recorder")
+    )
+    run = played(job, 9.0)
+    (incident,) = run.incidents
+    assert {one.kind for one in run.revisions} == {"exception"}
+    assert "ValueError: bad batch at train.py:12 in step" in incident.reason
+    assert incident.evidence["followed"] == [f"hang: {words}"]
+
+
 def test_an_exit_that_is_told_before_its_exception_takes_the_exceptions_words() -> None:
     job = Job().run(40)
     at_s = job.end_s + 0.05
