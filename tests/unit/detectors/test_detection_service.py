@@ -285,6 +285,40 @@ def test_a_restart_is_planned_and_what_was_normal_before_still_is() -> None:
     assert played(job).revisions == []
 
 
+def restarted(job: Job, pace: float, *, kind: str = "restart") -> Job:
+    """`job` with a restart behind its steps, after which every step takes `pace` times as long."""
+    at_s = job.end_s
+    if kind == "restart":
+        job.add(at_s + 0.1, event("restart", at_s + 0.1, operation="a", stage="started"))
+        job.add(at_s + 5.0, event("restart", at_s + 5.0, operation="a", stage="done"))
+    elif kind == "job_start":
+        job.add(at_s + 5.0, event("job_start", at_s + 5.0, world_size=job.ranks))
+    job.add(at_s + 0.3, *[event("process_exit", at_s + 0.2, rank, code=0) for rank in range(job.ranks)])
+    job.life = 1
+    job.everyone = lambda step: (4.0 if step < 44 else 1.0) * pace
+    job.run(100, first=40, start_s=at_s + 6.0)
+    job.records.sort(key=lambda entry: entry[0])
+    return job
+
+
+@pytest.mark.parametrize("kind", ["restart", "workers"])
+def test_a_job_that_comes_back_slower_from_a_restart_is_told(kind: str) -> None:
+    job = restarted(Job(step_s=1.0).run(60), 1.4, kind=kind)
+    (incident,) = played(job).incidents
+    assert incident.kind == "slow_job"
+    assert incident.evidence["ratio"] > 1.25
+
+
+def test_a_program_that_was_started_anew_may_have_another_pace() -> None:
+    assert played(restarted(Job(step_s=1.0).run(60), 1.4, kind="job_start")).revisions == []
+
+
+def test_fewer_ranks_may_have_another_pace() -> None:
+    job = Job(step_s=1.0).run(60)
+    job.ranks = 3
+    assert [one.kind for one in played(restarted(job, 1.4)).incidents if one.kind == "slow_job"] == []
+
+
 def test_a_slow_rank_that_hangs_is_one_problem() -> None:
     job = Job(slow=lambda rank, step: 2.5 if rank == 1 and step >= 30 else 1.0).run(40)
     run = played(standstill(job, 1, 10.0, state="T"), 10.0)
