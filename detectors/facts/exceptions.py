@@ -37,6 +37,12 @@ def exception_rule(rules: LogRules, event: EventRecord) -> LogRule | None:
     )
 
 
+def nearest_cause(event: EventRecord) -> str:
+    """What the exception was raised from on purpose, in one line; empty if from nothing."""
+    cause = str(event.fields.get("causes") or "").partition("\n")[0]
+    return "" if cause.startswith(DURING) else cause.partition("\v")[0]
+
+
 def interrupts(event: EventRecord) -> bool:
     """True if the exception only tells that somebody stopped the program."""
     names = [text_of(event).partition(":")[0], *str(event.fields.get("types") or "").split()]

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from detectors.facts.exceptions import exception_rule, interrupts, text_of
+from detectors.facts.exceptions import exception_rule, interrupts, nearest_cause, text_of
 from detectors.job.window import Window
 from detectors.logs.rules import LogRules
 from detectors.protocol import abstain
@@ -202,6 +202,8 @@ class Failures:
             return
         frame = event.fields.get("frame")
         reason = f"{_who(event)} raised {text[:200]}" + (f" at {frame}" if frame else "")
+        if cause := nearest_cause(event):
+            reason += f", from {cause[:120]}"
         if rule is not None and rule.role == "cascade":
             self._fail(event, window, "cascade", reason, kind=rule.kind or "crash")
             return

@@ -53,6 +53,17 @@ def test_an_interrupt_is_one_under_any_name_and_whatever_was_being_handled() -> 
     assert not interrupts(exception("ValueError: KeyboardInterrupt", "ValueError"))
 
 
+def test_the_reason_says_what_an_exception_was_raised_from() -> None:
+    job = Job().run(30)
+    at_s = job.end_s + 0.1
+    causes = "torch.OutOfMemoryError: CUDA out of memory.\vSecond line\nKeyError: 1"
+    job.add(at_s, event("exception", at_s, 2, message="StepFailed: 7", frame="train.py:12 in step", causes=causes))
+    (incident,) = Run().play(job.records, at_s + 1.0).incidents
+    assert incident.reason.endswith(
+        "raised StepFailed: 7 at train.py:12 in step, from torch.OutOfMemoryError: CUDA out of memory."
+    )
+
+
 def test_a_rank_out_of_memory_is_told_so_and_one_that_wraps_its_end_is_no_root() -> None:
     job = Job().run(30)
     at_s = job.end_s + 0.1
