@@ -86,10 +86,8 @@ class HookRecords:
             return self._event(
                 "microbatch_plan", name, note, note.time_s, text, number=note.plan, micro_batches=shares, step=note.step
             )
-        kind, frame = note.exception, note.frame
-        return self._event(
-            "exception", "exception", note, note.time_s, note.message, type=kind, frame=frame, step=note.step
-        )
+        fields = {"type": note.exception, "types": note.types, "causes": note.causes, "frame": note.frame}
+        return self._event("exception", "exception", note, note.time_s, note.message, **fields, step=note.step)
 
     def fatal_signal(self, header: hook.Header, signal: str, frame: str, now_s: float) -> EventRecord:
         """A signal has ended the process; `frame` is its innermost Python frame."""

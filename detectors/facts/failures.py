@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from detectors.facts.exceptions import exception_rule, interrupts, nearest_cause, text_of
 from detectors.job.window import Window
 from detectors.logs.rules import LogRules
 from detectors.protocol import abstain
@@ -195,14 +196,14 @@ class Failures:
         )
 
     def _take_exception(self, event: EventRecord, window: Window) -> None:
-        text = event.message.strip() or str(event.fields.get("type", "exception"))
-        rule = self._rules.match(text)
-        name = text.partition(":")[0].rpartition(".")[2]
-        if name in {"KeyboardInterrupt", "SystemExit", "SignalException"} or (rule and rule.role == "phase"):
+        text, rule = text_of(event), exception_rule(self._rules, event)
+        if interrupts(event) or (rule and rule.role == "phase"):
             self._fail(event, window, "stop", f"{_who(event)} was interrupted")
             return
         frame = event.fields.get("frame")
         reason = f"{_who(event)} raised {text[:200]}" + (f" at {frame}" if frame else "")
+        if cause := nearest_cause(event):
+            reason += f", from {cause[:120]}"
         if rule is not None and rule.role == "cascade":
             self._fail(event, window, "cascade", reason, kind=rule.kind or "crash")
             return

@@ -55,6 +55,7 @@ class StepRing:
         self._epochs = np.zeros(2 * rows, dtype=np.int64)
         self._ends_s = np.zeros(2 * rows, dtype=np.float64)
         self._quiet = np.zeros(2 * rows, dtype=np.bool_)
+        self._repaced = np.zeros(2 * rows, dtype=np.bool_)
 
     def widen(self, ranks: int) -> None:
         """Make room for `ranks` columns; new ones are unknown in old rows."""
@@ -64,11 +65,14 @@ class StepRing:
             wide[:, :, :have] = self._values
             self._values = wide
 
-    def append(self, step: int, epoch: int, end_s: float, quiet: bool, values: npt.NDArray[np.float32]) -> int:
+    def append(
+        self, step: int, epoch: int, end_s: float, quiet: bool, values: npt.NDArray[np.float32], *,
+        repaced: bool = False,
+    ) -> int:  # fmt: skip
         """Add one row, `values` [5, ranks]; its sequence number."""
         if self._end == 2 * self._rows:
             keep = slice(self._end - self._rows, self._end)
-            for array in (self._steps, self._epochs, self._ends_s, self._quiet):
+            for array in (self._steps, self._epochs, self._ends_s, self._quiet, self._repaced):
                 array[: self._rows] = array[keep].copy()
             self._values[:, : self._rows] = self._values[:, keep].copy()
             self._start, self._end = 0, self._rows
@@ -76,6 +80,7 @@ class StepRing:
         self._values[:, row] = np.nan
         self._values[:, row, : values.shape[1]] = values
         self._steps[row], self._epochs[row], self._ends_s[row], self._quiet[row] = step, epoch, end_s, quiet
+        self._repaced[row] = repaced
         self._end += 1
         if self._end - self._start > self._rows:
             self._start += 1
@@ -116,6 +121,11 @@ class StepRing:
     def quiet(self) -> npt.NDArray[np.bool_]:
         """Rows in which slowness is planned: warm-up, after a restart, a new micro-batch plan [rows]."""
         return self._quiet[self._view]
+
+    @property
+    def repaced(self) -> npt.NDArray[np.bool_]:
+        """Rows after which another pace is planned: a new micro-batch plan, a program started anew [rows]."""
+        return self._repaced[self._view]
 
     @property
     def values(self) -> npt.NDArray[np.float32]:

@@ -75,8 +75,7 @@ class JobState:
         self._steps.close(~self._roster.ended[:size], everyone_known=self.world_size <= size)
         ring = self._steps.ring
         values = ring.values[:, :, :size]
-        logs, events, metrics = tuple(self._logs), tuple(self._events), tuple(self._metrics)
-        self._logs, self._events, self._metrics = [], [], []
+        logs, events, metrics = self._news()
         shown = Window(
             job=self.job,
             now_s=now_s,
@@ -98,6 +97,7 @@ class JobState:
             pause_s=values[3],
             micro_batches=values[4],
             quiet_rows=ring.quiet,
+            repaced_rows=ring.repaced,
             beats=self._board,
             node_silent_s=self._live_silence(size),
             logs=logs,
@@ -111,6 +111,12 @@ class JobState:
         for array in (shown.duration_s, shown.compute_s, shown.wait_s, shown.pause_s, shown.micro_batches):
             array.flags.writeable = False
         return shown
+
+    def _news(self) -> tuple[tuple[LogLine, ...], tuple[EventRecord, ...], tuple[MetricsRecord, ...]]:
+        """What came since the last call."""
+        logs, events, metrics = tuple(self._logs), tuple(self._events), tuple(self._metrics)
+        self._logs, self._events, self._metrics = [], [], []
+        return logs, events, metrics
 
     @property
     def quiet_s(self) -> float:
@@ -226,6 +232,7 @@ class JobState:
         self._heard(record.time_s)
         if record.kind == "job_start":
             self.finished, self.finished_s = False, None
+            self._steps.repaced_left = WARM_UP_STEPS  # whoever starts a program anew may have changed it
             size = record.fields.get("world_size")
             self.world_size = int(size) if isinstance(size, int | float) and size <= MAX_RANKS else self.world_size
         elif record.kind == "job_end":
@@ -234,6 +241,7 @@ class JobState:
             self._feed_restart(record)
         elif record.kind == "microbatch_plan":
             self._steps.quiet_left = max(self._steps.quiet_left, PLAN_STEPS)
+            self._steps.repaced_left = max(self._steps.repaced_left, PLAN_STEPS)
         elif record.kind == "process_exit" and record.rank is not None and not self._no_room((record.rank,)):
             self._feed_exit(record, record.rank)
 

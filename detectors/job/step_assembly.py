@@ -41,12 +41,15 @@ class StepAssembly:
         ``late``, ``duplicates``, ``incomplete_steps``, ``odd``.
     quiet_left : int
         So many steps more, slowness is planned.
+    repaced_left : int
+        So many steps more, a lasting change of pace is planned.
     """
 
     def __init__(self, rows: int) -> None:
         self.ring = StepRing(rows)
         self.counts: Counter[str] = Counter()
         self.quiet_left = WARM_UP_STEPS
+        self.repaced_left = 0
         self.restarting = False
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._closed: tuple[int, int] = (-1, -1)
@@ -137,7 +140,9 @@ class StepAssembly:
         if self.restarting and self.quiet_left <= 1:
             self.restarting = False  # the job runs again, whether or not the launcher has said so
         self.quiet_left = max(0, self.quiet_left - 1)
-        self.ring.append(key[1], key[0], float(quiet_median(pending.ends_s)), quiet, pending.values)
+        end_s, repaced = float(quiet_median(pending.ends_s)), self.repaced_left > 0
+        self.repaced_left = max(0, self.repaced_left - 1)
+        self.ring.append(key[1], key[0], end_s, quiet, pending.values, repaced=repaced)
         self._closed = max(self._closed, key)
 
 

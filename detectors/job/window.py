@@ -50,6 +50,8 @@ class Window:
     phase : str
         Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``data``, ``exit``,
         ``ended`` (the launcher has said so), or empty.
+    quiet_rows, repaced_rows : bool [rows]
+        Rows in which slowness is planned; rows after which another pace is.
     last : bool
         Nothing comes after this window: a recording ends here.
     samples, scored : tuples
@@ -80,6 +82,7 @@ class Window:
     pause_s: npt.NDArray[np.float32]
     micro_batches: npt.NDArray[np.float32]
     quiet_rows: npt.NDArray[np.bool_]
+    repaced_rows: npt.NDArray[np.bool_]
     beats: HeartbeatBoard
     node_silent_s: dict[str, float] = field(default_factory=dict)
     logs: tuple[LogLine, ...] = ()

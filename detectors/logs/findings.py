@@ -19,7 +19,10 @@ _EPOCH_S: Final = 1e9  # times above are wall time, below a recording's own
 
 
 class Finding(msgspec.Struct):
-    """One or more like lines that mean something; `line_numbers` are the first positions in the source."""
+    """One or more like lines that mean something; `line_numbers` are the first positions in the source.
+
+    Whether its rank survives is asked from `since_s` on: the first line, or the first after one that was survived.
+    """
 
     rule: str
     class_: str
@@ -32,10 +35,17 @@ class Finding(msgspec.Struct):
     time_s: float
     last_s: float
     line: str
+    since_s: float = 0.0
     count: int = 1
     line_numbers: list[int] = msgspec.field(default_factory=list)
     told: bool = False
+    told_at_s: float | None = None
     dropped: bool = False
+
+    @property
+    def news_s(self) -> float:
+        """When it was last said, or told."""
+        return self.last_s if self.told_at_s is None else max(self.last_s, self.told_at_s)
 
 
 class Consequences(msgspec.Struct):

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 
+from detectors.job.common_mode import quiet_median
 from detectors.job.packed import pack, unpack
-from detectors.job.window import LogLine, Window
+from detectors.job.window import LogLine, Window, job_duration_s
 from detectors.logs.findings import Consequences, Finding, finding_vote, moved_on
 from detectors.logs.rules import LogRule, LogRules, load_xids
 from detectors.logs.storms import LogStorms, Source, StormConfig
@@ -24,6 +26,7 @@ from trainwarden.records import IncidentKind, Vote
 
 MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
+_TYPICAL_STEPS: Final = 20
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled"})
 _XID: Final = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,32})\): ([0-9]{1,4})")
 
@@ -36,7 +39,12 @@ class LogWindowConfig(StormConfig, frozen=True, kw_only=True):
     window_s, storm_lines, storm_factor, same_lines, same_factor, settle_s
         See `detectors.logs.storms.StormConfig`.
     survive_s : float
-        An application's error is told if its rank has not moved on this long after it.
+        An application's error is told if its rank has not moved on this long after it; where the rank lives and its
+        steps take longer, by its next step.
+    survive_steps : float
+        So many typical steps a living rank may take to move on.
+    unknown_step_s : float
+        How long a living rank may take of which no step has ended yet.
     same_finding_s : float
         Copies of one rule from one source within this time are one finding.
     stopped_s : float
@@ -46,6 +54,8 @@ class LogWindowConfig(StormConfig, frozen=True, kw_only=True):
     """
 
     survive_s: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    survive_steps: Annotated[float, msgspec.Meta(ge=0.0)] = 3.0
+    unknown_step_s: Annotated[float, msgspec.Meta(ge=0.0)] = 60.0
     same_finding_s: Annotated[float, msgspec.Meta(ge=0.0)] = 60.0
     told_s: Annotated[float, msgspec.Meta(ge=0.0)] = 10.0
     stopped_s: Annotated[float, msgspec.Meta(gt=0.0)] = 300.0
@@ -170,14 +180,16 @@ class LogWindow:
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
             known.last_s = max(known.last_s, line.time_s)
+            if known.dropped:  # what was survived once may be the end the next time
+                known.dropped, known.since_s = False, line.time_s
             self._consequences.note(known, f"{key}/{line.rank}")
             if len(known.line_numbers) < MAX_LINE_NUMBERS:
                 known.line_numbers.append(line.end)
             return
         finding = Finding(
             rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
-            rank=line.rank, time_s=line.time_s, last_s=line.time_s, line=line.line[:300], count=line.count,
-            line_numbers=[line.end],
+            rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, line=line.line[:300],
+            count=line.count, line_numbers=[line.end],
         )  # fmt: skip
         self._recent[f"{rule.id}/{key}"] = finding
         self.findings.append(finding)
@@ -189,23 +201,42 @@ class LogWindow:
         """Tell root-class lines; an application's own error only once its rank has failed to move on."""
         column_of = {int(rank): column for column, rank in enumerate(window.ranks)} if self._recent else {}
         for key, finding in list(self._recent.items()):
-            if self._now_s - finding.last_s > max(self._config.same_finding_s, self._config.told_s):
+            if finding.role == "root" and finding.kind is not None and not (finding.told or finding.dropped):
+                self._decide(finding, window, None if finding.rank is None else column_of.get(finding.rank))
+                if not (finding.told or finding.dropped):
+                    continue
+            if self._now_s - finding.news_s > max(self._config.same_finding_s, self._config.told_s):
                 del self._recent[key]
-                continue
-            if finding.told or finding.dropped or finding.role != "root" or finding.kind is None:
-                continue
-            if finding.class_ in {"H", "N", "S"}:
-                finding.told = True
-            elif window.last or self._now_s - finding.time_s >= self._config.survive_s:
-                column = column_of.get(finding.rank) if finding.rank is not None else None
-                outlived = moved_on(window, column, finding.time_s)
-                # What nothing has gone on after when the recording ends was the last word.
-                finding.told, finding.dropped = outlived is False or window.last, outlived is True
+
+    def _decide(self, finding: Finding, window: Window, column: int | None) -> None:
+        """Whether to tell `finding`: at once where no program can survive it, else by its rank's next step."""
+        outlived = None
+        if finding.class_ not in {"H", "N", "S"}:
+            outlived = moved_on(window, column, finding.since_s)
+            finding.dropped = outlived is True
+            waited_s = self._now_s - finding.since_s
+            if finding.dropped or not (window.last or waited_s >= self._patience_s(window, column)):
+                return
+        # What nothing has gone on after when the recording ends was the last word.
+        if finding.class_ in {"H", "N", "S"} or outlived is False or window.last:
+            finding.told, finding.told_at_s = True, self._now_s
+        else:
+            finding.dropped = self._now_s - finding.last_s > self._config.same_finding_s  # nothing will tell
+
+    def _patience_s(self, window: Window, column: int | None) -> float:
+        """How long a rank may take to show that it has survived: until its next step, if it is there to make one."""
+        least_s = self._config.survive_s
+        if column is None or not window.live[column] or not np.isfinite(window.beats.progress_s[column]):
+            return least_s
+        typical_s = float(quiet_median(job_duration_s(window, slice(-_TYPICAL_STEPS, None))))
+        if not np.isfinite(typical_s):
+            return max(least_s, self._config.unknown_step_s)
+        return max(least_s, self._config.survive_steps * typical_s)
 
     def _groups(self) -> list[tuple[IncidentKind, list[Finding], list[Source]]]:
         groups: dict[IncidentKind, list[Finding]] = {}
         for finding in self._recent.values():
-            if finding.told and finding.kind and self._now_s - finding.last_s <= self._config.told_s:
+            if finding.told and finding.kind and self._now_s - finding.news_s <= self._config.told_s:
                 groups.setdefault(finding.kind, []).append(finding)
         out: list[tuple[IncidentKind, list[Finding], list[Source]]] = [
             (kind, sorted(found, key=lambda one: one.time_s), []) for kind, found in groups.items()

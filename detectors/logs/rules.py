@@ -19,11 +19,18 @@ from trainwarden.records import MAX_LINE_CHARS, IncidentKind, Severity
 
 RULES_FILE: Final = Path(__file__).with_name("rules.toml")
 XID_FILE: Final = Path(__file__).with_name("xid.toml")
+_OUTRANKS_ADVICE: Final = frozenset({"root", "cascade", "phase"})
+_RANK: Final = {"root": 0, "phase": 1, "cascade": 2, "app": 3}
+_SENTENCE_END: Final = r"[^\n]*?(?:[.;!?](?:\s|$)|\n|$)"
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")  # terminal colours; linear: bounded repetition
 
 
 class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"class_": "class"}):
-    """What one pattern means; `class_` by faults.md A.5."""
+    """What one pattern means; `class_` by faults.md A.5.
+
+    `speaks_for` says how much of the line a benign rule explains: all of it (``line``), from its match to the end of
+    that sentence (``sentence``: advice behind a cause), or the matched words alone (``match``: a count of zero).
+    """
 
     id: str
     pattern: str
@@ -31,6 +38,7 @@ class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     role: Literal["root", "cascade", "app", "benign", "phase"]
     kind: IncidentKind | None = None
     severity: Severity = "sev3"
+    speaks_for: Literal["line", "sentence", "match"] = "line"
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +82,7 @@ class LogRules:
     def __init__(self, path: Path | None = None) -> None:
         raw = _read(path or RULES_FILE).get("rule", [])
         self.rules: list[LogRule] = []
+        self._explained: dict[int, Any] = {}  # benign rules that speak for a part of their line, by place
         options = re2.Options()
         options.log_errors = False
         options.max_mem = 256 << 20  # the automaton of all rules needs more than RE2's default of 8 MiB to stay fast
@@ -85,18 +94,55 @@ class LogRules:
             except (msgspec.ValidationError, re2.error) as error:
                 name = entry.get("id", "?") if isinstance(entry, dict) else "?"
                 raise ConfigError(f"{path or RULES_FILE}: rule {name}: {error}") from error
+            if rule.role == "benign" and rule.speaks_for != "line":
+                rest = _SENTENCE_END if rule.speaks_for == "sentence" else ""
+                self._explained[len(self.rules)] = re2.compile(f"(?:{rule.pattern}){rest}".encode(), options)
             self.rules.append(rule)
         if not self.rules:
             raise ConfigError(f"{path or RULES_FILE}: holds no rule")
         self._set.Compile()
 
     def match(self, line: str) -> LogRule | None:
-        """The first rule of the file that `line` fits; only the first 8,192 characters are looked at."""
+        """The first rule of the file that `line` fits; only the first 8,192 characters are looked at.
+
+        A cause outranks advice that stands in the same line: what a benign rule speaks for is taken out, and if the
+        rest names a cause, that counts.
+
+        Examples
+        --------
+        >>> LogRules().match("OSError: [Errno 28] No space left on device (0 failed retries)").kind
+        'storage'
+        """
         line = line[:MAX_LINE_CHARS]
         if "\x1b" in line:
             line = _ESCAPES.sub("", line)
-        found = self._set.Match(line.encode(errors="replace"))
-        return self.rules[min(found)] if found else None
+        plain = line.encode(errors="replace")
+        found = self._set.Match(plain)
+        if not found:
+            return None
+        first: int = min(found)
+        if first in self._explained and len(found) > 1:
+            return self._behind_advice(plain, found) or self.rules[first]
+        return self.rules[first]
+
+    def match_text(self, text: str) -> LogRule | None:
+        """What a text of several lines says: the first line that names a cause, else the first that says anything.
+
+        Lines that only say that others failed come after those that name a cause, whatever their order.
+        """
+        found = [rule for rule in map(self.match, text.splitlines()) if rule is not None and rule.role != "benign"]
+        return min(found, key=lambda rule: _RANK.get(rule.role, len(_RANK)), default=None)
+
+    def _behind_advice(self, line: bytes, found: list[int]) -> LogRule | None:
+        """What `line` says without the words that its benign rules speak for, if that is a cause."""
+        if not any(self.rules[place].role in _OUTRANKS_ADVICE for place in found):
+            return None
+        for place in found:
+            if place in self._explained:
+                line = bytes(self._explained[place].sub(b" ", line))
+        left: list[int] = [place for place in self._set.Match(line) or () if place not in self._explained]
+        rule = self.rules[min(left)] if left else None
+        return rule if rule is not None and rule.role in _OUTRANKS_ADVICE else None
 
 
 def load_xids(path: Path | None = None) -> dict[int, Xid]:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
+from detectors.pace.planned_pace import PlannedPace
 from detectors.pace.row_memory import BESIDE, OWN, RowMemory
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.pace.shifts.shift import Mechanism, Shift
@@ -125,7 +126,7 @@ class ChangePoint:
         self._next_seq = 0
         self._seen_rows = 0
         self._nodes: tuple[str, ...] = ()
-        self._last_planned = -1_000
+        self._planned = PlannedPace()
         self._rejected: Any = np.zeros(0, dtype=np.bool_)
         self._rows = RowMemory()
         self.found: deque[FoundChange] = deque(maxlen=MAX_FOUND)
@@ -147,8 +148,9 @@ class ChangePoint:
             seq = first + index
             stride = self._rows.note(seq, int(steps[index]), float(ends_s[index]), work[index])
             if quiet[index]:
-                self._last_planned = seq if self._seen_rows else -1_000
+                self._planned.quiet(seq, repaced=bool(window.repaced_rows[rows][index]))
                 continue
+            self._planned.closed(seq, int(np.count_nonzero(np.isfinite(window.duration_s[rows][index]))))
             stride = stride if self._seen_rows else 1  # what was before the first row is not known
             self._seen_rows += 1
             for shift in self._job.update(seq, job[index : index + 1], stride):
@@ -174,7 +176,7 @@ class ChangePoint:
         """See `detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
-            "last_planned": self._last_planned, "left_out": self._left_out(),
+            "planned": self._planned, "left_out": self._left_out(),
         }  # fmt: skip
         arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
         arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
@@ -187,7 +189,7 @@ class ChangePoint:
         if plain["left_out"] != self._left_out():
             raise DetectorError("this state of change_point is of one that leaves out other mechanisms")
         self._next_seq, self._seen_rows = plain["next_seq"], plain["seen_rows"]
-        self._nodes, self._last_planned = tuple(plain["nodes"]), plain["last_planned"]
+        self._nodes, self._planned = tuple(plain["nodes"]), msgspec.convert(plain["planned"], PlannedPace)
         self._rejected = arrays["rejected"].copy()
         self._rows.load({name[5:]: array for name, array in arrays.items() if name.startswith("rows.")})
         self._job.load({name[4:]: array for name, array in arrays.items() if name.startswith("job.")})
@@ -215,7 +217,7 @@ class ChangePoint:
             self._nodes = window.nodes
 
     def _note_job(self, shift: Shift) -> None:
-        planned = -1 <= shift.onset - self._last_planned <= 5 or self._is_planned(shift)
+        planned = self._planned.explains(shift.onset) or self._is_planned(shift)
         if planned:
             self._job.rebase(0)
         self._remember(shift, None, planned)

@@ -2,7 +2,8 @@
 
 A hang is declared from heartbeats while the iteration is still running, so it need not end first: 3 times the running
 average of a step is one (He et al., Unicron, 2024, section 4.1). How long to wait depends on what the culprit is doing,
-because a stopped process will not come back on its own and a rank that burns CPU may just be evaluating.
+because a stopped process will not come back on its own and a rank that burns CPU may just be evaluating: three usual
+steps and the longest such pause that is known, at least what an unknown pause may take, and never more than `most_s`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,16 @@ KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluat
 MAX_SUSPECTS: Final = 16
 SILENT_S: Final = 3.0  # heartbeats that are so much older than the newest are of a silent node, not of a hung rank
 STILL_SHARE: Final = 0.8  # of a usual step must have passed without any progress before anything is looked at
-LONGEST_TIMES: Final = 3.0  # patience is so many times the longest such standstill that went over by itself
+LONGEST_TIMES: Final = 3.0  # short pauses, and known ones, may take so many times the longest that went over by itself
 STOPPED_CPU_S: Final = 0.02  # CPU time comes in ticks of 10 ms: a stopped process has used no more since
+_PAUSES: Final = frozenset(PHASES[code] for code in KNOWN_PAUSES)
+_AT_WORK: Final = _PAUSES | {"busy", "computing"}
+_STARTS: Final = frozenset({"start", "restart"})
+_ALONE: Final = {"computing": "it computes on without a step or a collective call"}
+_ALL: Final = {
+    "all_waiting": "all ranks wait in collectives",
+    "computing": "all ranks compute on without a step or a collective call",
+}
 BUSY_SHARE: Final = 0.1  # of the time: a rank that uses more CPU than this computes
 
 
@@ -41,12 +50,15 @@ class HangConfig(Config, frozen=True, kw_only=True):
     all_waiting_s, ended_s
         Least patience where everybody waits; where they wait for a rank that has ended.
     sleeping_s, busy_s, pause_s
-        Least patience with a culprit that sleeps, that burns CPU, that is in a known phase.
+        Least patience with a culprit that sleeps, that burns CPU, that is in a known phase; the last also where all
+        compute and nobody waits.
+    most_s
+        Most patience with anything. A start, and phases in which nobody waits, get all of it.
     """
 
     hang_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=100.0)] = 3.0
     stopped_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=100.0)] = 2.2
-    busy_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=1000.0)] = 30.0
+    busy_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=1000.0)] = 3.0
     floor_s: Annotated[float, msgspec.Meta(gt=0.0)] = 1.0
     stopped_floor_s: Annotated[float, msgspec.Meta(gt=0.0)] = 0.5
     all_waiting_s: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
@@ -54,6 +66,7 @@ class HangConfig(Config, frozen=True, kw_only=True):
     sleeping_s: Annotated[float, msgspec.Meta(gt=0.0)] = 3.0
     busy_s: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
     pause_s: Annotated[float, msgspec.Meta(gt=0.0)] = 60.0
+    most_s: Annotated[float, msgspec.Meta(gt=0.0)] = 1800.0  # what PyTorch gives any collective but NCCL's
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,9 @@ class HangWatch:
         before, self._still = self._still, None if typical_s is None else self._look(window, typical_s)
         over = self._still is None or (before is not None and self._still.since_s > before.since_s)
         if before is not None and over:
-            if not self._hung and window.phase not in {"start", "restart"}:
+            # Work that went over by itself was no hang, even if it was called one; a broken link may break for good.
+            told_well = not self._hung or before.kind in _AT_WORK
+            if told_well and window.phase not in _STARTS and _moved_since(window, before.since_s):
                 self.longest_s[before.kind] = max(self.longest_s.get(before.kind, 0.0), before.lasted_s)
             self._hung = False
         if self._still is not None and self._still.too_long:
@@ -150,7 +165,7 @@ class HangWatch:
         if not newest_s - since_s > STILL_SHARE * typical_s:
             return None
         waiting = seen & (beats.phase[:size] == WAIT)
-        if not waiting.any():
+        if not waiting.any() and (beats.phase[:size][seen] == EXIT).all():
             return None
         return self._judge(_Still(window, seen, waiting, newest_s, since_s, typical_s))
 
@@ -163,7 +178,9 @@ class HangWatch:
         if stopped.any():
             return self._stopped(still, stopped, float(stopped_for_s[stopped].max()))
         absent = still.seen & ~still.waiting & (beats.phase[:size] != EXIT)
-        return self._absent(still, absent) if absent.any() else self._nobody(still)
+        if not still.waiting.any():
+            return self._nobody_waits(still, absent)
+        return self._absent(still, absent) if absent.any() else self._all_wait(still)
 
     def _stopped(self, still: _Still, stopped: Flags, longest_s: float) -> Standstill:
         """A process has been stopped by a signal, for `longest_s`."""
@@ -182,21 +199,43 @@ class HangWatch:
         known = absent & np.isin(beats.phase[:size], KNOWN_PAUSES)
         if known.any():
             kind = PHASES[int(beats.phase[:size][known][0])]
-            least_s, what = config.pause_s, f"it has been in {kind} since"
-        elif busy.any():
+            patience_s = self._patience_s(still, kind, config.pause_s, config.hang_ratio)
+            return still.because(kind, patience_s, np.flatnonzero(absent), f"it has been in {kind} since")
+        if busy.any():
             kind, what = "busy", "it computes on and has not come to the collective"
-            least_s = max(config.busy_s, config.busy_ratio * still.typical_s)
+            least_s = config.pause_s if still.window.phase in _STARTS else config.busy_s
+            patience_s = self._patience_s(still, kind, least_s, config.busy_ratio)
         else:
             kind, what = "sleeping", "it sleeps outside any collective"
-            least_s = max(config.sleeping_s, config.hang_ratio * still.typical_s)
-        patience_s = max(least_s, LONGEST_TIMES * self.longest_s.get(kind, 0.0))
+            patience_s = self._patience_s(still, kind, config.sleeping_s, config.hang_ratio)
         return still.because(kind, patience_s, np.flatnonzero(absent), what)
 
-    def _nobody(self, still: _Still) -> Standstill:
+    def _nobody_waits(self, still: _Still, absent: Flags) -> Standstill:
+        """No rank is seen to wait: all compute, or sit in a device's kernels; who holds up whom cannot be told."""
+        config, window, phases = self._config, still.window, still.window.beats.phase[: absent.size]
+        known = absent & np.isin(phases, KNOWN_PAUSES)
+        kind = PHASES[int(phases[known][0])] if known.any() else "computing"
+        culprits = np.flatnonzero(absent) if absent.sum() == 1 else np.zeros(0, dtype=np.intp)
+        ending = window.ended_cleanly.any() or (phases[still.seen] == EXIT).any()
+        if known.any() or ending or window.phase in _STARTS:  # compilers at work, or what comes after the last step
+            patience_s = config.most_s
+        else:
+            patience_s = self._patience_s(still, kind, config.pause_s, config.hang_ratio)
+        return still.because(kind, patience_s, culprits, _ALONE.get(kind, f"it has been in {kind} since"))
+
+    def _patience_s(self, still: _Still, kind: str, least_s: float, ratio: float) -> float:
+        """How long a standstill of `kind` may last: so many usual steps and the longest one known."""
+        longest_s = self.longest_s.get(kind, 0.0)
+        often_s = LONGEST_TIMES * longest_s
+        if kind not in _PAUSES:  # of these only short ones differ by multiples
+            often_s = min(often_s, self._config.busy_s)
+        return min(max(least_s, ratio * still.typical_s + longest_s, often_s), self._config.most_s)
+
+    def _all_wait(self, still: _Still) -> Standstill:
         """Everybody waits: a rank that has left, or collectives that do not match."""
         config, window, seen = self._config, still.window, still.seen
-        longest_s = LONGEST_TIMES * self.longest_s.get("all_waiting", 0.0)
-        patience_s = max(config.hang_ratio * still.typical_s, config.floor_s, config.all_waiting_s, longest_s)
+        least_s = max(config.floor_s, config.all_waiting_s)
+        patience_s = self._patience_s(still, "all_waiting", least_s, config.hang_ratio)
         left = np.flatnonzero(window.ended_cleanly | (seen & (window.beats.phase[: seen.size] == EXIT)))
         if left.size:
             what = "it has ended while the others wait for it"
@@ -209,6 +248,11 @@ class HangWatch:
         return still.because("all_waiting", patience_s, fewest, what)
 
 
+def _moved_since(window: Window, since_s: float) -> bool:
+    """True if a rank that lives has gone on after `since_s`: a standstill that ended with its ranks was no pause."""
+    return bool((window.beats.progress_s[: len(window.ranks)][window.live] > since_s).any())
+
+
 def hang_vote(window: Window, hang: Standstill, step_s: float) -> Vote:
     """The vote that declares `hang` and names its culprits; a step usually takes `step_s`."""
     excess = hang.lasted_s / hang.patience_s
@@ -219,7 +263,8 @@ def hang_vote(window: Window, hang: Standstill, step_s: float) -> Vote:
         )
         for place, column in enumerate(hang.culprits[:MAX_SUSPECTS])
     )  # fmt: skip
-    who = f"rank {suspects[0].rank}: {hang.what}; " if suspects else "all ranks wait in collectives; "
+    all_do = _ALL.get(hang.kind, f"all ranks have been in {hang.kind} since")
+    who = f"rank {suspects[0].rank}: {hang.what}; " if suspects else f"{all_do}; "
     return Vote(
         opinion="anomalous",
         score=excess / (1.0 + excess),

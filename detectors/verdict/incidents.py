@@ -35,6 +35,7 @@ class _Open:
     published: bool
     hard: bool
     evidence_s: float = 0.0
+    life: int = -1  # of the job, whose facts it rests on
 
 
 class Joiner:
@@ -108,7 +109,7 @@ class Joiner:
         record = self._opened(candidate, votes, window)
         if record.id in self._open or any(closed.id == record.id for closed in self._closed):
             return []
-        self._open[record.id] = _Open(record, window.now_s, live, candidate.hard, window.now_s)
+        self._open[record.id] = _Open(record, window.now_s, live, candidate.hard, window.now_s, window.restarts)
         return [record] if live else []
 
     def _related(self, candidate: Candidate, window: Window) -> _Open | None:
@@ -199,9 +200,10 @@ class Joiner:
         self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
         record = entry.record
-        proven = candidate.hard and not entry.hard
-        entry.hard |= candidate.hard
-        changed = better(record, candidate, proven)
+        known = entry.hard and entry.life == window.restarts  # a new life may fail of something else
+        changed = better(record, candidate, known)
+        if candidate.hard:
+            entry.hard, entry.life = True, window.restarts
         worth_telling = changed is not None
         if changed is None and candidate.family == "slow" and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S:
             evidence = slowness(window, record.onset_step)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
 from trainwarden.records import IncidentRecord, Suspect
 
+CERTAIN: Final = 1.0  # the score of a failure that names its own cause
+MAX_FOLLOWED: Final = 8
+_SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 
-def better(record: IncidentRecord, candidate: Candidate, proven: bool) -> IncidentRecord | None:
-    """`record` with what `candidate` knows better; None if that is nothing. `proven`: the first fact about a guess."""
+
+def better(record: IncidentRecord, candidate: Candidate, known: bool) -> IncidentRecord | None:
+    """`record` with what `candidate` knows better; None if that is nothing. `known`: it rests on facts already."""
     more_specific = KIND_ORDER.index(candidate.kind) < KIND_ORDER.index(record.kind)
     same_family = family_of(record.kind) == candidate.family
+    if known and same_family and follows(record, candidate):
+        return _followed(record, candidate) if candidate.hard else None
     if candidate.hard and same_family and record.kind != candidate.kind:
         # Facts correct guesses, but what ends a hung job (a person, a watchdog) is not what hung it.
-        # What the ranks' own recorders say of a hang is.
-        take = not (record.kind == "hang" and record.suspects) or candidate.kind == "collective_mismatch"
+        # What the ranks' own recorders say of a hang is, and what had failed before the hang was declared.
+        hung = record.kind == "hang" and bool(record.suspects)
+        take = not hung or candidate.kind == "collective_mismatch" or _came_first(record, candidate)
     elif candidate.hard and same_family:
         sure, surest = _surest(candidate.suspects), _surest(record.suspects)
         other = sure == surest and _keys(candidate.suspects) != _keys(record.suspects)
-        take = sure > surest or other or (proven and record.reason != candidate.reason)
+        take = sure > surest or other or (not known and record.reason != candidate.reason)
         return _with(record, candidate) if take else None
     else:
         take = more_specific and not (record.kind in FAILURE_KINDS and same_family and not candidate.suspects)
@@ -31,6 +38,38 @@ def better(record: IncidentRecord, candidate: Candidate, proven: bool) -> Incide
     if record.kind == candidate.kind and set(_keys(candidate.suspects)) - set(_keys(record.suspects)):
         return _with(record, candidate)
     return None
+
+
+def follows(record: IncidentRecord, candidate: Candidate) -> bool:
+    """True if `record` names a root that is certain, and `candidate` is at most what came of it.
+
+    Others hang because a rank has failed, never the other way round; and what a process said of its own end is not
+    corrected by what is seen elsewhere later. An end without words may yet be explained.
+    """
+    if record.kind in {"hang", candidate.kind} or _surest(record.suspects) < CERTAIN:
+        return False
+    if candidate.kind == "hang":
+        return True
+    if record.kind == "crash":
+        return False
+    later = candidate.onset_s is None or record.onset_s is None or candidate.onset_s > record.onset_s
+    elsewhere = not overlap(candidate.suspects, record.suspects, ("rank", "node"))
+    return candidate.kind in _SEEN_OF_HANGS or (later and elsewhere)
+
+
+def _came_first(record: IncidentRecord, candidate: Candidate) -> bool:
+    """True if `candidate` is a certain failure from before `record` was opened, told late."""
+    certain = _surest(candidate.suspects) >= CERTAIN and candidate.kind not in _SEEN_OF_HANGS
+    return certain and candidate.onset_s is not None and candidate.onset_s < record.opened_at_s
+
+
+def _followed(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | None:
+    """`record` with `candidate` among what followed; None if it is there already, or much is."""
+    told = list(record.evidence.get("followed", ()))
+    news = f"{candidate.kind}: {candidate.reason}"
+    if len(told) >= MAX_FOLLOWED or any(one.partition(": ")[0] == candidate.kind for one in told):
+        return None
+    return msgspec.structs.replace(record, evidence={**record.evidence, "followed": [*told, news]})
 
 
 def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:

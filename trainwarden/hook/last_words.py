@@ -24,6 +24,9 @@ from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT
 from .memory import Memory
 from .thread import TrainingThread, clock
 
+_MAX_CAUSES = 8
+_MAX_TYPES = 16
+_MAX_CAUSE_CHARS = 1000
 _MAX_CALLS_BYTES = 64_000_000  # 2,000 calls, torch's default, have about 1 MB
 
 
@@ -92,11 +95,13 @@ class LastWords:
             if not memory.live:
                 return
             memory.words[AT_CODE] = 130 if issubclass(kind, KeyboardInterrupt) else 1
-            text = f"{kind.__name__}: {error}"
+            text = f"{kind.__name__}: {words_of(error)}"
             self.note(
                 {
                     "type": "exception",
                     "exception": kind.__name__,
+                    "types": " ".join(type_names(kind)),
+                    "causes": "\n".join(causes_of(error)),
                     "message": text[:2000],
                     "frame": user_frame(trace),
                     "step": memory.words[AT_STEP],
@@ -215,3 +220,39 @@ def user_frame(trace: types.TracebackType | None) -> str:
             frame = last
         trace = trace.tb_next
     return frame or last
+
+
+def words_of(error: BaseException) -> str:
+    """What `error` says, whatever its own ``__str__`` does."""
+    try:
+        return str(error).encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
+    except Exception:
+        return ""
+
+
+def type_names(kind: type[BaseException]) -> list[str]:
+    """`kind` and what it derives from, with their modules, without what every exception is."""
+    return [_name(one) for one in kind.__mro__[:_MAX_TYPES] if one not in (Exception, BaseException, object)]
+
+
+def causes_of(error: BaseException) -> list[str]:
+    """What `error` was raised from, nearest first, one line each; vertical tabs stand for ends of lines.
+
+    ``during `` is in front of what was only being handled when the next one was raised.
+    """
+    found: list[str] = []
+    seen = {id(error)}
+    while len(found) < _MAX_CAUSES:
+        during = error.__cause__ is None
+        cause = error.__context__ if during and not error.__suppress_context__ else error.__cause__
+        if cause is None or id(cause) in seen:
+            break
+        seen.add(id(cause))
+        text = f"{_name(type(cause))}: {words_of(cause)}"[:_MAX_CAUSE_CHARS]
+        found.append(("during " if during else "") + "\v".join(text.splitlines()))
+        error = cause
+    return found
+
+
+def _name(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

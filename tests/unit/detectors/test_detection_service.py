@@ -9,6 +9,7 @@ import pytest
 from detectors import CATALOG
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, RememberingBus, Run, event, log_lines
+from tests.unit.detectors.logs.test_whole_messages import OUT_OF_MEMORY
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord, Record
 from trainwarden.settings import DetectionSettings
@@ -104,6 +105,23 @@ def test_an_exception_is_told_with_rank_message_and_frame_once() -> None:
     assert (incident.kind, incident.suspects[0].rank) == ("exception", 3)
     assert "ValueError: bad batch at train.py:12 in step" in incident.reason
     assert incident.opened_at_s - at_s < 0.2
+
+
+def test_an_exception_stays_the_root_when_the_others_are_seen_to_hang() -> None:
+    job = Job().run(40)
+    at_s = job.end_s + 0.05
+    job.add(at_s, event("exception", at_s, 2, message="ValueError: bad batch", frame="train.py:12 in step"))
+    for tick in range(1, 40):  # the process takes long to end, and so do the others
+        job.beat(at_s + 0.2 * tick, 40, phase="wait", calls=81, phases={2: "compute"}, cpu_s={2: 12.0})
+    words = "rank 2 did not reach all_reduce 81"
+    job.add(
+        at_s + 4.0, event("flight_recorder", at_s + 3.9, 2, message=words, finding="hang", source="flight_recorder")
+    )
+    run = played(job, 9.0)
+    (incident,) = run.incidents
+    assert {one.kind for one in run.revisions} == {"exception"}
+    assert "ValueError: bad batch at train.py:12 in step" in incident.reason
+    assert incident.evidence["followed"] == [f"hang: {words}"]
 
 
 def test_an_exit_that_is_told_before_its_exception_takes_the_exceptions_words() -> None:
@@ -267,6 +285,40 @@ def test_a_restart_is_planned_and_what_was_normal_before_still_is() -> None:
     assert played(job).revisions == []
 
 
+def restarted(job: Job, pace: float, *, kind: str = "restart") -> Job:
+    """`job` with a restart behind its steps, after which every step takes `pace` times as long."""
+    at_s = job.end_s
+    if kind == "restart":
+        job.add(at_s + 0.1, event("restart", at_s + 0.1, operation="a", stage="started"))
+        job.add(at_s + 5.0, event("restart", at_s + 5.0, operation="a", stage="done"))
+    elif kind == "job_start":
+        job.add(at_s + 5.0, event("job_start", at_s + 5.0, world_size=job.ranks))
+    job.add(at_s + 0.3, *[event("process_exit", at_s + 0.2, rank, code=0) for rank in range(job.ranks)])
+    job.life = 1
+    job.everyone = lambda step: (4.0 if step < 44 else 1.0) * pace
+    job.run(100, first=40, start_s=at_s + 6.0)
+    job.records.sort(key=lambda entry: entry[0])
+    return job
+
+
+@pytest.mark.parametrize("kind", ["restart", "workers"])
+def test_a_job_that_comes_back_slower_from_a_restart_is_told(kind: str) -> None:
+    job = restarted(Job(step_s=1.0).run(60), 1.4, kind=kind)
+    (incident,) = played(job).incidents
+    assert incident.kind == "slow_job"
+    assert incident.evidence["ratio"] > 1.25
+
+
+def test_a_program_that_was_started_anew_may_have_another_pace() -> None:
+    assert played(restarted(Job(step_s=1.0).run(60), 1.4, kind="job_start")).revisions == []
+
+
+def test_fewer_ranks_may_have_another_pace() -> None:
+    job = Job(step_s=1.0).run(60)
+    job.ranks = 3
+    assert [one.kind for one in played(restarted(job, 1.4)).incidents if one.kind == "slow_job"] == []
+
+
 def test_a_slow_rank_that_hangs_is_one_problem() -> None:
     job = Job(slow=lambda rank, step: 2.5 if rank == 1 and step >= 30 else 1.0).run(40)
     run = played(standstill(job, 1, 10.0, state="T"), 10.0)
@@ -365,6 +417,37 @@ def test_an_error_line_that_the_rank_survives_is_no_incident() -> None:
         at_s, log_lines(1, [(at_s, "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB (caught, retrying)")])
     )
     assert played(job).revisions == []
+
+
+@pytest.mark.parametrize("step_s", [0.3, 5.0, 20.0])
+def test_whether_a_rank_survived_is_asked_of_its_next_step(step_s: float) -> None:
+    job = Job(step_s=step_s).run(12)
+    at_s = job.ends_s[8] - 0.9 * step_s
+    job.add(at_s, log_lines(1, [(at_s, f"{OUT_OF_MEMORY} (caught, retrying)")]))
+    assert played(job).revisions == []
+
+
+def test_what_a_rank_survived_once_may_be_its_end_the_next_time() -> None:
+    job = Job(step_s=5.0).run(12)
+    first_s, last_s = job.ends_s[8] - 4.0, job.end_s + 1.0
+    job.add(first_s, log_lines(1, [(first_s, OUT_OF_MEMORY)]))
+    job.add(last_s, log_lines(1, [(last_s, OUT_OF_MEMORY)], first=2))
+    for tick in range(100):
+        job.beat(last_s + 0.2 * tick, 11, phase="wait", calls=23)
+    run = played(job, 21.0)
+    kinds = {incident.kind: incident for incident in run.incidents}
+    assert kinds["cuda_out_of_memory"].suspects[0].rank == 1
+    assert kinds["cuda_out_of_memory"].opened_at_s > last_s
+
+
+def test_a_rank_that_ends_after_its_last_words_is_told_without_waiting_for_a_step() -> None:
+    job = Job(step_s=20.0).run(6)
+    at_s = job.end_s + 1.0
+    job.add(at_s, log_lines(1, [(at_s, OUT_OF_MEMORY)]))
+    job.add(at_s + 0.2, event("process_exit", at_s + 0.2, 1, code=1))
+    (incident,) = played(job, 2.0).incidents
+    assert incident.suspects[0].rank == 1
+    assert "log_window" in incident.votes
 
 
 # -- the bus -----------------------------------------------------------------------------------------------------

@@ -200,10 +200,14 @@ def test_an_exception_is_told_once_by_datagram_or_file(node: Node, rank: Callabl
     heard, unheard = rank(0), rank(1)
     node.collect()  # binds the socket
     assert len(node.collector.wake_fds()) == 1
-    heard.last_words.exception(ValueError, ValueError("bad"), None)
+    error = UnicodeError("bad")
+    error.__cause__ = MemoryError("full")
+    heard.last_words.exception(UnicodeError, error, None)
     found = events(node.collect(), "exception")
-    assert [(event.rank, event.message) for event in found] == [(0, "ValueError: bad")]
-    assert found[0].fields["type"] == "ValueError"
+    assert [(event.rank, event.message) for event in found] == [(0, "UnicodeError: bad")]
+    assert found[0].fields["type"] == "UnicodeError"
+    assert found[0].fields["types"] == "UnicodeError ValueError"
+    assert found[0].fields["causes"] == "MemoryError: full"
     assert found[0].id == f"exception/node/{found[0].fields['incarnation']}"
     assert events(node.collect(), "exception") == []
     (node.hook_dir / "agent.sock").unlink()  # the agent is away

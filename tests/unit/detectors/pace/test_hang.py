@@ -10,15 +10,17 @@ import pytest
 from detectors.job.state import JobState
 from detectors.pace.hang import HangConfig, HangWatch, hang_vote
 from detectors.pace.iteration_threshold import IterationThreshold
-from tests.unit.detectors.detection_streams import Job
+from tests.unit.detectors.detection_streams import Job, event
 
 STEP_S = 0.3
 Beat = Callable[[float], Mapping[str, Any]]  # what the ranks say so long after their last step
 
 
-def standing_still(beat: Beat, until_s: float = 100.0, **config: float) -> tuple[HangWatch, float | None, Job]:
-    """A job of 4 ranks that stands still after 30 steps; after how long that was called a hang."""
-    job = Job(ranks=4, step_s=STEP_S).run(30)
+def standing_still(
+    beat: Beat, until_s: float = 100.0, *, step_s: float = STEP_S, steps: int = 30, **config: float
+) -> tuple[HangWatch, float | None, Job]:
+    """A job of 4 ranks that stands still after so many steps; after how long that was called a hang."""
+    job = Job(ranks=4, step_s=step_s).run(steps)
     end_s, state, watch = job.end_s, JobState("job"), HangWatch(HangConfig(**config))
     for _, record in sorted(job.records, key=lambda entry: entry[0]):
         state.feed(record)
@@ -26,10 +28,10 @@ def standing_still(beat: Beat, until_s: float = 100.0, **config: float) -> tuple
     while waited_s < until_s:
         waited_s += 0.2
         job.records.clear()
-        job.beat(end_s + waited_s, 30, **{"phase": "wait", "calls": 62, **beat(waited_s)})
+        job.beat(end_s + waited_s, steps, **{"phase": "wait", "calls": 62, **beat(waited_s)})
         for _, record in job.records:
             state.feed(record)
-        watch.update(state.window(end_s + waited_s), STEP_S)
+        watch.update(state.window(end_s + waited_s), step_s)
         if watch.hang is not None:
             return watch, waited_s, job
     return watch, None, job
@@ -59,6 +61,22 @@ def left(waited_s: float) -> Mapping[str, Any]:
     return {"phases": {2: "exit"}}
 
 
+def computing(waited_s: float) -> Mapping[str, Any]:
+    return {"phase": "compute"}
+
+
+def in_kernels(waited_s: float) -> Mapping[str, Any]:
+    return {"phase": "compute", "cpu_s": dict.fromkeys(range(4), 10.0)}
+
+
+def evaluating(waited_s: float) -> Mapping[str, Any]:
+    return {"phase": "evaluation"}
+
+
+def leaving(waited_s: float) -> Mapping[str, Any]:
+    return {"phase": "compute", "phases": {1: "exit", 2: "exit", 3: "exit"}}
+
+
 def mute(waited_s: float) -> Mapping[str, Any]:
     return {}
 
@@ -70,6 +88,8 @@ def mute(waited_s: float) -> Mapping[str, Any]:
         (sleeping, "sleeping", [1], 3.0, 4.0),
         (busy, "busy", [1], 30.0, 31.0),
         (saving, "checkpoint", [0], 60.0, 61.0),
+        (computing, "computing", [], 60.0, 61.0),
+        (in_kernels, "computing", [], 60.0, 61.0),
         (mismatched, "all_waiting", [3], 2.0, 3.0),
         (left, "all_waiting", [2], 5.0, 6.0),
         (mute, "all_waiting", [], 2.0, 3.0),
@@ -83,6 +103,63 @@ def test_patience_depends_on_what_the_culprit_does(
     assert waited_s is not None
     assert (watch.hang.kind, watch.hang.culprits.tolist()) == (kind, culprits)
     assert earliest_s <= waited_s <= latest_s + STEP_S
+
+
+@pytest.mark.parametrize(
+    ("beat", "step_s", "latest_s"), [(busy, 20.0, 61.0), (computing, 20.0, 61.0), (busy, 40.0, 121.0)]
+)
+def test_no_standstill_gets_more_than_three_steps_and_the_longest_pause(
+    beat: Beat, step_s: float, latest_s: float
+) -> None:
+    _, waited_s, _ = standing_still(beat, until_s=200.0, step_s=step_s)
+    assert waited_s is not None
+    assert 3 * step_s <= waited_s <= latest_s
+
+
+@pytest.mark.parametrize("beat", [evaluating, leaving])
+def test_what_nobody_waits_for_may_last_until_the_configured_most(beat: Beat) -> None:
+    assert standing_still(beat, until_s=900.0)[1] is None
+    _, waited_s, _ = standing_still(beat, until_s=130.0, most_s=120.0)
+    assert waited_s is not None
+    assert 120.0 <= waited_s < 121.0
+    for any_beat in (busy, computing, saving):
+        _, waited_s, _ = standing_still(any_beat, until_s=30.0, most_s=20.0)
+        assert waited_s is not None
+        assert waited_s < 21.0
+
+
+def test_a_compiler_at_work_in_the_first_steps_is_no_hang() -> None:
+    assert standing_still(computing, until_s=600.0, steps=5)[1] is None
+
+
+@pytest.mark.parametrize("beat", [busy, computing])
+def test_work_that_was_called_a_hang_and_went_over_is_called_none_the_next_time(beat: Beat) -> None:
+    watch, job, state = HangWatch(HangConfig()), Job(ranks=4, step_s=STEP_S).run(30), JobState("job")
+    hung, place = [], 0
+    for turn in range(2):
+        end_s, step = job.end_s, 30 * (turn + 1)
+        for tick in range(1, 450):
+            job.beat(end_s + 0.2 * tick, step, **{"phase": "wait", "calls": 99 * step, **beat(0.2 * tick)})
+        job.run(30, first=step, start_s=end_s + 90.0)
+        for at_s, record in sorted(job.records[place:], key=lambda entry: entry[0]):
+            state.feed(record)
+            watch.update(state.window(at_s), STEP_S)
+            hung.append((turn, watch.hang is not None))
+        place = len(job.records)
+    assert {turn for turn, is_hang in hung if is_hang} == {0}
+
+
+def test_a_standstill_that_ended_with_its_ranks_is_no_pause_to_wait_for() -> None:
+    watch, job, state = HangWatch(HangConfig()), Job(ranks=4, step_s=STEP_S).run(30), JobState("job")
+    for tick in range(1, 200):
+        job.beat(job.end_s + 0.2 * tick, 30, calls=62, phase="compute")
+    dead_s = job.end_s + 40.0
+    job.add(dead_s, *[event("process_exit", dead_s, rank, signal="SIGKILL") for rank in range(4)])
+    for at_s, record in sorted(job.records, key=lambda entry: entry[0]):
+        state.feed(record)
+        watch.update(state.window(at_s), STEP_S)
+    assert watch.hang is None
+    assert watch.longest_s.get("computing", 0.0) < 1.0
 
 
 def test_patience_is_configuration() -> None:

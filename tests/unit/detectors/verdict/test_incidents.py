@@ -12,7 +12,7 @@ from detectors.job.window import Window
 from detectors.protocol import Role
 from detectors.verdict.ensemble import Candidate, Ensemble, EnsembleConfig, family_of
 from detectors.verdict.incidents import Joiner, incident_id
-from tests.unit.detectors.detection_streams import START_S, Job
+from tests.unit.detectors.detection_streams import START_S, Job, event
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect, Vote
 
 CONFIG = EnsembleConfig()
@@ -121,6 +121,48 @@ def test_what_the_recorders_say_of_an_open_hang_becomes_its_reason() -> None:
     assert story.at(2.0, told) == []  # once
     (mismatch,) = story.at(3.0, replace(candidate("collective_mismatch", 1, hard=True), reason="sizes differ"))
     assert (mismatch.id, mismatch.kind) == (revised.id, "collective_mismatch")
+
+
+@pytest.mark.parametrize("later", ["hang", "collective_mismatch", "user_error"])
+@pytest.mark.parametrize("kind", ["exception", "cuda_out_of_memory", "checkpoint"])
+def test_a_root_once_known_stays_and_what_follows_is_added(kind: Any, later: Any) -> None:
+    story = Story()
+    (root,) = story.at(0.0, candidate(kind, 2, hard=True))
+    # The hang began, as its heartbeats say, before the exception was told; its evidence came later.
+    follows = candidate(later, 1, onset_s=START_S + (-0.5 if later == "hang" else 1.0), hard=True)
+    (told,) = story.at(1.0, candidate(kind, 2, hard=True), follows)
+    assert (told.id, told.kind, told.suspects, told.reason) == (root.id, kind, root.suspects, root.reason)
+    assert told.evidence["followed"] == [f"{later}: because {later}"]
+    for second in range(2, 6):
+        assert story.at(second, follows, candidate(kind, 2, hard=True)) == []  # told once, in any order
+
+
+def test_a_hang_is_no_root_of_a_crash_without_words_but_what_explains_the_crash_is() -> None:
+    story = Story()
+    story.at(0.0, candidate("crash", 2, hard=True))
+    (told,) = story.at(1.0, candidate("hang", 2, hard=True))
+    assert told.kind == "crash"
+    (told,) = story.at(2.0, candidate("exception", 2, onset_s=START_S, hard=True))
+    assert told.kind == "exception"
+
+
+def test_a_failure_from_before_the_hang_was_declared_is_its_root_however_late_it_is_told() -> None:
+    story = Story()
+    (hang,) = story.at(5.0, candidate("hang", 2))
+    (told,) = story.at(6.0, candidate("exception", 2, onset_s=START_S + 0.1, hard=True))
+    assert (told.id, told.kind) == (hang.id, "exception")
+    assert story.at(7.0, candidate("hang", 2, hard=True))[0].kind == "exception"
+
+
+def test_a_fact_corrects_a_guess_and_a_new_life_may_fail_of_something_else() -> None:
+    story = Story()
+    story.at(0.0, candidate("exception", 2))  # a log line's guess
+    assert story.at(1.0, candidate("hang", 1, hard=True))[0].kind == "hang"
+    story = Story()
+    story.at(0.0, candidate("exception", 2, hard=True))
+    story.state.feed(event("restart", START_S + 1, stage="begun"))
+    (told,) = story.at(2.0, candidate("crash", 1, onset_s=START_S + 2, hard=True))
+    assert (told.kind, told.suspects[0].rank) == ("crash", 1)
 
 
 def test_a_guess_is_corrected_by_the_root() -> None:

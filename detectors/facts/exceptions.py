@@ -1,0 +1,64 @@
+"""What an uncaught exception says: by all its lines, by what its type derives from, and by what it was raised from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from detectors.logs.rules import LogRule, LogRules
+from trainwarden.records import EventRecord
+
+DURING: Final = "during "  # in front of a cause that was only being handled when the next one was raised
+_INTERRUPTS: Final = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException"})
+_NO_PROGRAM_AT_FAULT: Final = frozenset({"H", "N", "S"})
+_RANK: Final = {"root": 0, "phase": 1, "cascade": 2}
+
+
+def text_of(event: EventRecord) -> str:
+    """The exception as it was printed: type and words."""
+    return event.message.strip() or str(event.fields.get("type", "exception"))
+
+
+def exception_rule(rules: LogRules, event: EventRecord) -> LogRule | None:
+    """The rule that says why the exception was raised; None if nothing is known of it.
+
+    A device, network or file system that is named anywhere in the chain outranks an application's own words for what
+    it broke. Otherwise the exception's own words and types come first, then what it was raised from, innermost first.
+    """
+    own = rules.match_text(_own_text(event))
+    if own is not None and own.role == "phase":
+        return own
+    found = [own, *_causes(rules, str(event.fields.get("causes") or ""))]
+    known = [rule for rule in found if rule is not None]
+    return min(
+        known,
+        key=lambda rule: (_RANK.get(rule.role, len(_RANK)), rule.class_ not in _NO_PROGRAM_AT_FAULT),
+        default=None,
+    )
+
+
+def nearest_cause(event: EventRecord) -> str:
+    """What the exception was raised from on purpose, in one line; empty if from nothing."""
+    cause = str(event.fields.get("causes") or "").partition("\n")[0]
+    return "" if cause.startswith(DURING) else cause.partition("\v")[0]
+
+
+def interrupts(event: EventRecord) -> bool:
+    """True if the exception only tells that somebody stopped the program."""
+    names = [text_of(event).partition(":")[0], *str(event.fields.get("types") or "").split()]
+    return any(name.rpartition(".")[2] in _INTERRUPTS for name in names)
+
+
+def _own_text(event: EventRecord) -> str:
+    """All lines, and the first again under the name of every type that the exception's own derives from."""
+    text = text_of(event)
+    words = text.partition(": ")[2].partition("\n")[0]
+    return "\n".join([text, *(f"{base}: {words}" for base in str(event.fields.get("types") or "").split())])
+
+
+def _causes(rules: LogRules, causes: str) -> Iterator[LogRule | None]:
+    for cause in reversed(causes.split("\n")):
+        rule = rules.match_text(cause.removeprefix(DURING))  # lines of one cause are parted by vertical tabs
+        # Whoever falls back on something else has caught a missing file or module on purpose.
+        tried = cause.startswith(DURING) and rule is not None and rule.kind == "user_error"
+        yield None if tried else rule
