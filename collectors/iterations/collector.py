@@ -47,6 +47,8 @@ class IterationsCollector:
         forget_after_s: PositiveSeconds = 3600.0
         proc: str = "/proc"
 
+    heartbeats = True  # a thread of its own
+
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._records = HookRecords(scope)
