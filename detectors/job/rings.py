@@ -193,8 +193,8 @@ class HeartbeatBoard:
                 fresh[: array.size] = array
                 setattr(self, name, fresh)
 
-    def feed(self, beats: NodeBeats) -> None:
-        """Take in one node's heartbeat."""
+    def feed(self, beats: NodeBeats) -> bool:
+        """Take in one node's heartbeat; True if a rank of it has moved on."""
         columns, time_s, cpu_s, stopped = beats.columns, beats.time_s, beats.cpu_s, beats.stopped
         moved = (
             (self.step[columns] != beats.step)
@@ -213,3 +213,4 @@ class HeartbeatBoard:
         self.step[columns], self.step_end_s[columns] = beats.step, beats.step_end_s
         self.phase[columns], self.phase_since_s[columns] = beats.phase, beats.phase_since_s
         self.calls[columns], self.cpu_s[columns], self.gone[columns] = beats.calls, cpu_s, beats.gone
+        return bool(moved.any())

@@ -100,6 +100,12 @@ class Roster:
         self.ended[column] = self.clean[column] = False
         return "next"
 
+    def shrink(self, size: int) -> None:
+        """The job goes on with `size` ranks: those beyond have ended."""
+        for rank, column in self.column.items():
+            if rank >= size:
+                self.ended[column] = True
+
     def _widen(self, size: int) -> None:
         have = self.ended.size
         if size > have:

@@ -288,7 +288,7 @@ def test_a_silent_node_is_lost_and_what_the_others_do_then_is_not_another_incide
     job.records += other.records
     (incident,) = played(job, 11.0).incidents
     assert (incident.kind, incident.severity, incident.suspects[0].node) == ("node_lost", "sev1", "node1")
-    assert incident.opened_at_s - at_s < 3.2
+    assert incident.opened_at_s - at_s < 4.7
 
 
 def test_a_service_that_was_stalled_itself_loses_no_node() -> None:
