@@ -136,7 +136,7 @@ class CollectiveDumpsCollector:
         for process in rank_processes(self._run_dir):
             header = hook.read_header(process.path)
             known = newest.get(process.rank)
-            if header is not None and (known is None or header.start_s >= known[0].start_s):
+            if header is not None and (known is None or header.start_monotonic_s >= known[0].start_monotonic_s):
                 newest[process.rank] = (header, process)
         wanted = {process.path for _, process in newest.values()}
         for path in [path for path in self._watched if path not in wanted]:

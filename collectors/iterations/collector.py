@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from collectors.iterations.agent_socket import AgentSocket
-from collectors.iterations.hook_source import HookSource, boot_time_s
+from collectors.iterations.hook_source import HookSource, boot_id
 from collectors.iterations.records import HookRecords
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
@@ -55,7 +55,7 @@ class IterationsCollector:
         self._clock = clock
         self._folder = Path(scope.run_dir) / rundir.HOOK
         self._proc = Path(config.proc)
-        self._boot_s: float | None = None
+        self._boot = boot_id(self._proc)
         self._sources: dict[str, HookSource] = {}
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}
@@ -78,10 +78,8 @@ class IterationsCollector:
         self._socket.open()
         yield from self._told_at_once()
         self._scan(now_s)
-        if self._boot_s is None:
-            self._boot_s = boot_time_s(self._proc)
         for source in list(self._sources.values()):
-            if source.look(self._proc, self._boot_s, now_s):
+            if source.look(self._proc, now_s):
                 yield from self._news(source)
                 self._forget_if_old(source, now_s)
             elif source.failed_looks >= _GARBAGE_AFTER_LOOKS:
@@ -199,11 +197,12 @@ class IterationsCollector:
             if header is None or (source.gone_since_s is not None and now_s - source.gone_since_s > _GONE_ROWS_S):
                 continue
             known = newest.get(header.rank)
-            if known is None or header.start_s > known[0].start_s:
+            if known is None or header.start_monotonic_s > known[0].start_monotonic_s:
                 newest[header.rank] = (header, source)
         if newest:
             rows = [newest[rank] for rank in sorted(newest)]
-            yield self._records.heartbeat([(header, source.kernel) for header, source in rows], now_s)
+            states = [(header, source.kernel) for header, source in rows]
+            yield self._records.heartbeat(states, now_s, self._clock.monotonic_s(), self._boot)
 
     def _overhead(self, now_s: float) -> Iterable[Record]:
         if now_s - self._overhead_at_s < _OVERHEAD_INTERVAL_S:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from detectors.job.board import MetricBoard
-from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats
+from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats, node_clock_s
 from detectors.job.roster import MAX_RANKS, Roster, Seen
 from detectors.job.silence import Silence
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
@@ -43,6 +43,7 @@ class JobState:
         self._size_at_s = float("-inf")
         self.restarts = 0
         self._silence = Silence()
+        self._boots: dict[str, str] = {}
         self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
         self._samples = MetricBoard()
@@ -116,9 +117,7 @@ class JobState:
     @property
     def quiet_s(self) -> float:
         """How long no rank has made a visible step or collective call, by the newest heartbeat; 0 if unknown."""
-        if self._board.time_s.size == 0 or not np.isfinite(self._board.time_s).any():
-            return 0.0
-        return float(np.nanmax(self._board.time_s) - np.nanmax(self._board.progress_s))
+        return float(np.nan_to_num(self._board.still_s, nan=np.inf).min(initial=np.inf)) if self._board.heard else 0.0
 
     def take_counts(self) -> dict[str, int]:
         """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd`` there were since the last call."""
@@ -192,7 +191,10 @@ class JobState:
         every = self._columns(record.ranks, record.node)
         keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
         columns = np.array([every[i] for i in keep], dtype=np.int64)
-        old = record.time_s <= self._board.time_s[columns]
+        if self._boots.get(record.node, record.boot) != record.boot:
+            self._board.reboot(columns)
+        self._boots[record.node] = record.boot
+        old = node_clock_s(record) <= self._board.clock_s[columns]
         if old.any():
             self._steps.counts["duplicates"] += 1
             keep = [i for i, stale in zip(keep, old, strict=True) if not stale]
