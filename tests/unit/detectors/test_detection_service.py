@@ -458,6 +458,13 @@ def test_a_job_that_is_long_over_is_forgotten() -> None:
     assert metric_value(run.metrics, "jobs") == 0.0
 
 
+def test_a_job_that_nobody_hears_of_any_more_leaves_no_incident_open() -> None:
+    job = crash(Job().run(20))
+    run = Run(DetectionSettings(ensemble={"forget_s": 20.0})).play(job.records, job.end_s + 60.0)
+    (incident,) = run.incidents
+    assert (incident.kind, incident.state) == ("crash", "closed")
+
+
 def test_records_of_all_kinds_and_of_no_use_are_taken() -> None:
     metrics = MetricsRecord(job=JOB, node="node0", time_s=START_S, devices=("g",), names=("x",), values=((1.0,),))
     odd = EventRecord(id="odd", job=JOB, node="node0", time_s=START_S, kind="clock_step")
