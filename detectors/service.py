@@ -150,6 +150,7 @@ class DetectionHandler:
             if attentive or since_s >= self._config.window_every_s - 1e-3 or since_s < 0:
                 outputs.extend(self._judged(watch, now_s))
             if now_s - watch.heard_s > self._config.forget_s:
+                outputs.extend((job, record) for record in watch.joiner.end(now_s))
                 self._jobs.pop(job, None)
         self._gauges()
         return outputs

@@ -114,7 +114,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collector(Protocol):
-    """One source on one node. It owns no thread, no timer and no retry: the agent does."""
+    """One source on one node. It owns no thread, no timer and no retry: the agent does.
+
+    A call that takes longer than the agent's deadline keeps its thread, and the collector's next turn waits for it. A
+    class attribute ``heartbeats = True`` says that it tells who is alive: then no other collector shares its thread.
+    """
 
     @property
     def interval_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -31,6 +32,7 @@ class SelfMetrics:
     def __init__(self, service: str) -> None:
         self.registry = CollectorRegistry()
         self._service = service
+        self._lock = threading.Lock()
         self._families: dict[str, Counter | Gauge] = {}
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], Counter | Gauge] = {}
         self.gauge("build_info", "Version of this service.", 1.0, version=__version__)
@@ -66,14 +68,15 @@ class SelfMetrics:
     ) -> Counter | Gauge:
         key = (name, tuple(sorted(labels.items())))
         child = self._children.get(key)
-        if child is None:
+        if child is not None:
+            return child
+        with self._lock:  # a family can be registered once only, whichever thread comes first
             family = self._families.get(name)
             if family is None:
                 full = f"trainwarden_{self._service}_{name}"
                 family = kind(full, help_text, sorted(labels), registry=self.registry)
                 self._families[name] = family
-            child = family.labels(**labels) if labels else family
-            self._children[key] = child
+            child = self._children[key] = family.labels(**labels) if labels else family
         return child
 
 

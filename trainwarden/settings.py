@@ -25,11 +25,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AgentSettings(Config, frozen=True, kw_only=True):
-    """The node agent. `collectors` says what differs from the default set, collector by collector."""
+    """The node agent. `collectors` says what differs from the default set, collector by collector.
+
+    A collector whose turn takes longer than `collect_deadline_s` is skipped until it comes back.
+    """
 
     collectors: dict[str, PluginSettings] = msgspec.field(default_factory=dict)
     spool_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024 * 1024
     flush_timeout_s: PositiveSeconds = 5.0
+    collect_deadline_s: PositiveSeconds = 2.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 

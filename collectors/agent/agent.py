@@ -1,13 +1,15 @@
-"""The node agent: one thread that lets every collector read its source in time and brings the records to the bus.
+"""The node agent: collectors read their sources in time, each lane of them in a thread, and records go to the bus.
 
-A round is: wait for a wake fd or the next due collector; collect; vet; publish and flush (or spool); only then
-keep the collectors' positions. Killed anywhere, sources are read again from the kept positions, so records may
-come twice and none is lost.
+A round is: let the collectors that are due read; vet; publish and flush (or spool); only then keep the collectors'
+positions. Killed anywhere, sources are read again from the kept positions, so records may come twice and none is
+lost. Heartbeats have a lane of their own, and a way past a delivery that does not come back.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -15,26 +17,29 @@ from typing import Any
 
 from collectors import CATALOG, ENTRY_POINTS
 from collectors.agent.delivery import Delivery
-from collectors.agent.schedule import Task, Wait
+from collectors.agent.lane import Lane
+from collectors.agent.schedule import Task
 from collectors.agent.self_watch import SelfWatch
 from collectors.agent.spool import Spool
+from collectors.agent.turn import Batch, Turn
 from collectors.agent.vetting import Vetting
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.protocols import Bus, Collector, JsonObject, Scope
-from trainwarden.records import EventRecord, MetricsRecord, Record
+from trainwarden.records import EventRecord, HeartbeatRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings
 from trainwarden.state import load_json, save_json
-from trainwarden.topics import topic_of
 
 log = logging.getLogger("trainwarden.agent")
 
 POSITIONS = "agent-positions.json"
 SPOOL = "spool"
-_RECHECK_S = 60.0  # how often a source that was absent is looked for again (a driver loaded late)
 _CLOCK_STEP_S = 1.0
+_DELIVER_S = 0.2  # what heartbeats bring waits so long at most; facts go at once
+_LOOK_S = 0.4  # a request to stop, and a collector that is stuck, are noticed within this time
+_FINISH_S = 10.0  # longest wait for the last round
 
 
 class Agent:
@@ -87,7 +92,18 @@ class Agent:
         self._watch = SelfWatch(self._scope, clock, metrics, self._delivery, self._vetting)
         wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.agent.collectors)
         self._tasks = [self._task(name, raw) for name, raw in wanted.items()]
-        self._wait = Wait(clock)
+        self._brought: deque[Batch] = deque()
+        self._idle = threading.Event()
+        turn = Turn(self._scope, clock, metrics, dict(self._positions))
+        beats = [task for task in self._tasks if getattr(task.collector, "heartbeats", False)]
+        others = [task for task in self._tasks if task not in beats]
+        # Delivery has no thread of its own: every wake-up of a thread costs as much as some collectors do.
+        self._others = Lane("collectors", others, turn, self._brought.append, clock=clock, metrics=metrics)
+        self._others.after(self.deliver, _DELIVER_S)
+        self.lanes = [self._others]
+        if beats:
+            first = Lane("heartbeats", beats, turn, self._take_beats, clock=clock, metrics=metrics)
+            self.lanes.insert(0, first)
         self._clock_offset_s = clock.now_s() - clock.monotonic_s()
         self._closed = False
 
@@ -100,88 +116,51 @@ class Agent:
     def run(self, stop: Callable[[], bool]) -> None:
         """Collect until `stop()` is true, then once more, so that the last words of a job are not missed."""
         try:
+            for lane in self.lanes:
+                lane.start()
             while not stop():
-                self._wait.wait(self._tasks)
-                self.step()
-            for task in self._tasks:
-                task.due_s = self._clock.monotonic_s()
-            self.step()
+                self._idle.wait(_LOOK_S)
+                for lane in self.lanes:
+                    lane.look_after(self._settings.agent.collect_deadline_s)
+            until_s = self._clock.monotonic_s() + _FINISH_S
+            for lane in self.lanes:  # the one that delivers comes last
+                lane.finish()
+                while lane.join(_LOOK_S) and self._clock.monotonic_s() < until_s:
+                    lane.look_after(self._settings.agent.collect_deadline_s)
         finally:
             self.close()
 
     def step(self) -> None:
-        """One round over everything that is due or awake now, without waiting."""
-        now_s = self._clock.monotonic_s()
-        records: list[Record] = list(self._clock_step())
-        ran = [task for task in self._tasks if task.is_due(now_s)]
-        for task in ran:
-            records.extend(self._collect(task))
+        """One round over everything that is due or awake now, without waiting and in this thread."""
+        for lane in self.lanes:
+            lane.step()
+
+    def deliver(self) -> None:
+        """Bring what the lanes have brought onto the bus or the disk, then keep the positions behind it."""
+        batches = [self._brought.popleft() for _ in range(len(self._brought))]
+        records = [*self._clock_step(), *(record for batch in batches for record in batch.records)]
         records.extend(self._watch.records(self._tasks))
         self._delivery.drain()
         vetted = [kept for record in records if (kept := self._vet(record)) is not None]
         if vetted:
             self._delivery.send(vetted)
-        self._keep_positions(ran)
+        self._keep_positions(batches)
 
     def close(self) -> None:
         """Close collectors, bus and spool. Safe twice."""
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            task.collector.close()
+        for lane in self.lanes:
+            lane.close()
         self._delivery.close()
 
-    def _collect(self, task: Task) -> list[Record]:
-        """What the task's collector has now. The one place of the agent where a collector's errors are caught."""
-        start_s = self._clock.monotonic_s()
-        records: list[Record] = []
-        try:
-            if not task.started and (absent := self._start(task)) is not None:
-                return absent
-            for record in task.collector.collect(self._clock.now_s()):
-                topic_of(record)
-                records.append(record)
-            interval_s = task.collector.interval_s
-            task.wake_fds = tuple(task.collector.wake_fds())
-        except Exception as error:  # noqa: BLE001 - a plug-in of anybody's may raise anything; the others must go on
-            self._metrics.count("collector_errors_total", "Failed collections.", collector=task.name)
-            if task.failed(self._clock.monotonic_s()):
-                fields = {"collector": task.name, "error": f"{type(error).__name__}: {error}"}
-                log.warning("collector fails", extra={"fields": fields})
-            return records
-        end_s = self._clock.monotonic_s()
-        if task.succeeded(start_s, end_s, interval_s):
-            log.info("collector works again", extra={"fields": {"collector": task.name}})
-        self._metrics.count("collect_seconds_total", "Time spent collecting.", end_s - start_s, collector=task.name)
-        return records
-
-    def _start(self, task: Task) -> list[Record] | None:
-        """Begin with a source: None if it is there, else the records that say that it is not."""
-        reason = task.collector.supported()
-        if reason is None:
-            # Taken out first: a position that the collector cannot go on from makes it fail once, not for ever.
-            position = self._positions.pop(task.name, None)
-            if isinstance(position, dict):
-                task.collector.restore(position)
-            log.info("collector runs", extra={"fields": {"collector": task.name}})
-            task.started = True
-            return None
-        task.due_s = self._clock.monotonic_s() + _RECHECK_S
-        if task.absent_reason == reason:
-            return []
-        task.absent_reason = reason
-        log.info("collector skipped", extra={"fields": {"collector": task.name, "reason": reason}})
-        event = EventRecord(
-            id=f"collector_unsupported/{self._scope.node}/{task.name}",
-            job=self._scope.job,
-            node=self._scope.node,
-            time_s=self._clock.now_s(),
-            kind="collector_unsupported",
-            message=reason,
-            fields={"collector": task.name},
-        )
-        return [event]
+    def _take_beats(self, batch: Batch) -> None:
+        """Keep `batch` for delivery, but heartbeats that can overtake one that is stuck; a fact goes at once."""
+        kept = [it for it in batch.records if not (isinstance(it, HeartbeatRecord) and self._delivery.overtake(it))]
+        self._brought.append(batch._replace(records=kept))
+        if any(isinstance(it, EventRecord) for it in kept):
+            self._others.wait.wake()
 
     def _vet(self, record: Record) -> Record | None:
         return self._vetting.vet(record) if isinstance(record, MetricsRecord) else record
@@ -204,15 +183,13 @@ class Agent:
             fields={"step_s": round(step_s, 6)},
         )
 
-    def _keep_positions(self, ran: Iterable[Task]) -> None:
+    def _keep_positions(self, batches: Iterable[Batch]) -> None:
         """Write positions down, now that bus or spool has what was read up to them."""
         changed = False
-        for task in ran:
-            if task.started and not task.failures:
-                position = task.collector.position()
-                if position != self._positions.get(task.name, {}):
-                    self._positions[task.name] = position
-                    changed = True
+        for name, _, position in batches:
+            if position is not None and position != self._positions.get(name, {}):
+                self._positions[name] = position
+                changed = True
         if changed:
             save_json(self._positions_path, self._positions, durable=False)
 

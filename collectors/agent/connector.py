@@ -10,7 +10,7 @@ from trainwarden.protocols import Bus
 
 
 class Connector:
-    """Makes the bus in the background; the agent's only thread beside its own, and none once there is a bus.
+    """Makes the bus in the background, in a thread that ends once there is a bus.
 
     Examples
     --------

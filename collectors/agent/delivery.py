@@ -8,7 +8,8 @@ off there without being sent again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -26,6 +27,8 @@ log = logging.getLogger("trainwarden.agent")
 _DRAIN_RECORDS = 500
 _DRAIN_SLICE_S = 0.25  # then the collectors get their turn again
 _TRY_S = 1.0  # how long a try waits while the bus is away; what it has queued goes on in the background or next time
+_STUCK_S = 0.5  # a delivery that takes longer may be overtaken
+_MOST_AHEAD = 3_000  # heartbeats that overtake between two flushes: ten minutes' worth
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 5.0
 
@@ -79,6 +82,8 @@ class Delivery:
         self._retry_at_s = 0.0
         self._retry_s = _FIRST_RETRY_S
         self._disk_failed = False
+        self._busy_since_s = float("inf")
+        self._ahead = 0
         self.dropped = 0
         self.flush_s = 0.0
 
@@ -87,6 +92,10 @@ class Delivery:
 
         What neither takes (no record of ours, disk full) is dropped and counted.
         """
+        with self._busy():
+            self._send(records)
+
+    def _send(self, records: Sequence[Record]) -> None:
         if not self._away and not len(self.spool):
             failure = self._publish([(self._key, record) for record in records], self._flush_timeout_s)
             if failure is None:
@@ -99,6 +108,10 @@ class Delivery:
 
     def drain(self) -> None:
         """Bring a part of what waits onto the bus, if it is time to try."""
+        with self._busy():
+            self._drain()
+
+    def _drain(self) -> None:
         if not len(self.spool) and not self._away:
             return
         now_s = self._clock.monotonic_s()
@@ -119,12 +132,36 @@ class Delivery:
                 return
             self.spool.advance(end)
 
+    def overtake(self, heartbeat: Record) -> bool:
+        """Hand `heartbeat` to the bus past what it does not confirm; from any thread. False: it goes with the rest.
+
+        One partition of a bus can be away while the others work, and a late heartbeat is worth nothing. So while
+        the bus confirms, order holds; while it does not, heartbeats go ahead, unconfirmed.
+        """
+        bus, stuck_s = self._bus, self._clock.monotonic_s() - self._busy_since_s
+        if bus is None or not (self._away or stuck_s > _STUCK_S) or self._ahead >= _MOST_AHEAD:
+            return False
+        try:
+            bus.publish(topic_of(heartbeat), self._key, heartbeat)
+        except (BusError, RecordError):
+            return False
+        self._ahead += 1
+        return True
+
     def close(self) -> None:
         """Let go of bus and spool. Safe twice."""
         if self._bus is not None:
             self._bus.close()
             self._bus = None
         self.spool.close()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._busy_since_s = self._clock.monotonic_s()
+        try:
+            yield
+        finally:
+            self._busy_since_s = float("inf")
 
     def _publish(self, pairs: Sequence[Pair], timeout_s: float) -> _Failure | None:
         """Publish and flush; None if the bus has confirmed."""
@@ -142,6 +179,7 @@ class Delivery:
         except BusError as error:
             queued = len(fit) if self._failed(error) else 0
             return _Failure(queued=queued, pairs=[*fit, *pairs[tried:]])
+        self._ahead = 0
         self.flush_s = self._clock.monotonic_s() - start_s
         if self._away:
             self._away = False

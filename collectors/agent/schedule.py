@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import select
 from collections.abc import Sequence
 
 from trainwarden.clock import Clock
 from trainwarden.protocols import Collector
 
-_LONGEST_WAIT_S = 0.2  # a request to stop is noticed within this time
+_LONGEST_WAIT_S = 60.0
 _SPACING_S = 0.02  # a source that wakes all the time is read at most 50 times a second
 _SLACK_S = 0.02  # collectors due this soon are served in the same round, for one flush instead of two
 _LONGEST_BACKOFF_S = 60.0
@@ -28,6 +29,7 @@ class Task:
         self.awake = False
         self.failures = 0
         self.late_s = 0.0
+        self.stuck = False  # its turn is over the deadline and still on, in a thread that nobody waits for
         self._woken = False  # by a wake fd, at the last turn
         self._last_s = float("-inf")
 
@@ -70,15 +72,24 @@ class Wait:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def wait(self, tasks: Sequence[Task]) -> None:
-        """Return when a task is due or a wake fd is readable (its task is then marked awake), at most after 0.2 s."""
+    def wait(self, tasks: Sequence[Task], every_s: float | None = None) -> None:
+        """Return when a task is due, a wake fd is readable (its task is then marked awake), or `wake` was called.
+
+        With `every_s`, return at the next of its multiples at the latest: a tick of the grid that all tasks share.
+        """
         now_s = self._clock.monotonic_s()
         until_s = now_s + _LONGEST_WAIT_S
+        if every_s is not None:
+            until_s = (math.floor((now_s + _SLACK_S) / every_s) + 1) * every_s
         # The kernel keeps no memory of what poll was given, so an fd number that was closed and used again is no trap.
         poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
         owners: dict[int, Task] = {}
         for task in tasks:
+            if task.stuck:
+                continue
             until_s = min(until_s, task.next_s())
             if task.wake_fds and task.listens(now_s):
                 for fd in task.wake_fds:
@@ -87,4 +98,18 @@ class Wait:
             elif task.wake_fds and not task.failures:
                 until_s = min(until_s, now_s + _SPACING_S)
         for fd, _ in poll.poll(max(0.0, until_s - now_s) * 1000.0):
-            owners[fd].awake = True
+            if fd == self._bell:
+                os.eventfd_read(self._bell)
+            else:
+                owners[fd].awake = True
+
+    def wake(self) -> None:
+        """Let the `wait` that is on, or the next one, return at once; from any thread."""
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Let go of the bell. Safe twice."""
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1

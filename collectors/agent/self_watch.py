@@ -45,6 +45,7 @@ class SelfWatch:
             "agent_dropped_values_count": float(self._vetting.dropped),
             "agent_lag_seconds": max([0.0, *(task.late_s for task in tasks)]),
             "agent_flush_seconds": self._delivery.flush_s,
+            "agent_stuck_collectors_count": float(sum(task.stuck for task in tasks)),
         }
         self._last_s, self._last_cpu_s = now_s, cpu_s
         for task in tasks:

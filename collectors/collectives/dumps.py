@@ -156,7 +156,7 @@ class CollectiveDumpsCollector:
 
     def _trains(self, header: hook.Header) -> tuple[bool, int, float]:
         """How much speaks for a process as its rank's trainer: that it lives, its steps, that it began late."""
-        return self._runs(header.pid), header.recorded, header.start_s
+        return self._runs(header.pid), header.recorded, header.start_monotonic_s
 
     def _prefixes(self, pid: int) -> tuple[str, ...]:
         """Where the dump files of a process begin, by its environment as the kernel keeps it."""

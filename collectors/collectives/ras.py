@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from collectors.collectives.ras_client import PORT, Conversation, parse_address
+from collectors.collectives.ras_client import PORT, Conversation, NoGreetingError, parse_address
 from collectors.ranks import rank_processes
 from trainwarden.clock import Clock
 from trainwarden.errors import CollectorError
@@ -46,12 +46,16 @@ class NcclRasCollector:
 
     class Config(Config, frozen=True, kw_only=True):
         """`interval_s`: time between two questions; `address`: ``host:port`` in numbers, instead of what the
-        environment of rank 0 says (`NCCL_RAS_ADDR`) or port 28028 of this machine.
+        environment of rank 0 says (`NCCL_RAS_ADDR`) or port 28028 of this machine; `greeting_s`, `greetings`: every
+        process of a node listens there, and a stopped one takes its share of connections and says nothing, so a
+        connection without a greeting is given up after so long, and so many are tried.
         """
 
         interval_s: Annotated[float, msgspec.Meta(ge=0.02, le=60.0)] = 30.0
         address: str | None = None
         patience_s: PositiveSeconds = 30.0
+        greeting_s: PositiveSeconds = 2.5
+        greetings: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
         proc: str = "/proc"
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
@@ -59,6 +63,7 @@ class NcclRasCollector:
         self._scope = scope
         self._run_dir = Path(scope.run_dir)
         self._talk: Conversation | None = None
+        self._ungreeted = 0  # connections of this question that nobody has greeted
         self._next_s = float("-inf")
         self._before = ""  # digest of the answer before
         self._sent: dict[str, int] = {}  # digest of the answer sent last, and how often
@@ -77,13 +82,19 @@ class NcclRasCollector:
             self._next_s = now_s + self._config.interval_s * 0.99
             if not self._is_mine():
                 return
-            try:
-                host, port = parse_address(self._address())
-                self._talk = Conversation(host, port, now_s, patience_s=self._config.patience_s)
-            except CollectorError:  # no NCCL here, or RAS is off: that is most of the time, and no error
+            self._ungreeted = 0
+            if not self._call(now_s):
                 return
+        assert self._talk is not None
         try:
             whole = self._talk.go_on(now_s)
+        except NoGreetingError as error:
+            self._hang_up()
+            self._ungreeted += 1
+            if self._ungreeted >= self._config.greetings:
+                raise CollectorError(f"{self._ungreeted} connections in a row: {error}") from error
+            self._call(now_s)
+            return
         except CollectorError:
             begun = self._talk.stage != "greeting"
             self._hang_up()
@@ -109,6 +120,16 @@ class NcclRasCollector:
         self._hang_up()
 
     # -- whom to ask
+
+    def _call(self, now_s: float) -> bool:
+        """Begin a conversation; False if nobody listens: no NCCL here, or RAS is off, most of the time and no error."""
+        patience_s, greeting_s = self._config.patience_s, self._config.greeting_s
+        try:
+            host, port = parse_address(self._address())
+            self._talk = Conversation(host, port, now_s, patience_s=patience_s, greeting_s=greeting_s)
+        except CollectorError:
+            return False
+        return True
 
     def _hang_up(self) -> None:
         if self._talk is not None:

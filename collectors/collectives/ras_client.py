@@ -46,6 +46,10 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+class NoGreetingError(CollectorError):
+    """A connection was taken, or waits to be, and nobody says anything."""
+
+
 class Conversation:
     """One request for a verbose status, and its answer as it comes in.
 
@@ -56,6 +60,8 @@ class Conversation:
     now_s : float
     patience_s : float
         When to give up. The server itself waits for other processes for up to `timeout_s` and as long again.
+    greeting_s : float
+        When to give up if the server has not said a word. It says the first one at once, unless it is stopped.
     timeout_s : int
 
     Raises
@@ -64,11 +70,21 @@ class Conversation:
         If nobody listens.
     """
 
-    def __init__(self, host: str, port: int, now_s: float, *, timeout_s: int = 5, patience_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        now_s: float,
+        *,
+        timeout_s: int = 5,
+        patience_s: float = 30.0,
+        greeting_s: float = 2.5,
+    ) -> None:
         self.stage: Stage = "greeting"
         self.answer = b""
         self._timeout_s = timeout_s
         self._until_s = now_s + patience_s
+        self._greeted_until_s = now_s + min(greeting_s, patience_s)
         self._parts: list[bytes] = []
         self._size = 0
         self._line = b""
@@ -99,10 +115,18 @@ class Conversation:
         Raises
         ------
         CollectorError
-            If the other side does not speak RAS, says too much, hangs up early or takes too long.
+            If the other side does not speak RAS, says too much, hangs up early or takes too long;
+            `NoGreetingError` if it says nothing.
         """
         if now_s >= self._until_s:
             raise CollectorError(f"NCCL's RAS socket did not answer in time (stage {self.stage})")
+        self._connect()
+        come = self._connected and self._take_in()
+        if not come and self.stage == "greeting" and now_s >= self._greeted_until_s:
+            raise NoGreetingError("a connection to NCCL's RAS address was not greeted")
+        return come
+
+    def _connect(self) -> None:
         if not self._connected:
             failed = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
@@ -110,9 +134,12 @@ class Conversation:
             try:
                 self._socket.getpeername()
             except OSError:
-                return False  # not connected yet
+                return  # not connected yet
             self._connected = True
             self._say(f"CLIENT PROTOCOL {PROTOCOL}\n")
+
+    def _take_in(self) -> bool:
+        """Take in what has come; True when `answer` is whole."""
         taken = 0
         while taken < _READ_BYTES:
             try:

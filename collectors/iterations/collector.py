@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from collectors.iterations.agent_socket import AgentSocket
-from collectors.iterations.hook_source import HookSource, boot_time_s
+from collectors.iterations.hook_source import HookSource, boot_id
 from collectors.iterations.records import HookRecords
 from collectors.iterations.trainers import Trainers
 from trainwarden import rundir
@@ -49,13 +49,15 @@ class IterationsCollector:
         forget_after_s: PositiveSeconds = 3600.0
         proc: str = "/proc"
 
+    heartbeats = True  # a thread of its own
+
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._records = HookRecords(scope)
         self._clock = clock
         self._folder = Path(scope.run_dir) / rundir.HOOK
         self._proc = Path(config.proc)
-        self._boot_s: float | None = None
+        self._boot = boot_id(self._proc)
         self._sources: dict[str, HookSource] = {}
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}
@@ -78,11 +80,9 @@ class IterationsCollector:
     def collect(self, now_s: float) -> Iterable[Record]:
         self._socket.open()
         self._scan(now_s)
-        if self._boot_s is None:
-            self._boot_s = boot_time_s(self._proc)
         looked = []
         for source in list(self._sources.values()):
-            if source.look(self._proc, self._boot_s, now_s):
+            if source.look(self._proc, now_s):
                 looked.append(source)
             elif source.failed_looks >= _GARBAGE_AFTER_LOOKS:
                 self._give_up(source)
@@ -221,7 +221,8 @@ class IterationsCollector:
             and (source.gone_since_s is None or now_s - source.gone_since_s <= _GONE_ROWS_S)
         }
         if rows:
-            yield self._records.heartbeat([rows[rank] for rank in sorted(rows)], now_s)
+            ordered = [rows[rank] for rank in sorted(rows)]
+            yield self._records.heartbeat(ordered, now_s, self._clock.monotonic_s(), self._boot)
 
     def _overhead(self, now_s: float) -> Iterable[Record]:
         if now_s - self._overhead_at_s < _OVERHEAD_INTERVAL_S:

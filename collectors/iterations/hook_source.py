@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from collectors.ranks import is_another
 from trainwarden import hook
 from trainwarden.protocols import JsonObject
 
@@ -16,7 +17,6 @@ MAX_NOTE_BYTES = 65_536
 _READ_BYTES = 1_000_000  # of notes per look
 _FAULT_BYTES = 65_536
 _TICKS = os.sysconf("SC_CLK_TCK")
-_START_SLACK_S = 2.0  # the kernel's boot time is whole seconds
 
 # What faulthandler writes first; texts of CPython's Modules/faulthandler.c.
 _FATAL = {
@@ -70,15 +70,12 @@ class Kernel(msgspec.Struct, frozen=True):
     cpu_s: float | None = None
 
 
-def boot_time_s(proc: Path) -> float | None:
-    """Wall time of the boot; None if `proc` does not say."""
+def boot_id(proc: Path) -> str:
+    """Name of the present boot; empty if `proc` does not say."""
     try:
-        for line in (proc / "stat").read_bytes().splitlines():
-            if line.startswith(b"btime "):
-                return float(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:64]
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 class HookSource:
@@ -118,17 +115,17 @@ class HookSource:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def look(self, proc: Path, boot_s: float | None, now_s: float) -> bool:
+    def look(self, proc: Path, now_s: float) -> bool:
         """Read header and kernel's word anew; False if the file is no whole hook file (now)."""
         # Looked at before the header: of a process that is gone by then, the header read next is the last one.
         if self.header is not None:
-            self.kernel = self._kernel(proc, boot_s, self.header)
+            self.kernel = self._kernel(proc, self.header)
         header = hook.read_header(self._descriptor)
         if header is None:
             self.failed_looks += 1
             return False
         if self.header is None:
-            self.kernel = self._kernel(proc, boot_s, header)
+            self.kernel = self._kernel(proc, header)
         self.header = header
         self.failed_looks = 0
         if self.kernel.state not in ("X", "Z"):
@@ -224,7 +221,7 @@ class HookSource:
         self.trains = bool(position.get("trains", False))
         self.trained = bool(position.get("trained", False))
 
-    def _kernel(self, proc: Path, boot_s: float | None, header: hook.Header) -> Kernel:
+    def _kernel(self, proc: Path, header: hook.Header) -> Kernel:
         self._stat_path = self._stat_path or str(proc / str(header.pid) / "stat")
         try:
             with open(self._stat_path, "rb", buffering=0) as file:
@@ -235,6 +232,6 @@ class HookSource:
         fields = text[text.rfind(b")") + 2 :].split()
         if len(fields) < 20:
             return Kernel("X")
-        if boot_s is not None and boot_s + int(fields[19]) / _TICKS > header.start_s + _START_SLACK_S:
+        if is_another(int(fields[19]), header):
             return Kernel("X")  # the pid belongs to a younger process by now
         return Kernel(fields[0].decode(errors="replace"), (int(fields[11]) + int(fields[12])) / _TICKS)

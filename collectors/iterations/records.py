@@ -116,7 +116,9 @@ class HookRecords:
             fields={"incarnation": header.incarnation, **fields},
         )
 
-    def heartbeat(self, rows: Sequence[tuple[hook.Header, Kernel]], now_s: float) -> HeartbeatRecord:
+    def heartbeat(
+        self, rows: Sequence[tuple[hook.Header, Kernel]], now_s: float, monotonic_s: float, boot: str
+    ) -> HeartbeatRecord:
         """What every rank is doing, by its hook and by the kernel."""
         headers = [header for header, _ in rows]
         phases: tuple[Phase, ...] = tuple(header.phase for header in headers)
@@ -134,6 +136,8 @@ class HookRecords:
             calls=tuple(header.calls for header in headers),
             states=tuple(kernel.state for _, kernel in rows),
             cpu_s=tuple(kernel.cpu_s for _, kernel in rows),
+            monotonic_s=monotonic_s,
+            boot=boot,
         )
 
     def overhead(self, s_per_step: float, now_s: float) -> MetricsRecord:

@@ -60,7 +60,7 @@ class Trainers:
         self._seats = {rank: seat for rank, seat in self._seats.items() if rank in by_rank}
         seated: list[HookSource] = []
         for rank, found in by_rank.items():
-            found.sort(key=lambda one: (one[0].start_s, one[0].pid))
+            found.sort(key=lambda one: (one[0].start_monotonic_s, one[0].pid))
             seat = self._seats.get(rank)
             if seat is None or all(source is not seat.source for _, source in found):
                 # Of an earlier agent's choice, else whoever was there first.
@@ -91,7 +91,7 @@ class Trainers:
                 return True
         if not new.recorded:
             return False
-        if not source.trained and new.start_s < old.start_s:
+        if not source.trained and new.start_monotonic_s < old.start_monotonic_s:
             return True  # it was there first, and begins only now
         made = new.recorded - seat.others.setdefault(source.name, new.recorded if old.recorded else 0)
         if made < TAKE_OVER_STEPS or hook.SOURCES.index(new.source) < hook.SOURCES.index(old.source):

@@ -12,7 +12,7 @@ import msgspec
 
 from collectors.processes import inotify
 from collectors.processes.exit_status import ExitStatus, boot_time_s, exit_status, read_stat, start_s
-from collectors.ranks import RankProcess, rank_processes
+from collectors.ranks import RankProcess, is_another, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import RecordError
@@ -66,7 +66,6 @@ class ProcessesCollector:
         self._ended: set[str] = set()  # hook file names whose end has been reported
         self._unwatched: dict[str, RankProcess] = {}  # those that had ended before they could be watched
         self._names: list[str] = []  # of the hook folder at the last look
-        self._boot_s: float | None = None
         self.junk_lines = 0
         self._junk_told = 0
 
@@ -159,7 +158,8 @@ class ProcessesCollector:
     def _watch(self, name: str, process: RankProcess, incarnation: str | None = None) -> None:
         """Begin to wait for the end of `process`; one that has ended already is known but not watched."""
         alive = self._incarnation(process)
-        if alive is not None and incarnation in (None, alive) and name not in self._ended:
+        same = alive is not None and (incarnation is None or _is_one(incarnation, alive))
+        if alive is not None and same and name not in self._ended:
             try:
                 self._watched[name] = _Watched(process, alive, os.pidfd_open(process.pid))
             except ProcessLookupError:
@@ -169,13 +169,14 @@ class ProcessesCollector:
             self._unwatched[name] = process
 
     def _incarnation(self, process: RankProcess) -> str | None:
-        """Pid and start time; None if the process that made the hook file is gone."""
+        """What the hook file calls itself; None if the process that made it is gone."""
         stat = read_stat(process.pid)
         if stat is None:
             return None
-        if self._boot_s is None:
-            self._boot_s = boot_time_s()
-        begun_s = start_s(stat, self._boot_s)
+        header = hook.read_header(process.path)
+        if header is not None:
+            return None if is_another(stat.start_ticks, header) else header.incarnation
+        begun_s = start_s(stat, boot_time_s())
         if begun_s > _changed_s(process.path) + _START_SLACK_S:
             return None
         return f"{process.pid}-{begun_s * 1000:.0f}"
@@ -242,6 +243,14 @@ class ProcessesCollector:
             except RecordError:
                 self.junk_lines += 1
         self._offset += whole
+
+
+def _is_one(known: str, alive: str) -> bool:
+    """Whether both name one process, though one was reckoned before its hook file was whole."""
+    (pid, _, begun), (other, _, other_begun) = known.partition("-"), alive.partition("-")
+    if known == alive or pid != other or not (begun.isdigit() and other_begun.isdigit()):
+        return known == alive
+    return abs(int(begun) - int(other_begun)) <= _START_SLACK_S * 1000
 
 
 def _told_incarnation(process: RankProcess) -> str:

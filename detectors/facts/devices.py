@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from detectors.facts.nodes import HEARD_S, NodeConfig, lost_nodes, pipeline_is_silent
 from detectors.job.window import Window
 from detectors.logs.rules import Xid, load_xids
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
@@ -13,6 +14,7 @@ from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vo
 MAX_SUSPECTS: Final = 16
 OLD_S: Final = 7200.0  # Xid lines older than this are from before (Azure NHC ignores them after 2 h)
 BURST_S: Final = 180.0  # repeats of an Xid within this count once (NVSentinel, health-events-analyzer)
+PIPELINE: Final = "pipeline"
 REPEATS: Final = 5  # bursts within a day that make a watched Xid an incident (NVSentinel)
 
 
@@ -21,11 +23,12 @@ class DeviceFault(msgspec.Struct):
 
     kind: IncidentKind
     severity: Severity
-    node: str
+    node: str | None
     device: str | None
     rank: int | None
     time_s: float
     reason: str
+    by_silence: bool = False
 
 
 class DeviceFaults:
@@ -33,13 +36,12 @@ class DeviceFaults:
 
     Parameters
     ----------
-    node_silent_s, all_silent_s : float
-        Without a heartbeat for this long a node is lost: while others are heard, and when none is.
+    config : NodeConfig
+        When a silent node is lost.
     """
 
-    def __init__(self, *, node_silent_s: float, all_silent_s: float) -> None:
-        self._node_silent_s = node_silent_s
-        self._all_silent_s = all_silent_s
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
         self._xids = load_xids()
         self._devices: dict[str, DeviceFault] = {}
         self._bursts: dict[str, list[float]] = {}
@@ -56,17 +58,31 @@ class DeviceFaults:
             self._devices.clear()  # the job runs on what the launcher chose; what is still broken will say so
 
     def watch_nodes(self, window: Window) -> None:
-        """Nodes with live ranks that have fallen silent, and those that are heard again."""
-        silent = window.node_silent_s
-        everyone = bool(silent) and min(silent.values()) > self._node_silent_s
-        limit = self._all_silent_s if everyone else self._node_silent_s
-        for node, silent_s in silent.items():
-            key = f"node_lost/{node}/None"
-            if silent_s > limit and key not in self._devices:
-                reason = f"{node} has sent no heartbeat for {silent_s:.1f} s while its ranks should be running"
-                self._devices[key] = DeviceFault("node_lost", "sev1", node, None, None, window.now_s - silent_s, reason)
-            elif silent_s < 1.0:
-                self._devices.pop(key, None)
+        """Nodes with live ranks that have fallen silent, and those that are heard again or not missed any more."""
+        silent, moves = window.node_silent_s, window.still_s < HEARD_S
+        for key, fault in list(self._devices.items()):
+            if fault.kind == "node_lost" and silent.get(fault.node or "", HEARD_S) < HEARD_S:
+                del self._devices[key]
+            elif fault.by_silence and (moves or window.finished):
+                del self._devices[key]  # the job runs on, with the node after all or without it
+        for node, reason in lost_nodes(window, self._config).items():
+            fault = DeviceFault("node_lost", "sev1", node, None, None, window.now_s - silent[node], reason, True)
+            self._devices.setdefault(f"node_lost/{node}/None", fault)
+        self._watch_pipeline(window)
+
+    def _watch_pipeline(self, window: Window) -> None:
+        if not pipeline_is_silent(window, self._config):
+            self._devices.pop(PIPELINE, None)
+            return
+        longest_s = max(window.node_silent_s.values(), default=0.0)
+        if longest_s > self._config.all_silent_s and PIPELINE not in self._devices:
+            quiet = sum(one > self._config.node_silent_s / 2 for one in window.node_silent_s.values())
+            reason = (
+                f"no heartbeat of {quiet} of {len(window.node_silent_s)} nodes for {longest_s:.1f} s: "
+                "the way from the agents to here is away, or all nodes are"
+            )
+            since_s = window.now_s - longest_s
+            self._devices[PIPELINE] = DeviceFault("pipeline", "sev3", None, None, None, since_s, reason)
 
     def groups(self) -> list[list[DeviceFault]]:
         """Findings by kind, the gravest first."""
@@ -143,6 +159,7 @@ def device_vote(members: list[DeviceFault]) -> Vote:
     suspects = tuple(
         Suspect(score=1.0, reason=device.reason, rank=device.rank, node=device.node, device=device.device)
         for device in members[:MAX_SUSPECTS]
+        if device.node is not None
     )
     reason = first.reason if len(members) == 1 else f"{first.reason}, and {len(members) - 1} more"
     return Vote(

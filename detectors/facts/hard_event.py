@@ -9,16 +9,16 @@ import msgspec
 from detectors.collectives.faults import CollectiveFaults, collective_vote
 from detectors.facts.devices import DeviceFaults, device_vote
 from detectors.facts.failures import Failures
+from detectors.facts.nodes import NodeConfig
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window
 from detectors.logs.rules import LogRules
 from detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
-from trainwarden.settings import Config
 
 
-class HardEventConfig(Config, frozen=True, kw_only=True):
+class HardEventConfig(NodeConfig, frozen=True, kw_only=True):
     """How long to wait for what.
 
     Attributes
@@ -27,16 +27,14 @@ class HardEventConfig(Config, frozen=True, kw_only=True):
         How long a cascade waits for the failure that caused it.
     words_patience_s : float
         How long a plain exit code waits for the exception that it may follow from.
-    node_silent_s, all_silent_s
-        Without a heartbeat for this long a node is lost: while others are heard, and when none is.
+    node_silent_s, all_silent_s, wait_steps, still_steps, unknown_s
+        See `detectors.facts.nodes.NodeConfig`.
     outlived_s : float
         A failure is over once the job has finished a step this long after it.
     """
 
     root_patience_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 1.0
     words_patience_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 0.2
-    node_silent_s: Annotated[float, msgspec.Meta(gt=0.0)] = 2.5
-    all_silent_s: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
     outlived_s: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
 
 
@@ -60,7 +58,7 @@ class HardEvent:
             outlived_s=config.outlived_s,
             rules=rules or LogRules(),
         )
-        self._devices = DeviceFaults(node_silent_s=config.node_silent_s, all_silent_s=config.all_silent_s)
+        self._devices = DeviceFaults(config)
         self._collectives = CollectiveFaults()
         self._shown = 0
 
@@ -79,7 +77,7 @@ class HardEvent:
             self._failures.take(event, window)
             self._devices.take(event, window)
             self._collectives.take(event, window)
-        if not window.finished and not self._failures.restarting:
+        if not self._failures.restarting:
             self._devices.watch_nodes(window)
         self._failures.settle(window)
         self._collectives.settle(window)

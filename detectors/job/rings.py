@@ -139,6 +139,7 @@ class NodeBeats:
 
     columns: Ints
     time_s: float
+    clock_s: float
     incarnation: Ints
     step: Ints
     step_end_s: npt.NDArray[np.float64]
@@ -159,6 +160,7 @@ class NodeBeats:
         return cls(
             columns=columns,
             time_s=record.time_s,
+            clock_s=node_clock_s(record),
             incarnation=incarnation,
             step=np.array([record.steps[i] for i in keep], dtype=np.int64),
             step_end_s=np.array([ends[i] for i in keep], dtype=np.float64),
@@ -171,27 +173,60 @@ class NodeBeats:
         )
 
 
+def node_clock_s(record: HeartbeatRecord) -> float:
+    """The clock of the node that durations are taken on."""
+    return record.time_s if record.monotonic_s is None else record.monotonic_s
+
+
 class HeartbeatBoard:
     """What every rank was doing when its node last said so; arrays [ranks], NaN or -1 where nothing is known.
 
-    `progress_s` is the event time at which step, calls or incarnation last changed, `stopped_s` the time since
-    which the kernel has called the process stopped (NaN: it is not), `cpu_at_progress_s` its CPU time then.
+    `clock_s` is the node's own clock at its last word, comparable within the node alone; it never steps where the node
+    says `HeartbeatRecord.monotonic_s`. Durations are `still_s`, since step, calls or incarnation last changed, and
+    `stopped_for_s`, since the kernel has called the process stopped (NaN: it is not); `cpu_at_progress_s` is the CPU
+    time at that change. `time_s` and `progress_s` are the same in wall time, as labels.
     """
 
     def __init__(self) -> None:
         self.time_s = np.zeros(0)
+        self.clock_s = np.zeros(0)
         self.step = np.zeros(0, dtype=np.int64)
         self.step_end_s = np.zeros(0)
         self.phase = np.zeros(0, dtype=np.int64)
         self.phase_since_s = np.zeros(0)
         self.calls = np.zeros(0, dtype=np.int64)
         self.cpu_s = np.zeros(0)
-        self.progress_s = np.zeros(0)
+        self._moved_at_s = np.zeros(0)
         self.cpu_at_progress_s = np.zeros(0)
-        self.stopped_s = np.zeros(0)
+        self._stopped_at_s = np.zeros(0)
         self.cpu_at_stop_s = np.zeros(0)
         self.incarnation = np.zeros(0, dtype=np.int64)
         self.gone = np.zeros(0, dtype=np.bool_)
+
+    @property
+    def heard(self) -> bool:
+        """True once any rank has been heard of."""
+        return bool(np.isfinite(self.clock_s).any())
+
+    @property
+    def still_s(self) -> npt.NDArray[np.float64]:
+        """How long each rank had not moved at its node's last word [ranks]."""
+        return self.clock_s - self._moved_at_s
+
+    @property
+    def stopped_for_s(self) -> npt.NDArray[np.float64]:
+        """How long each rank had been stopped at its node's last word [ranks]."""
+        return self.clock_s - self._stopped_at_s
+
+    @property
+    def progress_s(self) -> npt.NDArray[np.float64]:
+        """When each rank last moved, in its node's present wall time [ranks]."""
+        return self.time_s - self.still_s
+
+    def reboot(self, columns: Ints) -> None:
+        """The clock of the node of `columns` has begun anew."""
+        for clock in (self.clock_s, self._moved_at_s, self._stopped_at_s):
+            clock[columns] = np.nan
 
     _EMPTY: Final = {"step": -1, "calls": -1, "phase": -1, "incarnation": -1, "gone": False}
 
@@ -203,23 +238,24 @@ class HeartbeatBoard:
                 fresh[: array.size] = array
                 setattr(self, name, fresh)
 
-    def feed(self, beats: NodeBeats) -> None:
-        """Take in one node's heartbeat."""
-        columns, time_s, cpu_s, stopped = beats.columns, beats.time_s, beats.cpu_s, beats.stopped
+    def feed(self, beats: NodeBeats) -> bool:
+        """Take in one node's heartbeat; True if a rank of it has moved on."""
+        columns, clock_s, cpu_s, stopped = beats.columns, beats.clock_s, beats.cpu_s, beats.stopped
         moved = (
             (self.step[columns] != beats.step)
             | (self.calls[columns] != beats.calls)
             | (self.incarnation[columns] != beats.incarnation)
         )
-        moved |= np.isnan(self.progress_s[columns])
-        self.progress_s[columns] = np.where(moved, time_s, self.progress_s[columns])
+        moved |= np.isnan(self._moved_at_s[columns])
+        self._moved_at_s[columns] = np.where(moved, clock_s, self._moved_at_s[columns])
         self.cpu_at_progress_s[columns] = np.where(moved, cpu_s, self.cpu_at_progress_s[columns])
-        begun = stopped & np.isnan(self.stopped_s[columns])
+        begun = stopped & np.isnan(self._stopped_at_s[columns])
         self.cpu_at_stop_s[columns] = np.where(begun, cpu_s, self.cpu_at_stop_s[columns])
-        since = np.where(begun, time_s, self.stopped_s[columns])
-        self.stopped_s[columns] = np.where(stopped, since, np.nan)
-        self.time_s[columns] = time_s
+        since = np.where(begun, clock_s, self._stopped_at_s[columns])
+        self._stopped_at_s[columns] = np.where(stopped, since, np.nan)
+        self.time_s[columns], self.clock_s[columns] = beats.time_s, clock_s
         self.incarnation[columns] = beats.incarnation
         self.step[columns], self.step_end_s[columns] = beats.step, beats.step_end_s
         self.phase[columns], self.phase_since_s[columns] = beats.phase, beats.phase_since_s
         self.calls[columns], self.cpu_s[columns], self.gone[columns] = beats.calls, cpu_s, beats.gone
+        return bool(moved.any())

@@ -120,6 +120,12 @@ class Roster:
                     del self._beside[next(iter(self._beside))]
         return who in self._beside
 
+    def shrink(self, size: int) -> None:
+        """The job goes on with `size` ranks: those beyond have ended."""
+        for rank, column in self.column.items():
+            if rank >= size:
+                self.ended[column] = True
+
     def _widen(self, size: int) -> None:
         have = self.ended.size
         if size > have:

@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from detectors.job.board import MetricBoard
-from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats
+from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats, node_clock_s
 from detectors.job.roster import MAX_RANKS, Roster, Seen
+from detectors.job.silence import Silence
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
 from detectors.job.window import LogLine, Window
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
@@ -39,8 +40,10 @@ class JobState:
         self.finished = False
         self.finished_s: float | None = None
         self.world_size = 0
+        self._size_at_s = float("-inf")
         self.restarts = 0
-        self.silence_s: dict[str, float] = {}
+        self._silence = Silence()
+        self._boots: dict[str, str] = {}
         self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
         self._samples = MetricBoard()
@@ -76,7 +79,8 @@ class JobState:
         ring = self._steps.ring
         values = ring.values[:, :, :size]
         logs, events, metrics = self._news()
-        shown = Window(
+        values.flags.writeable = False
+        return Window(
             job=self.job,
             now_s=now_s,
             end_s=self.end_s,
@@ -100,6 +104,7 @@ class JobState:
             repaced_rows=ring.repaced,
             beats=self._board,
             node_silent_s=self._live_silence(size),
+            still_s=self._silence.still_s,
             logs=logs,
             events=events,
             metrics=metrics,
@@ -108,9 +113,6 @@ class JobState:
             finished=self.finished,
             restarts=self.restarts,
         )
-        for array in (shown.duration_s, shown.compute_s, shown.wait_s, shown.pause_s, shown.micro_batches):
-            array.flags.writeable = False
-        return shown
 
     def _news(self) -> tuple[tuple[LogLine, ...], tuple[EventRecord, ...], tuple[MetricsRecord, ...]]:
         """What came since the last call."""
@@ -121,9 +123,7 @@ class JobState:
     @property
     def quiet_s(self) -> float:
         """How long no rank has made a visible step or collective call, by the newest heartbeat; 0 if unknown."""
-        if self._board.time_s.size == 0 or not np.isfinite(self._board.time_s).any():
-            return 0.0
-        return float(np.nanmax(self._board.time_s) - np.nanmax(self._board.progress_s))
+        return float(np.nan_to_num(self._board.still_s, nan=np.inf).min(initial=np.inf)) if self._board.heard else 0.0
 
     def take_counts(self) -> dict[str, int]:
         """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd`` there were since the last call."""
@@ -134,8 +134,7 @@ class JobState:
 
     def count_silence(self, elapsed_s: float) -> None:
         """Let `elapsed_s` of watched time pass for every node that has not been heard since the last call."""
-        for node in self.silence_s:
-            self.silence_s[node] += elapsed_s
+        self._silence.passed(elapsed_s)
 
     def _heard(self, time_s: float) -> None:
         if self.end_s < time_s < MAX_TIME_S:
@@ -182,10 +181,11 @@ class JobState:
                 self._steps.counts["odd"] += 1
             else:
                 self._steps.feed(column, record.steps[index], record.end_s[index], cell)
+                self._silence.moved()
                 self._heard(record.end_s[index])
 
     def _feed_heartbeat(self, record: HeartbeatRecord) -> None:
-        self.silence_s[record.node] = 0.0
+        self._silence.heard(record.node)
         size = len(record.ranks)
         lanes = (record.incarnations, record.steps, record.phases, record.phase_since_s, record.calls)
         damaged = any(not 0 <= count < MAX_COUNT for count in (*record.steps, *record.calls))
@@ -197,14 +197,18 @@ class JobState:
         every = self._columns(record.ranks, record.node)
         keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
         columns = np.array([every[i] for i in keep], dtype=np.int64)
-        old = record.time_s <= self._board.time_s[columns]
+        if self._boots.get(record.node, record.boot) != record.boot:
+            self._board.reboot(columns)
+        self._boots[record.node] = record.boot
+        old = node_clock_s(record) <= self._board.clock_s[columns]
         if old.any():
             self._steps.counts["duplicates"] += 1
             keep = [i for i, stale in zip(keep, old, strict=True) if not stale]
             columns = columns[~old]
         if not keep:
             return
-        self._board.feed(NodeBeats.of(record, keep, columns, self._roster.incarnation[columns]))
+        if self._board.feed(NodeBeats.of(record, keep, columns, self._roster.incarnation[columns])):
+            self._silence.moved()
         self._heard(record.time_s)
 
     def _feed_log(self, record: LogRecord) -> None:
@@ -233,8 +237,9 @@ class JobState:
         if record.kind == "job_start":
             self.finished, self.finished_s = False, None
             self._steps.repaced_left = WARM_UP_STEPS  # whoever starts a program anew may have changed it
-            size = record.fields.get("world_size")
-            self.world_size = int(size) if isinstance(size, int | float) and size <= MAX_RANKS else self.world_size
+            self._feed_size(record)
+        elif record.kind == "process_start":
+            self._feed_size(record)
         elif record.kind == "job_end":
             self.finished, self.finished_s = True, record.time_s
         elif record.kind == "restart":
@@ -244,6 +249,16 @@ class JobState:
             self._steps.repaced_left = max(self._steps.repaced_left, PLAN_STEPS)
         elif record.kind == "process_exit" and record.rank is not None and not self._no_room((record.rank,)):
             self._feed_exit(record, record.rank)
+
+    def _feed_size(self, record: EventRecord) -> None:
+        """How many ranks there are from now on; those beyond are gone with a node that the job runs on without."""
+        size = record.fields.get("world_size")
+        hook = record.kind == "process_start"  # which says 1 where it does not know
+        if not isinstance(size, int | float) or not hook < size <= MAX_RANKS or record.time_s < self._size_at_s:
+            return
+        self._size_at_s = record.time_s
+        self.world_size = min(self.world_size, int(size)) if hook else int(size)
+        self._roster.shrink(int(size))
 
     def _feed_restart(self, record: EventRecord) -> None:
         self._steps.restarting = record.fields.get("stage") != "done"
@@ -291,5 +306,4 @@ class JobState:
         if self.finished:
             return {}
         dead = self._roster.ended[:size] | self._board.gone[:size]
-        alive = {node for node, gone in zip(self._roster.nodes, dead, strict=True) if not gone}
-        return {node: silent_s for node, silent_s in self.silence_s.items() if node in alive}
+        return self._silence.of({node for node, gone in zip(self._roster.nodes, dead, strict=True) if not gone})

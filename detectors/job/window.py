@@ -47,6 +47,8 @@ class Window:
         Ranks whose process has not ended.
     node_silent_s : dict
         For each node with live ranks, how long it has sent no heartbeat, as counted by the service.
+    still_s : float
+        How long no rank has made a step or a collective call, as counted by the service.
     phase : str
         Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``data``, ``exit``,
         ``ended`` (the launcher has said so), or empty.
@@ -85,6 +87,7 @@ class Window:
     repaced_rows: npt.NDArray[np.bool_]
     beats: HeartbeatBoard
     node_silent_s: dict[str, float] = field(default_factory=dict)
+    still_s: float = 0.0
     logs: tuple[LogLine, ...] = ()
     events: tuple[EventRecord, ...] = ()
     metrics: tuple[MetricsRecord, ...] = ()

@@ -13,6 +13,8 @@ from detectors.job.samples import Entity, Floats
 from detectors.metrics.opening import REFERENCE_S
 
 PARTS: Final = ("recent", "below", "opened", "usual", "onset_s", "peak", "latest", "shared", "last_s")
+ABSENT_S: Final = 300.0
+ABSENT_SAMPLES: Final = 10
 PACE_SAMPLES: Final = 1_000  # the sampling interval is the mean, in logarithms, over about so many samples
 
 
@@ -54,6 +56,13 @@ class FamilyMemory:
                 self.pace += (pace - self.pace) / self.paced
             paces[sample] = self.pace
         return np.exp(paces)
+
+    def let_go(self, now_s: float) -> None:
+        """Nobody is anomalous who has not been measured for long: an evicted device says nothing any more."""
+        absent = self.opened & (now_s - self.last_s > max(ABSENT_S, ABSENT_SAMPLES * self.every_s))
+        if absent.any():
+            self.opened[absent], self.recent[absent], self.below[absent] = False, 0, 0
+            self.latest[absent] = np.nan
 
     def widen(self, size: int) -> None:
         more = max(size, len(self.entities) + len(self.entities) // 2) - self.opened.size

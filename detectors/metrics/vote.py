@@ -56,6 +56,8 @@ class ModelVote:
             scores = self.scores_of(scored)
             if scores is not None:
                 self._take(scored, scores)
+        for family in self._families.values():
+            family.let_go(window.end_s)
         self._why = self._silence(window)
 
     def score(self, window: Window) -> Vote:

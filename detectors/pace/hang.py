@@ -23,7 +23,7 @@ from trainwarden.settings import Config
 Flags = npt.NDArray[np.bool_]
 KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 MAX_SUSPECTS: Final = 16
-SILENT_S: Final = 3.0  # heartbeats that are so much older than the newest are of a silent node, not of a hung rank
+SILENT_S: Final = 3.0  # a node that has not been heard for so long is silent, and its ranks' state is not known
 STILL_SHARE: Final = 0.8  # of a usual step must have passed without any progress before anything is looked at
 LONGEST_TIMES: Final = 3.0  # short pauses, and known ones, may take so many times the longest that went over by itself
 STOPPED_CPU_S: Final = 0.02  # CPU time comes in ticks of 10 ms: a stopped process has used no more since
@@ -71,7 +71,7 @@ class HangConfig(Config, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """No rank has moved for `lasted_s`; `kind` is what the culprits do, which may last for `patience_s`."""
+    """No rank has moved for `still_s`; `kind` is what the culprits do, for `lasted_s`, which may be `patience_s`."""
 
     kind: str
     lasted_s: float
@@ -80,6 +80,7 @@ class Standstill:
     since_s: float
     step: int
     what: str
+    still_s: float
 
     @property
     def too_long(self) -> bool:
@@ -94,20 +95,16 @@ class _Still:
     window: Window
     seen: Flags
     waiting: Flags
-    newest_s: float
+    lasted_s: float
     since_s: float
     typical_s: float
-
-    @property
-    def lasted_s(self) -> float:
-        return self.newest_s - self.since_s
 
     @property
     def step(self) -> int:
         return int(self.window.beats.step[: self.seen.size][self.seen].max())
 
     def because(self, kind: str, patience_s: float, culprits: npt.NDArray[np.intp], what: str) -> Standstill:
-        return Standstill(kind, self.lasted_s, patience_s, culprits, self.since_s, self.step, what)
+        return Standstill(kind, self.lasted_s, patience_s, culprits, self.since_s, self.step, what, self.lasted_s)
 
 
 class HangWatch:
@@ -138,7 +135,7 @@ class HangWatch:
     def update(self, window: Window, typical_s: float | None) -> None:
         """Look at the newest heartbeats; a usual step takes `typical_s`, None while that is not known."""
         before, self._still = self._still, None if typical_s is None else self._look(window, typical_s)
-        over = self._still is None or (before is not None and self._still.since_s > before.since_s)
+        over = self._still is None or (before is not None and self._still.still_s < before.still_s)
         if before is not None and over:
             # Work that went over by itself was no hang, even if it was called one; a broken link may break for good.
             told_well = not self._hung or before.kind in _AT_WORK
@@ -155,24 +152,27 @@ class HangWatch:
         beats, size = window.beats, len(window.ranks)
         if window.finished or window.phase == "restart" or size == 0:
             return None
-        newest_s = float(np.nanmax(beats.time_s[:size], initial=-np.inf))
-        seen = window.live & (beats.time_s[:size] > newest_s - SILENT_S)
-        if (window.live & ~seen).any():
+        # Nodes need not share a clock: silence is what the service has watched, durations are of each node's own clock.
+        seen = window.live & np.isfinite(beats.clock_s[:size])
+        silent_s = max(window.node_silent_s.values(), default=0.0)
+        if silent_s > SILENT_S or (window.live & ~seen).any():
             return None  # a silent node: lost perhaps, and then the others wait for it
         if not seen.any() or (beats.phase[:size][seen] == PHASE_CODE["start"]).any():
             return None
-        since_s = float(np.nanmax(beats.progress_s[:size][seen]))
-        if not newest_s - since_s > STILL_SHARE * typical_s:
+        still_s = np.where(seen, beats.still_s[:size], np.inf)
+        last = int(still_s.argmin())  # the rank that has moved last
+        lasted_s, since_s = float(still_s[last]), float(beats.progress_s[last])
+        if not lasted_s > STILL_SHARE * typical_s:
             return None
         waiting = seen & (beats.phase[:size] == WAIT)
         if not waiting.any() and (beats.phase[:size][seen] == EXIT).all():
             return None
-        return self._judge(_Still(window, seen, waiting, newest_s, since_s, typical_s))
+        return self._judge(_Still(window, seen, waiting, lasted_s, since_s, typical_s))
 
     def _judge(self, still: _Still) -> Standstill:
         """What the culprits do, and how long that may take."""
         beats, size = still.window.beats, still.seen.size
-        stopped_for_s = np.nan_to_num(still.newest_s - beats.stopped_s[:size], nan=-1.0)
+        stopped_for_s = np.nan_to_num(beats.stopped_for_s[:size], nan=-1.0)
         ran_s = np.nan_to_num(beats.cpu_s[:size] - beats.cpu_at_stop_s[:size])
         stopped = still.seen & (stopped_for_s > 0) & (ran_s <= STOPPED_CPU_S)
         if stopped.any():
@@ -188,13 +188,13 @@ class HangWatch:
         patience_s = max(config.stopped_ratio * still.typical_s, config.stopped_floor_s)
         held_s = min(longest_s, still.lasted_s + still.typical_s)
         culprits, what = np.flatnonzero(stopped), "the process is stopped"
-        return Standstill("stopped", held_s, patience_s, culprits, still.since_s, still.step, what)
+        return Standstill("stopped", held_s, patience_s, culprits, still.since_s, still.step, what, still.lasted_s)
 
     def _absent(self, still: _Still, absent: Flags) -> Standstill:
         """The others wait in a collective to which `absent` ranks have not come."""
         config, beats, size = self._config, still.window.beats, absent.size
         used_s = np.nan_to_num(beats.cpu_s[:size] - beats.cpu_at_progress_s[:size])
-        span_s = np.maximum(still.newest_s - beats.progress_s[:size], 1e-3)
+        span_s = np.maximum(beats.still_s[:size], 1e-3)
         busy = absent & (used_s > BUSY_SHARE * span_s)
         known = absent & np.isin(beats.phase[:size], KNOWN_PAUSES)
         if known.any():

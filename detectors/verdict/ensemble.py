@@ -54,6 +54,8 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
         Weights that differ from the detectors' own (`Role.weight`), by name; 0 silences a detector altogether.
     log_opens, verified_opens, hard_opens : bool
         What may open an incident alone.
+    fade_s : float
+        In a job that tells no steps, a failure that nothing has supported for so long is over.
     forget_s : float
         A job that has ended, or has sent nothing, is forgotten after this time.
     """
@@ -66,6 +68,7 @@ class EnsembleConfig(Config, frozen=True, kw_only=True):
     verified_opens: bool = True
     hard_opens: bool = True
     close_after_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 2.0
+    fade_s: Annotated[float, msgspec.Meta(ge=0.0)] = 300.0
     forget_s: Annotated[float, msgspec.Meta(gt=0.0)] = 600.0
 
 

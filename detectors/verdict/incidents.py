@@ -229,20 +229,29 @@ class Joiner:
             if window.finished:
                 over = quiet_s >= self._config.close_after_s or window.now_s - window.end_s > self._config.close_after_s
             elif family_of(entry.record.kind) == "failure":
-                over = quiet_s >= self._config.close_after_s and _progress(window, entry.record)
+                faded = not len(window.steps) and quiet_s >= self._config.fade_s
+                over = quiet_s >= self._config.close_after_s and (faded or _progress(window, entry.record))
             else:
                 over = quiet_s >= self._config.close_after_s
             if not over:
                 continue
-            del self._open[key]
-            closed = msgspec.structs.replace(
-                entry.record, state="closed", revision=entry.record.revision + 1, updated_at_s=window.now_s,
-                closed_at_s=window.now_s,
-            )  # fmt: skip
-            self._closed = [*self._closed[-KEEP_CLOSED:], closed]
+            closed = self._close(key, window.now_s)
             if live and entry.published:
                 out.append(closed)
         return out
+
+    def end(self, now_s: float) -> list[IncidentRecord]:
+        """Close everything: nobody will hear of the job any more."""
+        published = [key for key, entry in self._open.items() if entry.published]
+        return [self._close(key, now_s) for key in published]
+
+    def _close(self, key: str, now_s: float) -> IncidentRecord:
+        record = self._open.pop(key).record
+        closed = msgspec.structs.replace(
+            record, state="closed", revision=record.revision + 1, updated_at_s=now_s, closed_at_s=now_s
+        )
+        self._closed = [*self._closed[-KEEP_CLOSED:], closed]
+        return closed
 
 
 def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:

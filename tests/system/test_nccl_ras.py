@@ -137,6 +137,52 @@ def test_an_even_standstill_sends_nothing_and_a_dead_rank_at_once(server: RasSer
     one.close()
 
 
+class StoppedFirst(RasServer):
+    """The first `silent` connections are a stopped process's: taken by the kernel, heard by nobody."""
+
+    def __init__(self, silent: int) -> None:
+        self._silent = silent
+        super().__init__()
+
+    def _talk(self, lines: Any) -> None:
+        if self._silent:
+            self._silent -= 1
+            for _ in lines:
+                pass
+            return
+        super()._talk(lines)
+
+
+def test_a_connection_that_nobody_greets_is_given_up_soon_and_another_tried(tmp_path: Path) -> None:
+    server = StoppedFirst(silent=3)
+    server.report = json.dumps({"communicators": [report(5, 5, dead=1)]})
+    one = collector(server.address, tmp_path)
+    now_s, found = 1000.0, list(one.collect(1000.0))
+    for waited_s in (2.4, 2.6) * 3:
+        found += one.collect(now_s + waited_s)
+        now_s += waited_s if waited_s > 2.5 else 0.0
+    deadline_s = time.monotonic() + 10.0
+    while not found and time.monotonic() < deadline_s:
+        found += one.collect(now_s + 0.1)
+    (event,) = found
+    assert isinstance(event, EventRecord)
+    assert analyse(told(event))[0].ranks == (1,)
+    one.close()
+    server.close()
+
+
+def test_when_no_connection_at_all_is_greeted_it_says_so(tmp_path: Path) -> None:
+    server = StoppedFirst(silent=1000)
+    one = collector(server.address, tmp_path)
+    for turn in range(8):
+        assert list(one.collect(1000.0 + 3.0 * turn)) == []
+    with pytest.raises(CollectorError, match="8 connections in a row"):
+        list(one.collect(1024.0))
+    assert one._talk is None
+    one.close()
+    server.close()
+
+
 def test_an_older_nccl_that_knows_no_json_answers_in_text(tmp_path: Path) -> None:
     server = RasServer(json_known=False)
     server.report = "NCCL version 2.24.3\n#0-0 (aabb) INCOMPLETE\n  Missing communicator data from 1 job processes\n"

@@ -55,6 +55,7 @@ class Header(NamedTuple):
     exit_code: int | None
     errors: int
     attempt: int
+    start_monotonic_s: float  # of the process, by the machine's monotonic clock, which no step of the wall clock moves
 
 
 class Step(NamedTuple):
@@ -122,6 +123,7 @@ def read_header(source: int | str | os.PathLike[str]) -> Header | None:
         exit_code=None if words.code == NO_CODE else words.code,
         errors=words.errors,
         attempt=words.attempt,
+        start_monotonic_s=(words.start_ns - offset) / 1e9,
     )
 
 

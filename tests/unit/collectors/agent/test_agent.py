@@ -55,6 +55,10 @@ class Rig:
         self.clock.sleep(seconds)
         self.agent.step()
 
+    def wait(self) -> None:
+        for lane in self.agent.lanes:
+            lane.wait.wait(lane.tasks)
+
     def lines(self) -> list[int]:
         """Numbers of the log records that the bus has."""
         return [record.ends[0] for record in self.bus.records(LogRecord)]
@@ -92,7 +96,7 @@ def test_a_wake_fd_brings_the_turn_forward(rig: Rig) -> None:
         rig.step()
         os.write(writing, b"x")
         rig.clock.sleep(0.5)
-        rig.agent._wait.wait(rig.agent._tasks)
+        rig.wait()
         rig.agent.step()
         assert rig.collector("b").calls == 2
     finally:
@@ -108,7 +112,7 @@ def test_a_source_that_wakes_all_the_time_is_not_read_all_the_time(rig: Rig) -> 
         rig.step()
         for _ in range(10):
             rig.clock.sleep(0.005)
-            rig.agent._wait.wait(rig.agent._tasks)
+            rig.wait()
             rig.agent.step()
         assert 2 <= rig.collector("b").calls <= 4
     finally:

@@ -17,7 +17,7 @@ from tests.doubles import ManualClock
 from tests.hook_doubles import set_everywhere
 from trainwarden import hook
 from trainwarden.hook import Hook
-from trainwarden.hook.layout import AT_RANK, AT_START_NS, CHECKPOINT, DATA
+from trainwarden.hook.layout import AT_OFFSET_NS, AT_RANK, AT_START_NS, CHECKPOINT, DATA
 from trainwarden.hook.thread import clock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
@@ -173,15 +173,32 @@ def test_a_process_that_is_gone_is_told_as_such_for_a_while(node: Node, rank: Ca
     assert of(HeartbeatRecord, node.collect()) == []
 
 
+@pytest.mark.parametrize("by_s", [60.0, -60.0])
+def test_a_step_of_the_wall_clock_ends_no_rank(node: Node, rank: Callable[[int], Hook], by_s: float) -> None:
+    """What the hook wrote down before the clock was set stays as it is; the kernel reckons its boot time anew."""
+    target = rank(0)
+    with Path(target.memory.path + ".hook").open("r+b") as file:
+        for place in (AT_START_NS, AT_OFFSET_NS):
+            file.seek(8 * place)
+            before = int.from_bytes(file.read(8), "little", signed=True)
+            file.seek(8 * place)
+            file.write((before - int(by_s * 1e9)).to_bytes(8, "little", signed=True))
+    real = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    (node.proc / "stat").write_text(real + "\n")
+    node.process(100, started_ticks=int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]))
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert beat.states == ("S",)
+
+
 def test_another_process_with_the_same_pid_is_not_the_rank(node: Node, rank: Callable[[int], Hook]) -> None:
     target = rank(0)
     header = hook.read_header(target.memory.path + ".hook")
     assert header is not None
-    (node.proc / "stat").write_text(f"cpu 1 2 3\nbtime {int(header.start_s) - 1000}\n")
-    node.process(100, started_ticks=1000 * TICKS)
+    ticks = int(header.start_monotonic_s * TICKS)
+    node.process(100, started_ticks=ticks)
     (beat,) = of(HeartbeatRecord, node.collect())
     assert beat.states == ("S",)
-    node.process(100, started_ticks=2000 * TICKS)
+    node.process(100, started_ticks=ticks + 1000 * TICKS)
     (beat,) = of(HeartbeatRecord, node.collect())
     assert beat.states == ("X",)
 

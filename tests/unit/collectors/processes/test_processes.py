@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from collectors.processes.collector import ProcessesCollector
 from collectors.processes.exit_status import ExitStatus, decode_status, read_stat
 from collectors.ranks import rank_of_pid, rank_processes
 from tests.doubles import ManualClock
+from trainwarden.hook.layout import HEADER, HEADER_BYTES, MAGIC, VERSION, Words
+from trainwarden.hook.memory import _process_start_ns
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.topics import EVENTS
@@ -134,6 +137,24 @@ def test_a_living_rank_is_watched_and_not_reported(rig: Rig) -> None:
     rig.collector.close()
     rig.collector.close()
     assert rig.collector.wake_fds() == []
+
+
+@pytest.mark.parametrize("by_s", [60.0, -60.0])
+def test_a_step_of_the_wall_clock_ends_no_living_rank(rig: Rig, by_s: float) -> None:
+    """The clock was set by `by_s` after the hook had written its file and the file had its time."""
+    path = rig.hook / f"rank-0-{os.getpid()}.hook"
+    wall_ns, by_ns = time.time_ns(), int(by_s * 1e9)
+    words = Words._make([0] * len(Words._fields))._replace(
+        magic=MAGIC, version=VERSION, pid=os.getpid(), world=1, start_ns=_process_start_ns(wall_ns) - by_ns,
+        offset_ns=wall_ns - time.monotonic_ns() - by_ns,
+    )  # fmt: skip
+    path.write_bytes(HEADER.pack(*words, *[0] * (HEADER_BYTES // 8 - len(words))))
+    os.utime(path, (_process_start_ns(wall_ns) / 1e9 - by_s + 1.0,) * 2)
+    assert rig.collect() == []
+    assert len(rig.collector._watched) == 1
+    rig.restart()
+    assert rig.collect() == []
+    assert len(rig.collector._watched) == 1
 
 
 def test_our_own_launcher_reports_ends_itself(rig: Rig) -> None:

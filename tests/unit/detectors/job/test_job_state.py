@@ -139,9 +139,9 @@ def test_progress_is_when_something_last_changed() -> None:
 
 def test_being_stopped_counts_from_the_first_heartbeat_that_saw_it() -> None:
     state = fed(*[beat(0, at_s=at_s, states=("T" if at_s > 1 else "S",)) for at_s in (1.0, 2.0, 3.0)])
-    assert state.window(3.0).beats.stopped_s[0] == 2.0
+    assert state.window(3.0).beats.stopped_for_s[0] == 1.0
     state.feed(beat(0, at_s=4.0, states=("R",)))
-    assert np.isnan(state.window(4.0).beats.stopped_s[0])
+    assert np.isnan(state.window(4.0).beats.stopped_for_s[0])
 
 
 def test_heartbeats_of_the_past_or_of_odd_shape_change_nothing() -> None:

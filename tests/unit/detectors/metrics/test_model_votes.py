@@ -85,6 +85,19 @@ def test_it_closes_after_a_calm_stretch_and_the_next_onset_is_new() -> None:
     assert (vote.onset_s, vote.score) == (300.0, 0.6)
 
 
+def test_a_device_that_is_not_measured_any_more_is_not_anomalous_for_ever() -> None:
+    nan = float("nan")
+    sick = window(scored([[0.9, 0.9], [0.1, 0.1]]), end_s=60.0)
+    soon = window(scored([[nan], [0.1]], start_s=120.0), end_s=360.0)
+    detector, vote = after(sick, soon)
+    assert vote.opinion == "anomalous"
+    again = PcaVote(CONFIG)
+    again.restore(detector.state())
+    later = window(end_s=30 * 86_400.0)
+    again.update(later)
+    assert again.score(later).opinion == "normal"
+
+
 def test_gaps_neither_open_nor_close() -> None:
     gap = float("nan")
     assert after(window(scored([[0.9, gap, gap, 0.9]])))[1].opinion == "anomalous"

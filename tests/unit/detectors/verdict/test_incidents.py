@@ -306,3 +306,28 @@ def test_a_vote_may_do_what_its_role_allows_and_no_more() -> None:
 def test_one_weight_leaves_the_others_as_they_are() -> None:
     ensemble = Ensemble(EnsembleConfig(weights={"a": 0.5}), ROLES | {"half": Role(reads="scores", weight=0.25)})
     assert [ensemble.weight(name) for name in ("a", "b", "half", "logs")] == [0.5, 1.0, 0.25, 0.0]
+
+
+def test_in_a_job_without_steps_a_failure_that_nothing_supports_fades_and_mutes_nothing_any_more() -> None:
+    story = Story()
+    story.at(0.0, candidate("out_of_memory", 1))
+    assert story.at(200.0, candidate("slow_compute", 2, onset_s=START_S + 199.0)) == []
+    (closed,) = story.at(301.0)
+    assert (closed.kind, closed.state) == ("out_of_memory", "closed")
+    (opened,) = story.at(302.0, candidate("slow_compute", 2, onset_s=START_S + 302.0))
+    assert (opened.kind, opened.state) == ("slow_compute", "opened")
+
+
+def test_where_steps_are_told_a_failure_lasts_until_they_go_on() -> None:
+    story = Story()
+    story.progress(0.0)
+    story.at(0.0, candidate("out_of_memory", 1))
+    assert story.at(1000.0) == []
+    assert [one.kind for one in story.joiner.open] == ["out_of_memory"]
+
+
+def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
+    story = Story()
+    story.at(0.0, candidate("out_of_memory", 1), candidate("nic_down", 1))
+    assert [(one.state, one.closed_at_s) for one in story.joiner.end(START_S + 9.0)] == [("closed", START_S + 9.0)] * 2
+    assert story.joiner.open == []
