@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 
 from detectors.job.board import MetricBoard
+from detectors.job.news import News
 from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats, node_clock_s
-from detectors.job.roster import MAX_RANKS, Roster, Seen
+from detectors.job.roster import MAX_RANKS, Roster
 from detectors.job.silence import Silence
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
-from detectors.job.window import LogLine, Window
+from detectors.job.window import Window
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
 
 PLAN_STEPS: Final = 3  # steps in which ranks may still be changing over to a new micro-batch plan
@@ -48,12 +49,7 @@ class JobState:
         self._board = HeartbeatBoard()
         self._samples = MetricBoard()
         self._roster = Roster()
-        self._log_ends: dict[tuple[str, str], int] = {}
-        self._seen_events = Seen()
-        self._seen_metrics = Seen()
-        self._logs: list[LogLine] = []
-        self._events: list[EventRecord] = []
-        self._metrics: list[MetricsRecord] = []
+        self._news = News()
 
     def feed(self, record: Record) -> None:
         """Take in one record of this job."""
@@ -78,7 +74,7 @@ class JobState:
         self._steps.close(~self._roster.ended[:size], everyone_known=self.world_size <= size)
         ring = self._steps.ring
         values = ring.values[:, :, :size]
-        logs, events, metrics = self._news()
+        logs, events, metrics = self._news.take()
         values.flags.writeable = False
         return Window(
             job=self.job,
@@ -113,12 +109,6 @@ class JobState:
             finished=self.finished,
             restarts=self.restarts,
         )
-
-    def _news(self) -> tuple[tuple[LogLine, ...], tuple[EventRecord, ...], tuple[MetricsRecord, ...]]:
-        """What came since the last call."""
-        logs, events, metrics = tuple(self._logs), tuple(self._events), tuple(self._metrics)
-        self._logs, self._events, self._metrics = [], [], []
-        return logs, events, metrics
 
     @property
     def quiet_s(self) -> float:
@@ -212,27 +202,18 @@ class JobState:
         self._heard(record.time_s)
 
     def _feed_log(self, record: LogRecord) -> None:
-        source = (record.node, record.source)
-        high = self._log_ends.get(source, -1)
-        for index in range(min(len(record.lines), len(record.ends), len(record.times_s))):
-            end = record.ends[index]
-            if end <= high:
-                self._steps.counts["duplicates"] += 1
-                continue
-            high = end
-            count = record.counts[index] if index < len(record.counts) else 1
-            line, time_s = record.lines[index], record.times_s[index]
-            self._logs.append(LogLine(record.node, record.source, record.rank, line, time_s, max(1, count), end))
+        duplicates, times_s = self._news.log(record)
+        self._steps.counts["duplicates"] += duplicates
+        for time_s in times_s:
             self._heard(time_s)
-        self._log_ends[source] = high
 
     def _feed_event(self, record: EventRecord) -> None:
-        if not self._seen_events.add(record.id):
+        if not self._news.is_new(record):
             self._steps.counts["duplicates"] += 1
             return
         if self._roster.runs_beside(record):
             return
-        self._events.append(record)
+        self._news.events.append(record)
         self._heard(record.time_s)
         if record.kind == "job_start":
             self.finished, self.finished_s = False, None
@@ -275,10 +256,10 @@ class JobState:
         self._roster.clean[column] = record.fields.get("code") == 0
 
     def _feed_metrics(self, record: MetricsRecord) -> None:
-        if not self._seen_metrics.add((record.node, record.time_s, record.devices, record.names[:1])):
+        if not self._news.is_new(record):
             self._steps.counts["duplicates"] += 1
             return
-        self._metrics.append(record)
+        self._news.metrics.append(record)
         if 0.0 <= record.time_s < MAX_TIME_S:
             self._samples.feed(record)
         else:

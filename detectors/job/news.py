@@ -1,0 +1,57 @@
+"""What has come since the last window: log lines, events and metrics, each shown once, repeats left out."""
+
+from __future__ import annotations
+
+from detectors.job.roster import Seen
+from detectors.job.window import LogLine
+from trainwarden.records import EventRecord, LogRecord, MetricsRecord
+
+Shown = tuple[tuple[LogLine, ...], tuple[EventRecord, ...], tuple[MetricsRecord, ...]]
+
+
+class News:
+    """Records that the next window shows.
+
+    Attributes
+    ----------
+    events, metrics : list
+        Records to be shown, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[EventRecord] = []
+        self.metrics: list[MetricsRecord] = []
+        self._logs: list[LogLine] = []
+        self._log_ends: dict[tuple[str, str], int] = {}
+        self._seen_events = Seen()
+        self._seen_metrics = Seen()
+
+    def is_new(self, record: EventRecord | MetricsRecord) -> bool:
+        """Whether `record` comes for the first time."""
+        if isinstance(record, EventRecord):
+            return self._seen_events.add(record.id)
+        return self._seen_metrics.add((record.node, record.time_s, record.devices, record.names[:1]))
+
+    def log(self, record: LogRecord) -> tuple[int, list[float]]:
+        """Take in lines; how many of them had come before, and the times of the others."""
+        source = (record.node, record.source)
+        high = self._log_ends.get(source, -1)
+        duplicates, times_s = 0, []
+        for index in range(min(len(record.lines), len(record.ends), len(record.times_s))):
+            end = record.ends[index]
+            if end <= high:
+                duplicates += 1
+                continue
+            high = end
+            count = record.counts[index] if index < len(record.counts) else 1
+            line, time_s = record.lines[index], record.times_s[index]
+            self._logs.append(LogLine(record.node, record.source, record.rank, line, time_s, max(1, count), end))
+            times_s.append(time_s)
+        self._log_ends[source] = high
+        return duplicates, times_s
+
+    def take(self) -> Shown:
+        """Everything, once."""
+        shown = tuple(self._logs), tuple(self.events), tuple(self.metrics)
+        self._logs, self.events, self.metrics = [], [], []
+        return shown
