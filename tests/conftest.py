@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import settings
 
+from tests.examples import THOROUGH
 from tests.servers.kafka import KafkaBroker, ServerMissing
+
+settings.register_profile("shared", max_examples=100 if THOROUGH else 25, deadline=None)  # machines are shared
+settings.load_profile("shared")
+# tslearn is compared with on a few small series; compiling it takes longer than all of them.
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -19,7 +19,9 @@ MISTAKEN: Final = 2
 
 
 def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
-    """One clear sentence per mistake in a settings file, with its line; exit code 2 if there is one.
+    """One clear sentence per mistake in a settings file.
+
+    Every mistake is named with its line; exit code 2 if there is one.
 
     Example: trainwarden check-config trainwarden.toml
     """

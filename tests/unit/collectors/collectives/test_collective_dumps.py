@@ -50,7 +50,7 @@ def test_the_newest_calls_and_the_oldest_unfinished_ones_of_each_group_are_kept(
 def test_a_full_ring_is_small_on_the_bus_and_a_huge_one_is_cut_until_it_fits() -> None:
     ring = {"entries": [entry(seq, done=seq < 1990) for seq in range(2000)]}
     assert len(pack(ring, 32)) < 4_000
-    groups = {"entries": [entry(seq, str(seq % 600), profiling_name=os.urandom(50).hex()) for seq in range(60_000)]}
+    groups = {"entries": [entry(seq, str(seq % 600), profiling_name=os.urandom(50).hex()) for seq in range(20_000)]}
     packed = pack(groups, 64)
     assert len(packed) <= MAX_PACKED
     assert len(unpack(packed)["entries"]) >= 600

@@ -20,7 +20,8 @@ def header(pid: int, **said: object) -> hook.Header:
         "micro_batches": None, "source": "optimizer", "plan": 0, "plan_step": 0, "pauses": 0, "role": "", "own_s": 0.0,
         "exit_code": None, "errors": 0, "attempt": 0,
     }  # fmt: skip
-    return hook.Header(**{**fields, **said})  # type: ignore[arg-type]
+    fields |= said
+    return hook.Header(**{"start_monotonic_s": fields["start_s"], **fields})  # type: ignore[arg-type]
 
 
 class Rank:

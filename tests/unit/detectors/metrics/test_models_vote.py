@@ -157,7 +157,7 @@ def test_calibrated_on_held_out_rows_one_normal_row_in_a_hundred_is_rare(vote):
 
 
 def test_of_long_training_only_a_part_is_judged_and_the_calibration_is_nearly_the_same():
-    series = [entity(seed, 1200) for seed in range(4)]
+    series = [entity(seed, 700) for seed in range(4)]
     config = {"neighbor_profile": {"bags": 10, "bag_size": 8}, "dtw_samples": 20}
     full, thin = (
         MetricVote.fit(series, NAMES, parse(VoteConfig, {**config, "calibration_rows": rows}, "models"), 0, peers=True)
@@ -181,7 +181,8 @@ def test_many_short_stretches_are_judged_at_the_same_places_by_all_members():
 def test_a_member_that_no_stretch_lets_judge_is_left_out():
     # One sample in sixty is judged, and in a fold of ten samples none of them ends a subsequence of ten.
     series = [entity(seed, 32) for seed in range(750)]
-    table = {"neighbor_profile": {"bags": 4, "length": 10}, "calibration_rows": 100}
+    members = {"pca": 1.0, "neighbor_profile": 1.0}
+    table = {"members": members, "neighbor_profile": {"bags": 4, "length": 10}, "calibration_rows": 100}
     vote = MetricVote.fit(series, NAMES, parse(VoteConfig, table, "models"), 0)
     assert "neighbor_profile" not in vote.models
     assert "pca" in vote.models

@@ -107,15 +107,17 @@ def test_the_slow_start_after_a_restart_is_no_change() -> None:
 
 def test_a_staircase_begins_with_its_first_stair() -> None:
     """Several noises: none may name an onset more than ten rows before the first stair."""
-    for seed in range(12):
-        values = noisy(500, 0.012, seed)
-        values[220:] += np.log(1.05)
-        values[260:] += np.log(1.06)
-        values[310:] += np.log(1.05)
-        ((onset, reported, slower),) = found_in(values)
-        assert slower
-        assert 210 <= onset <= 260
-        assert reported <= 290
+    values = np.column_stack([noisy(500, 0.012, seed) for seed in range(12)])  # judged at once, each by itself
+    values[220:] += np.log(1.05)
+    values[260:] += np.log(1.06)
+    values[310:] += np.log(1.05)
+    shifts = LevelShifts(ShiftConfig())
+    found = [shift for seq, row in enumerate(values) for shift in shifts.update(seq, row)]
+    assert sorted(shift.series for shift in found) == list(range(12))
+    for shift in found:
+        assert shift.slower
+        assert 210 <= shift.onset <= 260
+        assert shift.reported <= 290
 
 
 def test_a_single_slow_step_hides_no_drop() -> None:

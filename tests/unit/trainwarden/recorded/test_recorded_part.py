@@ -127,11 +127,11 @@ def archive(folder: Path, samples: int) -> Path:
 
 
 def test_an_archived_job_is_thinned_while_it_is_read(tmp_path):
-    folder = archive(tmp_path / "archive", 600)
+    folder = archive(tmp_path / "archive", 300)
     whole = prepare(folder, PrepareConfig(), workers=1, keep_start=True)
-    part = prepare(folder, PrepareConfig(max_cells=3_000), workers=1, keep_start=True)
-    assert whole.card.rows == 600 * 12
-    assert 0.5 * 3_000 / 2 <= part.card.rows <= 1.1 * 3_000 / 2
+    part = prepare(folder, PrepareConfig(max_cells=1_500), workers=1, keep_start=True)
+    assert whole.card.rows == 300 * 12
+    assert 0.5 * 1_500 / 2 <= part.card.rows <= 1.1 * 1_500 / 2
     assert "of its values were read" in json.dumps(part.card.notes)
     rows = {}
     for one in (*whole.train, *whole.test):
