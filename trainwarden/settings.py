@@ -7,7 +7,7 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -123,6 +123,9 @@ class RunsSettings(Config, frozen=True, kw_only=True):
     bus_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 1024**3
 
 
+DEFAULT_BUS: Final = "embedded:trainwarden.db"
+
+
 class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
 
@@ -133,7 +136,7 @@ class Settings(Config, frozen=True, kw_only=True):
     node: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = msgspec.field(
         default_factory=socket.gethostname
     )
-    bus: str = "embedded:trainwarden.db"
+    bus: str = DEFAULT_BUS
     run_dir: str | None = None
     state_dir: str | None = None
     metrics_address: str = "127.0.0.1"

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import Follower, JobView
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
-from trainwarden.settings import Settings, load
-
-DEFAULT_BUS: Final[str] = Settings.__struct_defaults__[Settings.__struct_fields__.index("bus")]
+from trainwarden.settings import DEFAULT_BUS, Settings, load
 
 
 @contextmanager

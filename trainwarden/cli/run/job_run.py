@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -22,11 +22,12 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.records import EventKind, EventRecord, Record
-from trainwarden.settings import Settings, load
+from trainwarden.settings import DEFAULT_BUS, Settings, load
 from trainwarden.topics import EVENTS
 
 log = logging.getLogger("trainwarden.cli")
 
+EMBEDDED: Final = "embedded"  # without a path: the run's own
 LOOK_S = 0.1
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
@@ -41,6 +42,22 @@ def settings_for(config: Path | None, job: str | None, prefix: str) -> Settings:
     if job is not None:
         settings = msgspec.convert({**msgspec.structs.asdict(settings), "job": job}, Settings, from_attributes=True)
     return settings
+
+
+def services_here(settings: Settings, config: Path | None, *wanted: str) -> tuple[str, ...]:
+    """The services that a single run starts: no detector where a settings file names the bus of running services.
+
+    A second one would join their group, take jobs over from them and let go of them again when the run ends.
+
+    Examples
+    --------
+    >>> services_here(Settings(), None, "agent", "detector")
+    ('agent', 'detector')
+    >>> services_here(Settings(bus="kafka://broker:9092"), Path("site.toml"), "agent", "detector")
+    ('agent',)
+    """
+    elsewhere = config is not None and settings.bus not in (DEFAULT_BUS, EMBEDDED)
+    return tuple(one for one in wanted if not (elsewhere and one == "detector"))
 
 
 def exit_code_of(returncode: int) -> int:
@@ -123,8 +140,7 @@ class JobRun:
 
     def _address(self, bus: str) -> str:
         """The bus to use; the default embedded file goes into the run folder, so that runs do not mix."""
-        default = Settings.__struct_defaults__[Settings.__struct_fields__.index("bus")]
-        return f"embedded:{rundir.bus_file(self.run_dir)}" if bus == default else bus
+        return f"embedded:{rundir.bus_file(self.run_dir)}" if bus in (DEFAULT_BUS, EMBEDDED) else bus
 
     def __enter__(self) -> Self:
         for service in self._services:

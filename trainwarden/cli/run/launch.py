@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainwarden.cli.run.job_run import JobRun, exit_code_of, settings_for
+from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Command, ConfigFile, EngineMode, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
@@ -31,7 +31,7 @@ def launch(
     voice = Voice(json)
     settings = settings_for(config, job, "launch")
     overrides = {"TRAINWARDEN_ENGINE_MODE": mode}
-    services = ("agent", "detector", "engine")
+    services = services_here(settings, config, "agent", "detector", "engine")
     with JobRun(
         settings,
         own_services=services,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TextIO
 
 from trainwarden import rundir
-from trainwarden.cli.run.job_run import JobRun, exit_code_of, settings_for
+from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Command, ConfigFile, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
@@ -31,7 +31,7 @@ def watch(
     # The command's own output keeps its streams; ours goes to standard error.
     voice = Voice(json, stream=sys.stderr)
     settings = settings_for(config, job, "watch")
-    services = ("agent",) if config is not None else ("agent", "detector")
+    services = services_here(settings, config, "agent", "detector")
     with JobRun(
         settings, own_services=services, notice=lambda r: voice.say(record_line(r)), config=config, command=command
     ) as run:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainwarden import rundir
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared.output import Voice
 from trainwarden.settings import Settings
@@ -33,3 +34,9 @@ def test_records_that_cannot_be_kept_are_said(tmp_path: Path) -> None:
         run.keep(tmp_path / "file", Voice(stream=said))
         run.keep(None, Voice(stream=said))
     assert said.getvalue().count("no recorded folder could be written") == 1
+
+
+def test_embedded_without_a_path_is_the_runs_own_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with JobRun(Settings(job="j", bus="embedded"), own_services=()) as run:
+        assert run.bus_address == f"embedded:{rundir.bus_file(run.run_dir)}"
