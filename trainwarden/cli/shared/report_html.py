@@ -6,12 +6,14 @@ No script, no font and no picture from elsewhere: the file can be mailed.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainwarden.cli.shared.follow import JobView
 from trainwarden.errors import DataError
 from trainwarden.json_objects import action_object, incident_object
+from trainwarden.records import VerdictRecord
 
 WIDTH, HEIGHT = 960, 220
 LEFT, BOTTOM = 56, 24
@@ -143,9 +145,9 @@ def _colour(ratio: float) -> str:
 def _votes_chart(view: JobView) -> str:
     """One strip per detector: the score of each window as the strip's darkness."""
     verdicts = sorted(view.verdicts, key=lambda verdict: verdict.time_s)
-    names = sorted({name for verdict in verdicts for name in verdict.votes})
-    if not names:
+    if not verdicts:
         return "<p>No window was judged.</p>"
+    names = sorted({n for verdict in verdicts for n, vote in verdict.votes.items() if vote.opinion != "abstain"})
     low, high = verdicts[0].time_s, verdicts[-1].time_s
     body = []
     for row, name in enumerate(names):
@@ -163,7 +165,17 @@ def _votes_chart(view: JobView) -> str:
                 f'fill="{fill}" fill-opacity="{0.08 + 0.92 * vote.score:.2f}"><title>{html.escape(name)} '
                 f"{vote.score:.2f}: {html.escape(vote.reason)}</title></rect>"
             )
-    return _frame("".join(body), len(names) * 22 + 4)
+    return _frame("".join(body), len(names) * 22 + 4) + _silent(verdicts[-1], names)
+
+
+def _silent(newest: VerdictRecord, heard: Sequence[str]) -> str:
+    """Who never voted, and why: those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, vote in sorted(newest.votes.items()):
+        if name not in heard:
+            by_reason.setdefault(vote.reason or "no reason given", []).append(name)
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    return "".join(f"<p class=note>did not vote: {html.escape(line)}</p>" for line in lines)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -188,5 +200,20 @@ def _incident_table(view: JobView) -> str:
 
 def _action_table(view: JobView) -> str:
     items = [action_object(record) for record in sorted(view.actions.values(), key=lambda item: item.at_s)]
-    rows = [(i["kind"], i["outcome"], i["why"], str(i["plan"] or "")) for i in items]
+    rows = [(i["kind"], i["outcome"], i["why"], _plan_words(i["plan"])) for i in items]
     return _table(("action", "outcome", "why", "plan"), rows)
+
+
+def _plan_words(plan: Mapping[str, Any]) -> str:
+    """A plan as a person reads it.
+
+    Examples
+    --------
+    >>> _plan_words({"micro_batches": [7, 7, 3, 7], "predicted_compute_s": 0.35})
+    'micro batches: 7 7 3 7; predicted compute s: 0.35'
+    """
+    said = (
+        (name, " ".join(str(one) for one in value) if isinstance(value, list | tuple) else str(value))
+        for name, value in plan.items()
+    )
+    return "; ".join(f"{name.replace('_', ' ')}: {words}" for name, words in said)

@@ -66,3 +66,23 @@ def test_an_empty_run_has_a_report_too(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report(path, JobView("j"), title="t", summary="s")
     assert "No iteration was recorded" in path.read_text(encoding="utf-8")
+
+
+def test_who_did_not_vote_is_said_with_the_reason_and_a_plan_in_words(tmp_path: Path) -> None:
+    view = JobView("j")
+    votes = {
+        "hard_event": Vote(opinion="normal", score=0.1),
+        "lof": Vote(opinion="abstain", reason="no model is loaded"),
+        "pca": Vote(opinion="abstain", reason="no model is loaded"),
+    }
+    view.feed(VerdictRecord(id="v", job="j", time_s=1.0, window_s=1.0, anomalous=False, reason="r", votes=votes))
+    plan = {"micro_batches": [7, 7, 3, 7], "before": [6, 6, 6, 6]}
+    view.feed(
+        ActionRecord(id="a", incident="i", job="j", kind="rebalance", outcome="done", at_s=1.0, why="w", plan=plan)
+    )
+    path = tmp_path / "report.html"
+    write_report(path, view, title="t", summary="s")
+    text = path.read_text(encoding="utf-8")
+    assert "did not vote: lof, pca: no model is loaded" in text
+    assert text.count(">lof<") == 0
+    assert "micro batches: 7 7 3 7; before: 6 6 6 6" in text
