@@ -14,6 +14,7 @@ from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.topics import ACTIONS, COMMANDS, Topic
 
 TOPICS: Final[tuple[Topic[Any], ...]] = (COMMANDS, ACTIONS)
+JOINING_S: Final = 0.1  # how long one call waits for the bus to let the reader in: Kafka wants several answers for that
 OVERLAP_S: Final = 300.0  # what came while the reader was being let in is read again; the bus's clock may be off
 
 
@@ -45,11 +46,14 @@ class Hearing:
             If the bus is away.
         """
         found: list[Message] = []
-        while messages := self._consumer.poll(0.0):
+        while messages := self._consumer.poll(0.0 if self._placed else JOINING_S):
             if self._placed:
                 found += messages
-        if not self._placed and self._consumer.assignment():
+        if not self._consumer.assignment():
+            self._placed = False  # not let in yet, or put out: what is written meanwhile is read once it is let in
+            return None
+        if not self._placed:
             self._consumer.seek_to_time(self._since_s)
             self._placed = True
             return self.new()
-        return found if self._placed else None
+        return found

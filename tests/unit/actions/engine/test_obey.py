@@ -224,3 +224,18 @@ def test_a_relief_that_failed_is_tried_again() -> None:
     rig.tick(30.0)
     assert rig.story()[-1] == ("i1/relief/2", "done")
     assert rig.launcher.splits[-1] == (6, 6, 6, 6)
+
+
+def test_an_engine_whose_reader_was_put_out_does_nothing_until_it_has_read_what_it_missed() -> None:
+    rig = Rig()
+    rig.tick()
+    rig.bus.deaf = True
+    rig.bus.publish(COMMANDS, "*", rig.command("stop", job="*"))
+    rig.bus.publish(INCIDENTS, "job", rig.incident())
+    rig.bus.flush()
+    rig.engine._memory.take(rig.incident())
+    rig.tick(1.0)
+    assert (rig.story(), rig.launcher.asked) == ([], [])
+    rig.bus.deaf = False
+    rig.tick(1.0)
+    assert (rig.story(), rig.launcher.asked) == ([("i1/restart/1", "skipped")], [])
