@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.rings import EXIT, PHASE_CODE, PHASES, WAIT
+from detectors.job.rings import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from detectors.job.window import Window
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
 Flags = npt.NDArray[np.bool_]
-KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 MAX_SUSPECTS: Final = 16
 SILENT_S: Final = 3.0  # a node that has not been heard for so long is silent, and its ranks' state is not known
 STILL_SHARE: Final = 0.8  # of a usual step must have passed without any progress before anything is looked at
