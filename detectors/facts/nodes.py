@@ -35,7 +35,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
     wait_steps, still_steps : float
         Usual steps without any step or call: of peers that all wait, and of peers whose waiting is not seen.
     unknown_s : float
-        The same where no usual step is known, and at least while a peer is in a checkpoint, an evaluation or loads data.
+        The same where no usual step is known, and least of it while a peer is in a checkpoint or another known pause.
     """
 
     node_silent_s: Annotated[float, msgspec.Meta(gt=0.0)] = 4.0

@@ -69,7 +69,8 @@ def test_a_node_without_which_the_job_went_on_is_not_lost_when_the_job_stands_st
     silent_s = job.end_s - 20.0
     standing(job, 12.0, phase="wait")
     kept = without(job, lambda at_s, record: record.node == "node3" and at_s > silent_s)  # type: ignore[attr-defined]
-    assert "node_lost" not in [incident.kind for incident in played(kept, job.end_s + 10.0)]
+    (incident,) = played(kept, job.end_s + 10.0)
+    assert (incident.kind, incident.suspects) == ("hang", ())  # whoever is not seen may be the one
 
 
 def test_an_agent_that_goes_away_while_the_others_write_a_checkpoint_is_no_lost_node() -> None:
