@@ -119,6 +119,8 @@ class EngineHandler:
         if now_s >= self._forget_at_s:
             self._forget_at_s = now_s + FORGET_INTERVAL_S
             self._memory.forget(now_s - MEMORY_S)
+            self._recorded &= self._memory.actions.keys()
+            self._mine &= self._memory.actions.keys()
         open_cases = sum(case.open for case in self._memory.cases.values())
         self._metrics.gauge("open_incidents", "Incidents that last now.", open_cases)
         outputs, self._outbox = self._outbox, []

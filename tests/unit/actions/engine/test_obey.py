@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from actions.engine.memory import with_outcome
 from tests.doubles import metric_value
@@ -59,6 +60,26 @@ def test_what_another_engine_does_to_the_job_is_heard_and_waited_for() -> None:
     assert rig.launcher.asked == [("restart", "i1/restart/1")]
 
 
+def test_what_other_engines_did_is_forgotten_in_time() -> None:
+    rig = Rig()
+    other = ActionRecord(
+        id="i0/restart/1",
+        incident="i0",
+        job="other",
+        kind="restart_job",
+        outcome="done",
+        at_s=rig.clock.now_s(),
+        why="it",
+    )
+    rig.tell(other, rig.command("approve", "i0/restart/1"), rig.incident())
+    rig.tick(1.0)
+    memory = rig.engine._memory
+    assert set(memory.actions) == {"i0/restart/1", "i1/restart/1"}
+    rig.tick(8 * 86_400.0)
+    assert set(memory.actions) == {"i1/restart/1"}, "its incident lasts"
+    assert not memory.approved
+
+
 def test_what_is_said_between_a_plan_and_its_call_is_heard_first() -> None:
     rig = Rig()
     state, said = rig.launcher.state, []
@@ -104,6 +125,16 @@ def test_a_stop_is_kept_until_it_is_lifted_however_long_ago_it_was_said() -> Non
     rig.tell(rig.incident())
     assert rig.launcher.asked == []
     assert rig.bus.actions()[-1].plan["held"] == "stop"
+
+
+@pytest.mark.parametrize("job", ["job", "*"])
+def test_a_stop_by_nobody_is_a_stop(job: str) -> None:
+    rig = Rig()
+    rig.tell(msgspec.structs.replace(rig.command("stop", job=job), by=""))
+    rig.tell(rig.incident())
+    assert rig.launcher.asked == []
+    rig.tell(msgspec.structs.replace(rig.command("resume", job=job), by=""))
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
 
 
 def test_the_last_word_on_the_bus_counts_whatever_the_clocks_say() -> None:
