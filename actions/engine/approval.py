@@ -33,6 +33,8 @@ def answer_of(
     """
     if shown is None or shown.plan_digest is None or shown.generation != action.generation:
         return None
+    if digest_of(shown) != shown.plan_digest:
+        return None  # a record that lost its plan on the way, or was never ours
     if word is not None and word.plan_digest == shown.plan_digest:
         plan = {name: value for name, value in shown.plan.items() if name != "held"}
         return msgspec.structs.replace(shown, at_s=action.at_s, plan=plan, by=word.by)

@@ -14,7 +14,7 @@ from tests.unit.actions.engine.test_handler import slow_evidence
 from trainwarden.errors import LauncherError
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord, IncidentRecord
-from trainwarden.topics import COMMANDS, INCIDENTS
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 # --- several engines -------------------------------------------------------------------------------------------------
 
@@ -222,6 +222,17 @@ def test_an_approval_ends_with_the_state_from_which_its_plan_was_made() -> None:
     rig.tell(word)
     assert rig.launcher.splits == []
     rig.tell(rig.command("approve", "i1/rebalance/1"))
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+
+
+def test_a_record_whose_plan_is_not_what_its_digest_says_is_shown_anew() -> None:
+    rig, _ = proposed()
+    kept = rig.bus.kept[ACTIONS.name]
+    cut = msgspec.structs.replace(rig.bus.actions()[-1], plan={})  # as the service loop shortens what is too large
+    kept[-1] = msgspec.structs.replace(kept[-1], record=cut)
+    rig.restart_engine()
+    rig.tell(rig.command("approve", "i1/rebalance/1"))
+    rig.tick(1.0)
     assert rig.launcher.splits == [(7, 7, 3, 7)]
 
 
