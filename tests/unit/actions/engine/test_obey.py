@@ -225,10 +225,11 @@ def test_an_approval_ends_with_the_state_from_which_its_plan_was_made() -> None:
     assert rig.launcher.splits == [(7, 7, 3, 7)]
 
 
-def test_a_record_whose_plan_is_not_what_its_digest_says_is_shown_anew() -> None:
+@pytest.mark.parametrize("plan", [{}, {"micro_batches": "no numbers"}, {"nodes": 5}])
+def test_a_record_whose_plan_is_not_what_its_digest_says_is_shown_anew(plan: dict[str, Any]) -> None:
     rig, _ = proposed()
     kept = rig.bus.kept[ACTIONS.name]
-    cut = msgspec.structs.replace(rig.bus.actions()[-1], plan={})  # as the service loop shortens what is too large
+    cut = msgspec.structs.replace(rig.bus.actions()[-1], plan=plan)  # as the service loop shortens what is too large
     kept[-1] = msgspec.structs.replace(kept[-1], record=cut)
     rig.restart_engine()
     rig.tell(rig.command("approve", "i1/rebalance/1"))
@@ -266,3 +267,18 @@ def test_a_relief_that_failed_is_tried_again() -> None:
     rig.tick(30.0)
     assert rig.story()[-1] == ("i1/relief/2", "done")
     assert rig.launcher.splits[-1] == (6, 6, 6, 6)
+
+
+def test_an_incident_that_breaks_planning_holds_up_no_other() -> None:
+    rig = Rig()
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_compute", evidence=slow_evidence())
+    rig.tell(incident)
+    done = rig.bus.actions()[-1]
+    rig.clock.sleep(500.0)
+    rig.tell(msgspec.structs.replace(done, plan={}, at_s=rig.clock.now_s()))  # shortened, or written by others
+    rig.tell(rig.closed(incident))
+    rig.launcher.phase = "failed"
+    rig.tell(msgspec.structs.replace(rig.incident("j1"), job="another"))
+    assert rig.launcher.asked[-1] == ("restart", "j1/restart/1")
+    assert metric_value(rig.metrics, "errors_total", kind="KeyError") > 0
