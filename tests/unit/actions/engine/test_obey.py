@@ -180,6 +180,15 @@ def test_a_job_that_flaps_uses_up_no_other_jobs_budget() -> None:
     assert rig.launcher.asked[-1] == ("restart", "j1/restart/1")
 
 
+def test_a_word_that_is_read_again_does_not_undo_a_later_one() -> None:
+    rig = Rig()
+    stop, resume = rig.command("stop"), rig.command("resume")
+    rig.engine._memory.take(resume, 3)
+    rig.engine._memory.take(stop, 4)
+    rig.engine._memory.take(resume, 3)
+    assert rig.engine._memory.stopped_by("job") == "someone"
+
+
 # --- what runs is what was approved ----------------------------------------------------------------------------------
 
 
