@@ -81,7 +81,9 @@ class JobWatch:
             if turn + 1 == MAX_ROUNDS or not any(self._barrier.more(*one) for one in self._detectors.items()):
                 break
             window = seen(window)
-        out.extend(self._barrier.told() if live else ())
+        for incident in self._barrier.told() if live else ():
+            self.joiner.hold(incident)
+            out.append(incident)
         self._metrics.count("windows_total", "Windows scored.")
         for kind, number in self.state.take_counts().items():
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)

@@ -13,6 +13,7 @@ from detectors.job_watch import JobWatch
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.shadow import show_versions, told
 from detectors.metrics.source import ModelFollower, ModelSource
+from detectors.verdict.incidents import Joiner
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DetectorError
@@ -152,6 +153,7 @@ class DetectionHandler:
             if now_s - watch.heard_s > self._config.forget_s:
                 outputs.extend((job, record) for record in watch.joiner.end(now_s))
                 self._jobs.pop(job, None)
+        outputs.extend(self._end_asides(now_s))
         self._gauges()
         return outputs
 
@@ -237,7 +239,19 @@ class DetectionHandler:
             self._jobs.pop(job, None)
             self._aside_until_s[job] = now_s + ASIDE_S
             why = f"the job cannot be judged for {ASIDE_S:.0f} s: {type(error).__name__}: {error}"[:MAX_WHY_CHARS]
-            return [(job, pipeline_incident(job, "job", now_s, why))]
+            incident = pipeline_incident(job, "job", now_s, why)
+            self._past[job] = [*watch.joiner.published, incident]  # for whoever judges the job anew
+            return [(job, incident)]
+
+    def _end_asides(self, now_s: float) -> Iterable[Output]:
+        """Close what is open of jobs that were set aside and never heard of again."""
+        for job, until_s in list(self._aside_until_s.items()):
+            if now_s - until_s > self._config.forget_s:
+                del self._aside_until_s[job]
+                joiner = Joiner(job, self._config)
+                for record in self._past.pop(job, []):
+                    joiner.resume(record)
+                yield from ((job, record) for record in joiner.end(now_s))
 
     def _take_dead(self) -> list[Output]:
         dead, self._dead = self._dead, []

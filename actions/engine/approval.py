@@ -33,6 +33,8 @@ def answer_of(
     """
     if shown is None or shown.plan_digest is None or shown.generation != action.generation:
         return None
+    if not _is_whole(shown):
+        return None  # a record that lost its plan on the way, or was never ours
     if word is not None and word.plan_digest == shown.plan_digest:
         plan = {name: value for name, value in shown.plan.items() if name != "held"}
         return msgspec.structs.replace(shown, at_s=action.at_s, plan=plan, by=word.by)
@@ -40,3 +42,11 @@ def answer_of(
         return None
     stands = shown.plan_digest == action.plan_digest or action.at_s - shown.at_s < replan_s
     return "wait" if stands else None
+
+
+def _is_whole(shown: ActionRecord) -> bool:
+    """Whether its plan is the one that its digest stands for."""
+    try:
+        return digest_of(shown) == shown.plan_digest
+    except (TypeError, ValueError):
+        return False

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from trainwarden.records import ActionKind, ActionRecord
+from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
 from trainwarden.settings import EngineSettings
 
 HOUR_S = 3600.0
@@ -83,3 +83,18 @@ def carried_out(action: ActionRecord) -> bool:
 def ended_s(action: ActionRecord) -> float:
     """When `action` ended; while it has not, when it began."""
     return action.finished_at_s or action.at_s
+
+
+def restart_loop_incident(action: ActionRecord, restarts: int) -> IncidentRecord:
+    """The sev1 incident that a person must look at once restarts have not helped."""
+    return IncidentRecord(
+        id=f"restart-loop/{action.incident}",
+        job=action.job,
+        kind="restart_loop",
+        severity="sev1",
+        state="opened",
+        revision=0,
+        opened_at_s=action.at_s,
+        updated_at_s=action.at_s,
+        reason=f"{restarts} restarts have not helped, so the job was stopped",
+    )

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from actions.engine.approval import answer_of, planned_at
+from actions.engine.brakes import restart_loop_incident
 from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.hearing import Hearing
 from actions.engine.memory import EVERY_JOB, Case, Memory, with_outcome
@@ -23,6 +24,7 @@ from actions.engine.policy import Rules
 from actions.engine.under_way import UnderWay
 from actions.engine.view import Intent, View
 from trainwarden.clock import Clock
+from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import ActionRecord, IncidentRecord, Outcome
@@ -60,6 +62,7 @@ class EngineHandler:
         self._outbox: list[Output] = []
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
         self._mine: set[str] = set()  # started here, or by an engine whose partition this one has taken over
+        self._unplanned: set[str] = set()  # incidents of which it was said that no plan can be made
         self._forget_at_s = 0.0
 
     # --- trainwarden.service_loop.Handler ----------------------------------------------------------------------------
@@ -119,6 +122,9 @@ class EngineHandler:
         if now_s >= self._forget_at_s:
             self._forget_at_s = now_s + FORGET_INTERVAL_S
             self._memory.forget(now_s - MEMORY_S)
+            self._recorded &= self._memory.actions.keys()
+            self._mine &= self._memory.actions.keys()
+            self._unplanned &= self._memory.cases.keys()
         open_cases = sum(case.open for case in self._memory.cases.values())
         self._metrics.gauge("open_incidents", "Incidents that last now.", open_cases)
         outputs, self._outbox = self._outbox, []
@@ -155,9 +161,22 @@ class EngineHandler:
             capabilities=lambda: self._calls.capabilities(now_s),
             away_s=lambda: self._calls.away_s(case.incident.job, now_s),
         )
-        intent = next_intent(view)
+        intent = self._planned(view)
         if intent is not None:
             self._decide(intent, case, now_s)
+
+    def _planned(self, view: View) -> Intent | None:
+        """The next action. The one place where a defect in planning ends at its incident, and all others go on."""
+        try:
+            return next_intent(view)
+        except WardenError:
+            raise
+        except Exception as error:
+            self._metrics.count("errors_total", "Plans that could not be made.", kind=type(error).__name__)
+            if (name := view.case.incident.id) not in self._unplanned:
+                self._unplanned.add(name)
+                log.exception("no plan can be made", extra={"fields": {"incident": name}})
+            return None
 
     def _busy(self, incident: IncidentRecord, now_s: float) -> bool:
         """Whether something is being done for it or to the ranks of its job; beside a drain of hours all goes on."""
@@ -257,7 +276,7 @@ class EngineHandler:
     def _end(self, action: ActionRecord, outcome: Outcome, why: str) -> None:
         self._emit(with_outcome(action, outcome, self._clock.now_s(), why))
         if action.kind == "stop_job" and (loop := action.plan.get("restart_loop")):
-            self._outbox.append((action.job, _restart_loop_incident(action, int(loop))))
+            self._outbox.append((action.job, restart_loop_incident(action, int(loop))))
 
     def _emit(self, action: ActionRecord) -> None:
         self._memory.take(action)
@@ -270,18 +289,3 @@ class EngineHandler:
         )
         fields = {"action": action.id, "kind": action.kind, "outcome": action.outcome, "why": action.why}
         log.info("action", extra={"fields": fields})
-
-
-def _restart_loop_incident(action: ActionRecord, restarts: int) -> IncidentRecord:
-    """The sev1 incident that a person must look at once restarts have not helped."""
-    return IncidentRecord(
-        id=f"restart-loop/{action.incident}",
-        job=action.job,
-        kind="restart_loop",
-        severity="sev1",
-        state="opened",
-        revision=0,
-        opened_at_s=action.at_s,
-        updated_at_s=action.at_s,
-        reason=f"{restarts} restarts have not helped, so the job was stopped",
-    )

@@ -105,7 +105,8 @@ class Memory:
     def _take_command(self, command: CommandRecord, offset: int) -> None:
         if command.kind in ("stop", "resume"):
             if offset >= self._stops.get(command.job, (0, None))[0]:
-                self._stops[command.job] = (offset, command.by if command.kind == "stop" else None)
+                who = command.by or "somebody without a name"
+                self._stops[command.job] = (offset, who if command.kind == "stop" else None)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)
         elif command.action is not None:
@@ -114,7 +115,7 @@ class Memory:
     def stopped_by(self, job: str) -> str | None:
         """Who has stopped all acting on `job`; None if nobody has, or it was resumed."""
         here, everywhere = (self._stops.get(name, (0, None))[1] for name in (job, EVERY_JOB))
-        return here or everywhere
+        return everywhere if here is None else here
 
     def of_incident(self, incident: str) -> list[ActionRecord]:
         """Actions of `incident`, oldest first."""
@@ -125,10 +126,13 @@ class Memory:
         return [action for action in self.actions.values() if action.job == job]
 
     def forget(self, before_s: float) -> None:
-        """Let go of incidents closed and last heard of before `before_s`, with their actions."""
+        """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
         old = [name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s]
+        for name, actions in self._of_incident.items():
+            if name not in self.cases and all(self.actions[action].at_s < before_s for action in actions):
+                old.append(name)
         for name in old:
-            del self.cases[name]
+            self.cases.pop(name, None)
             for action in self._of_incident.pop(name, ()):
                 del self.actions[action]
                 self.under_way.pop(action, None)

@@ -105,6 +105,7 @@ class Agent:
             first = Lane("heartbeats", beats, turn, self._take_beats, clock=clock, metrics=metrics)
             self.lanes.insert(0, first)
         self._clock_offset_s = clock.now_s() - clock.monotonic_s()
+        self._positions_failed = False
         self._closed = False
 
     def _task(self, name: str, raw: dict[str, Any]) -> Task:
@@ -190,8 +191,14 @@ class Agent:
             if position is not None and position != self._positions.get(name, {}):
                 self._positions[name] = position
                 changed = True
-        if changed:
-            save_json(self._positions_path, self._positions, durable=False)
+        if changed or self._positions_failed:
+            try:
+                save_json(self._positions_path, self._positions, durable=False)
+                self._positions_failed = False
+            except OSError as error:  # sources are read again after a restart; until then all goes on
+                if not self._positions_failed:
+                    log.error("positions cannot be kept", extra={"fields": {"error": str(error)}})
+                self._positions_failed = True
 
 
 def serve(settings: Settings, run_dir: Path, state_dir: Path, stop: Callable[[], bool]) -> None:

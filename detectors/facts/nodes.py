@@ -2,7 +2,8 @@
 
 A missing heartbeat says that the agent, the way to the bus, the bus or the node is away. A node is lost only if a
 second witness says so: its peers wait for it, or nobody has made a step for far longer than steps take. While the job
-moves on, nobody is lost; where most fall silent together, what they share has failed, and that is the way to us.
+moves on, nobody is lost, and a node without which it has moved on has lost its agent alone, whatever comes later; where
+most fall silent together, what they share has failed, and that is the way to us.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 
 from detectors.job.common_mode import quiet_median
-from detectors.job.rings import WAIT
+from detectors.job.rings import KNOWN_PAUSES, WAIT
 from detectors.job.window import Window, job_duration_s
 from trainwarden.settings import Config
 
@@ -34,7 +35,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
     wait_steps, still_steps : float
         Usual steps without any step or call: of peers that all wait, and of peers whose waiting is not seen.
     unknown_s : float
-        The same where no usual step is known.
+        The same where no usual step is known, and least of it while a peer is in a checkpoint or another known pause.
     """
 
     node_silent_s: Annotated[float, msgspec.Meta(gt=0.0)] = 4.0
@@ -52,10 +53,12 @@ def pipeline_is_silent(window: Window, config: NodeConfig) -> bool:
 
 def lost_nodes(window: Window, config: NodeConfig) -> dict[str, str]:
     """Nodes that are lost now, each with the reason."""
-    silent = {node: for_s for node, for_s in window.node_silent_s.items() if for_s > config.node_silent_s}
+    usual_s = _usual_s(window)
+    outlived_s = window.still_s + config.node_silent_s + (usual_s or config.unknown_s) * config.still_steps
+    silent = {node: for_s for node, for_s in window.node_silent_s.items() if config.node_silent_s < for_s <= outlived_s}
     if not silent or pipeline_is_silent(window, config):
         return {}
-    witness = _witness(window, config)
+    witness = _witness(window, config, usual_s)
     if witness is None:
         return {}
     return {
@@ -63,19 +66,29 @@ def lost_nodes(window: Window, config: NodeConfig) -> dict[str, str]:
     }
 
 
-def _witness(window: Window, config: NodeConfig) -> str | None:
+def _usual_s(window: Window) -> float | None:
+    """How long a step usually takes."""
+    if not len(window.steps):
+        return None
+    rows = slice(max(0, len(window.steps) - RECENT), None)
+    usual_s = float(quiet_median(job_duration_s(window, rows)))
+    return usual_s if np.isfinite(usual_s) else None
+
+
+def _witness(window: Window, config: NodeConfig, usual_s: float | None) -> str | None:
     """What the nodes that are heard say to it; None if they do not confirm it."""
     heard = np.array([window.node_silent_s.get(node, np.inf) <= HEARD_S for node in window.nodes], dtype=np.bool_)
     peers = heard & window.live
     if not peers.any():
         return None
-    waits = bool((window.beats.phase[: peers.size][peers] == WAIT).all())
-    rows = slice(max(0, len(window.steps) - RECENT), None)
-    usual_s = float(quiet_median(job_duration_s(window, rows))) if len(window.steps) else float("nan")
-    if not np.isfinite(usual_s):
+    phases = window.beats.phase[: peers.size][peers]
+    waits = bool((phases == WAIT).all())
+    if usual_s is None:
         least_s = config.unknown_s
     else:
         least_s = max(config.node_silent_s / 2, (config.wait_steps if waits else config.still_steps) * usual_s)
+    if np.isin(phases, KNOWN_PAUSES).any():
+        least_s = max(least_s, config.unknown_s)
     if window.still_s <= least_s:
         return None
     return "its peers wait" if waits else f"no rank has made a step for {window.still_s:.1f} s"

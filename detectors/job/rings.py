@@ -22,6 +22,7 @@ PHASES: Final = ("start", "compute", "wait", "checkpoint", "data", "evaluation",
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 WAIT: Final = PHASE_CODE["wait"]
 EXIT: Final = PHASE_CODE["exit"]
+KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 
 
 class StepRing:

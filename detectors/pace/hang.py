@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.rings import EXIT, PHASE_CODE, PHASES, WAIT
+from detectors.job.rings import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from detectors.job.window import Window
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
 Flags = npt.NDArray[np.bool_]
-KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 MAX_SUSPECTS: Final = 16
+MUTE_STEPS: Final = 2.0  # that are made without a node: it is there, and its agent is not
 SILENT_S: Final = 3.0  # a node that has not been heard for so long is silent, and its ranks' state is not known
 STILL_SHARE: Final = 0.8  # of a usual step must have passed without any progress before anything is looked at
 LONGEST_TIMES: Final = 3.0  # short pauses, and known ones, may take so many times the longest that went over by itself
@@ -100,6 +100,11 @@ class _Still:
     typical_s: float
 
     @property
+    def whole(self) -> bool:
+        """True if nothing is hidden: who is not seen may be the one that all wait for."""
+        return not (self.window.live & ~self.seen).any()
+
+    @property
     def step(self) -> int:
         return int(self.window.beats.step[: self.seen.size][self.seen].max())
 
@@ -154,9 +159,10 @@ class HangWatch:
             return None
         # Nodes need not share a clock: silence is what the service has watched, durations are of each node's own clock.
         seen = window.live & np.isfinite(beats.clock_s[:size])
-        silent_s = max(window.node_silent_s.values(), default=0.0)
-        if silent_s > SILENT_S or (window.live & ~seen).any():
+        mute = self._mute(window, typical_s)
+        if mute is None or (window.live & ~mute & ~seen).any():
             return None  # a silent node: lost perhaps, and then the others wait for it
+        seen &= ~mute
         if not seen.any() or (beats.phase[:size][seen] == PHASE_CODE["start"]).any():
             return None
         still_s = np.where(seen, beats.still_s[:size], np.inf)
@@ -168,6 +174,14 @@ class HangWatch:
         if not waiting.any() and (beats.phase[:size][seen] == EXIT).all():
             return None
         return self._judge(_Still(window, seen, waiting, lasted_s, since_s, typical_s))
+
+    def _mute(self, window: Window, typical_s: float) -> Flags | None:
+        """Ranks that only their agent is silent of, as steps went on without it; None if a node may be lost."""
+        silent = {node: silent_s for node, silent_s in window.node_silent_s.items() if silent_s > SILENT_S}
+        # Less than what a lost node is given, so that a silence is always one or the other.
+        if any(silent_s <= window.still_s + SILENT_S + MUTE_STEPS * typical_s for silent_s in silent.values()):
+            return None
+        return np.array([node in silent for node in window.nodes], dtype=np.bool_)
 
     def _judge(self, still: _Still) -> Standstill:
         """What the culprits do, and how long that may take."""
@@ -215,7 +229,7 @@ class HangWatch:
         config, window, phases = self._config, still.window, still.window.beats.phase[: absent.size]
         known = absent & np.isin(phases, KNOWN_PAUSES)
         kind = PHASES[int(phases[known][0])] if known.any() else "computing"
-        culprits = np.flatnonzero(absent) if absent.sum() == 1 else np.zeros(0, dtype=np.intp)
+        culprits = np.flatnonzero(absent) if absent.sum() == 1 and still.whole else np.zeros(0, dtype=np.intp)
         ending = window.ended_cleanly.any() or (phases[still.seen] == EXIT).any()
         if known.any() or ending or window.phase in _STARTS:  # compilers at work, or what comes after the last step
             patience_s = config.most_s
@@ -242,7 +256,7 @@ class HangWatch:
             return still.because("all_waiting", max(patience_s, config.ended_s), left, what)
         calls = np.where(seen, window.beats.calls[: seen.size], np.iinfo(np.int64).max)
         fewest = np.flatnonzero(calls == calls.min())
-        if len(fewest) > len(np.flatnonzero(seen)) // 2:
+        if len(fewest) > len(np.flatnonzero(seen)) // 2 or not still.whole:
             fewest = np.zeros(0, dtype=np.intp)
         what = "it has begun the fewest collective calls while all ranks wait"
         return still.because("all_waiting", patience_s, fewest, what)

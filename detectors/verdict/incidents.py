@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -62,10 +63,19 @@ class Joiner:
         else:
             self._open[record.id] = _Open(record, record.updated_at_s, published=True, hard=False)
 
+    def hold(self, record: IncidentRecord) -> None:
+        """Take over an incident that was published just now and lasts until the job is over."""
+        self._open[record.id] = _Open(record, inf, published=True, hard=False)
+
     @property
     def open(self) -> list[IncidentRecord]:
         """What is open now."""
         return [entry.record for entry in self._open.values()]
+
+    @property
+    def published(self) -> list[IncidentRecord]:
+        """What is on the bus: all that is open, and what closed lately."""
+        return [*self._closed, *(entry.record for entry in self._open.values() if entry.published)]
 
     def join(
         self, found: list[Candidate], votes: Mapping[str, Vote], window: Window, *, live: bool = True

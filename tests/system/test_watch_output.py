@@ -61,13 +61,13 @@ def environment(run_dir: Path) -> dict[str, str]:
 def test_the_job_goes_on_when_the_reader_of_its_output_has_enough(tmp_path: Path) -> None:
     done = tmp_path / "done"
     command = shlex.join([*WARDEN, "watch", "--", sys.executable, "-c", TALKER, str(done)])
-    shell = f"set -o pipefail; {{ {command}; echo code $? >&2; }} | head -n 1"
+    shell = f"set -o pipefail; {{ {command}; echo ended by $? >&2; }} | head -n 1"
     ended = subprocess.run(  # noqa: PLW1510 - its exit code is what is asked
         ["bash", "-c", shell], env=environment(tmp_path / "run"), capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert ended.stdout == f"step {0:08d} {'x' * 35}\n"
     assert done.read_text() == "done"
-    assert "code 7" in ended.stderr, ended.stderr
+    assert "ended by 7" in ended.stderr, ended.stderr
     assert len((tmp_path / "run" / "logs" / "job.log").read_bytes().splitlines()) == LINES
 
 
@@ -118,3 +118,17 @@ def test_the_job_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert done.exists()
+
+
+@pytest.mark.parametrize("answer", ["-", "gone/answer.json"])
+def test_the_exit_code_is_the_jobs_though_our_answer_cannot_be_written(tmp_path: Path, answer: str) -> None:
+    (tmp_path / "gone").mkdir()
+    job = [sys.executable, "-c", "import os, sys; os.rmdir('gone'); sys.exit(7)"]
+    command = shlex.join([*WARDEN, "watch", "--json", answer, "--", *job])
+    shell = f"{{ {command}; echo ended by $? >&2; }} | head -c 0"
+    ended = subprocess.run(
+        ["bash", "-c", shell], env=environment(tmp_path / "run"), capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert "ended by 7" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from detectors.job.state import JobState
+from detectors.job.window import Window
 from detectors.pace.change_point import ChangePoint
 from detectors.verdict.ensemble import Ensemble
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import START_S, Job, Run
 from tests.unit.detectors.test_detection_service import crash, played
 from trainwarden.records import DeadLetter, HeartbeatRecord, Record
+from trainwarden.settings import DetectionSettings
 
 
 def test_a_detector_with_a_defect_is_set_aside_told_once_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +67,41 @@ def test_a_job_that_cannot_be_judged_is_set_aside_and_begun_anew_a_minute_later(
     assert [verdict for verdict in run.verdicts if verdict.time_s > START_S + 62.0]
     assert metric_value(run.metrics, "set_aside_total", what="job") == 1
     assert (metric_value(run.metrics, "records_aside_total") or 0) > 0
+
+
+@pytest.mark.parametrize("heard_again", [True, False])
+def test_what_was_open_when_a_job_was_set_aside_is_closed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, heard_again: bool
+) -> None:
+    judge, broken = Ensemble.judge, []
+    job = crash(Job(step_s=1.2).run(20))
+    defect_s = job.end_s + 3.0
+
+    def fragile(self: Ensemble, window: Window, votes: object) -> object:
+        if not broken and window.now_s > defect_s:
+            broken.append(True)
+            raise ZeroDivisionError("a mistake of ours")
+        return judge(self, window, votes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ensemble, "judge", fragile)
+    job.life, until_s = 1, job.end_s + 120.0
+    if heard_again:
+        job.run(75, first=20, start_s=job.end_s + 5.0)
+    run = Run(DetectionSettings(ensemble={"forget_s": 20.0})).play(
+        job.records, until_s if not heard_again else job.end_s
+    )
+    assert broken
+    assert [(incident.kind, incident.state) for incident in run.incidents] == [
+        ("crash", "closed"),
+        ("pipeline", "closed"),
+    ]
+
+
+def test_a_detector_is_told_to_be_set_aside_as_long_as_the_job_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChangePoint, "update", lambda *_: {}["a mistake of the detector's"])
+    job = Job().run(40)
+    (incident,) = played(job).incidents
+    assert (incident.kind, incident.state) == ("pipeline", "opened")
+    forgetful = Run(DetectionSettings(ensemble={"forget_s": 20.0}, detectors={"hard_event": False}))
+    (incident,) = forgetful.play(job.records, job.end_s + 60.0).incidents
+    assert (incident.kind, incident.state) == ("pipeline", "closed")

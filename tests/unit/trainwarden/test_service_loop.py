@@ -94,6 +94,28 @@ def test_a_start_that_failed_is_tried_again(tmp_path: Path) -> None:
     bus.close()
 
 
+def test_a_member_that_was_put_out_starts_anew_though_it_gets_the_same_partitions_back(tmp_path: Path) -> None:
+    clock = ManualClock(100.0)
+    bus, echo, stalled = EmbeddedBus(str(tmp_path / "bus.db"), clock=clock, lease_s=30.0), Echo(), Echo()
+    loops = [ServiceLoop(bus, handler, clock, SelfMetrics("echo"), poll_timeout_s=0.0) for handler in (echo, stalled)]
+
+    def rounds(number: int, *running: ServiceLoop) -> None:
+        for _ in range(number):
+            for loop in running:
+                loop.step()
+            clock.sleep(1.0)
+
+    rounds(4, *loops)
+    consumer = loops[1]._consumer
+    assert consumer is not None
+    before, starts = consumer.assignment(), stalled.starts
+    rounds(40, loops[0])  # what is written now, the other one reads in its stead
+    rounds(4, *reversed(loops))
+    assert consumer.assignment() == before
+    assert stalled.starts > starts
+    bus.close()
+
+
 @pytest.mark.parametrize("error", [BusUnavailable("away"), WardenError("broken")])
 def test_errors_are_counted_and_nothing_is_lost(tmp_path: Path, error: WardenError) -> None:
     bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()

@@ -162,7 +162,9 @@ class EmbeddedConsumer:
 
     def _take_assignment(self) -> bool:
         owned = self._members.owned()
-        if owned is None:
+        if owned is None and self._since:
+            owned = {}  # others have read on: the caller sees the loss, though the same partitions may come back
+        elif owned is None:
             self._members.join(self._clock.now_s())
             owned = self._members.owned() or {}
         if owned == self._since:

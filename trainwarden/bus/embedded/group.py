@@ -94,14 +94,13 @@ class Membership:
     def owned(self) -> dict[int, int] | None:
         """Generation at which this member got each of its streams; None if it was put out of the group.
 
-        Also notes the group's present `generation`.
+        Also notes the group's present `generation`; of a group that it is not in, a member knows none.
         """
         with self._store.snapshot() as db:
             row = db.execute("SELECT generation FROM groups WHERE name=?", (self._group,)).fetchone()
-            self.generation = int(row[0])
-            if db.execute("SELECT 1 FROM members WHERE id=?", (self.id,)).fetchone() is None:
-                return None
-            return self._owned(db)
+            there = db.execute("SELECT 1 FROM members WHERE id=?", (self.id,)).fetchone() is not None
+            self.generation = int(row[0]) if there else -1
+            return self._owned(db) if there else None
 
     def moved(self) -> bool:
         """Whether the group was shared out anew since the last `owned`."""

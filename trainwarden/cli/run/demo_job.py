@@ -75,7 +75,7 @@ class Demo:
             run.stack.stop("supervise")
         shutil.rmtree(run.run_dir / "checkpoints", ignore_errors=True)  # the run is kept, its model is not
         run.tell("job_end", exit_code=code)
-        run.drain()
+        run.drain(self.voice)
         return code
 
     def _maybe_inject(self) -> None:

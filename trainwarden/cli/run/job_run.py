@@ -197,18 +197,21 @@ class JobRun:
             self._blind = True
             voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
 
-    def drain(self) -> None:
-        """Follow until the job's end has been seen and judged, so that the last seconds count too."""
+    def drain(self, voice: Voice) -> None:
+        """Follow until the job's end has been seen and judged, so that the last seconds count too.
+
+        Where nothing can be followed any more nothing is waited for: the exit code is the command's own.
+        """
         view = self.follower.view
         deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
-            self.follower.poll(0.1)
+        while time.monotonic() < deadline and not self._blind:
+            self.look(voice)
             if view.ended and any(verdict.phase == "ended" for verdict in view.verdicts):
                 break
         # Last words of ranks may still be on their way from the agent.
         last_s = time.monotonic() + LAST_WORDS_S
-        while time.monotonic() < last_s:
-            self.follower.poll(0.1)
+        while time.monotonic() < last_s and not self._blind:
+            self.look(voice)
 
     def keep(self, folder: Path | None, voice: Voice) -> None:
         """Write what is on the bus of this job as a recorded folder, if one was asked for.

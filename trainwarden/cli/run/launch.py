@@ -48,13 +48,13 @@ def launch(
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
         run.tell("job_end", exit_code=code)
-        run.drain()
+        run.drain(voice)
         code = exit_code_of(code)
         result = run.result(code)
         run.keep(keep, voice)
         for line in run.summary(result):
             voice.say(f"trainwarden: {line}")
-    voice.answer(result)
+    voice.answer_if_possible(result)
     return code
 
 

@@ -44,12 +44,12 @@ def watch(
             raise ConfigError(f"watch: '{command[0]}' cannot be started ({error.strerror})") from error
         code = watched.follow(voice)
         run.tell("job_end", exit_code=code)
-        run.drain()
+        run.drain(voice)
         result = run.result(code)
         run.keep(keep, voice)
         for line in run.summary(result):
             voice.say(f"trainwarden: {line}")
-    voice.answer(result)
+    voice.answer_if_possible(result)
     return code
 
 

@@ -75,6 +75,14 @@ def check_json_target(target: str | None) -> None:
         raise ConfigError(f"--json: folder '{folder}' does not exist or may not be written to")
 
 
+def _let_go(stream: IO[str]) -> None:
+    """What `stream` still holds would fail again when the interpreter ends, and change the exit code."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 class Voice:
     """How one command answers: plain lines for people, and one JSON object where it was asked for.
 
@@ -104,15 +112,21 @@ class Voice:
             self._stream.write(text + "\n")
             self._stream.flush()
         except OSError:
-            # What the stream still holds would fail again when the interpreter ends, and change the exit code.
-            with suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            _let_go(self._stream)
 
     def answer(self, value: Any) -> None:
         """The JSON object, once, whole (see `write_json`)."""
         write_json(value, self._json_target)
+
+    def answer_if_possible(self, value: Any) -> None:
+        """The same, for commands whose exit code is another's: an answer that cannot be written is said."""
+        try:
+            write_json(value, self._json_target)
+        except (ConfigError, OSError) as error:
+            if self._json_target == "-":
+                _let_go(sys.stdout)
+            else:
+                self.say(f"trainwarden: {error}")
 
     @property
     def stream(self) -> IO[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from actions.engine.memory import with_outcome
 from tests.doubles import metric_value
@@ -13,7 +14,7 @@ from tests.unit.actions.engine.test_handler import slow_evidence
 from trainwarden.errors import LauncherError
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord, IncidentRecord
-from trainwarden.topics import COMMANDS, INCIDENTS
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 # --- several engines -------------------------------------------------------------------------------------------------
 
@@ -57,6 +58,26 @@ def test_what_another_engine_does_to_the_job_is_heard_and_waited_for() -> None:
     rig.tell(with_outcome(other, "done", at_s + 30.0))
     rig.tick(60.0)
     assert rig.launcher.asked == [("restart", "i1/restart/1")]
+
+
+def test_what_other_engines_did_is_forgotten_in_time() -> None:
+    rig = Rig()
+    other = ActionRecord(
+        id="i0/restart/1",
+        incident="i0",
+        job="other",
+        kind="restart_job",
+        outcome="done",
+        at_s=rig.clock.now_s(),
+        why="it",
+    )
+    rig.tell(other, rig.command("approve", "i0/restart/1"), rig.incident())
+    rig.tick(1.0)
+    memory = rig.engine._memory
+    assert set(memory.actions) == {"i0/restart/1", "i1/restart/1"}
+    rig.tick(8 * 86_400.0)
+    assert set(memory.actions) == {"i1/restart/1"}, "its incident lasts"
+    assert not memory.approved
 
 
 def test_what_is_said_between_a_plan_and_its_call_is_heard_first() -> None:
@@ -106,6 +127,16 @@ def test_a_stop_is_kept_until_it_is_lifted_however_long_ago_it_was_said() -> Non
     assert rig.bus.actions()[-1].plan["held"] == "stop"
 
 
+@pytest.mark.parametrize("job", ["job", "*"])
+def test_a_stop_by_nobody_is_a_stop(job: str) -> None:
+    rig = Rig()
+    rig.tell(msgspec.structs.replace(rig.command("stop", job=job), by=""))
+    rig.tell(rig.incident())
+    assert rig.launcher.asked == []
+    rig.tell(msgspec.structs.replace(rig.command("resume", job=job), by=""))
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+
+
 def test_the_last_word_on_the_bus_counts_whatever_the_clocks_say() -> None:
     rig = Rig()
     early, late = rig.command("stop", job="*"), rig.command("resume", job="*")
@@ -147,6 +178,15 @@ def test_a_job_that_flaps_uses_up_no_other_jobs_budget() -> None:
     rig.launcher.phase = "failed"
     rig.tell(msgspec.structs.replace(rig.incident("j1"), job="another"))
     assert rig.launcher.asked[-1] == ("restart", "j1/restart/1")
+
+
+def test_a_word_that_is_read_again_does_not_undo_a_later_one() -> None:
+    rig = Rig()
+    stop, resume = rig.command("stop"), rig.command("resume")
+    rig.engine._memory.take(resume, 3)
+    rig.engine._memory.take(stop, 4)
+    rig.engine._memory.take(resume, 3)
+    assert rig.engine._memory.stopped_by("job") == "someone"
 
 
 # --- what runs is what was approved ----------------------------------------------------------------------------------
@@ -191,6 +231,18 @@ def test_an_approval_ends_with_the_state_from_which_its_plan_was_made() -> None:
     rig.tell(word)
     assert rig.launcher.splits == []
     rig.tell(rig.command("approve", "i1/rebalance/1"))
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+
+
+@pytest.mark.parametrize("plan", [{}, {"micro_batches": "no numbers"}, {"nodes": 5}])
+def test_a_record_whose_plan_is_not_what_its_digest_says_is_shown_anew(plan: dict[str, Any]) -> None:
+    rig, _ = proposed()
+    kept = rig.bus.kept[ACTIONS.name]
+    cut = msgspec.structs.replace(rig.bus.actions()[-1], plan=plan)  # as the service loop shortens what is too large
+    kept[-1] = msgspec.structs.replace(kept[-1], record=cut)
+    rig.restart_engine()
+    rig.tell(rig.command("approve", "i1/rebalance/1"))
+    rig.tick(1.0)
     assert rig.launcher.splits == [(7, 7, 3, 7)]
 
 
@@ -239,3 +291,18 @@ def test_an_engine_whose_reader_was_put_out_does_nothing_until_it_has_read_what_
     rig.bus.deaf = False
     rig.tick(1.0)
     assert (rig.story(), rig.launcher.asked) == ([("i1/restart/1", "skipped")], [])
+
+
+def test_an_incident_that_breaks_planning_holds_up_no_other() -> None:
+    rig = Rig()
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_compute", evidence=slow_evidence())
+    rig.tell(incident)
+    done = rig.bus.actions()[-1]
+    rig.clock.sleep(500.0)
+    rig.tell(msgspec.structs.replace(done, plan={}, at_s=rig.clock.now_s()))  # shortened, or written by others
+    rig.tell(rig.closed(incident))
+    rig.launcher.phase = "failed"
+    rig.tell(msgspec.structs.replace(rig.incident("j1"), job="another"))
+    assert rig.launcher.asked[-1] == ("restart", "j1/restart/1")
+    assert metric_value(rig.metrics, "errors_total", kind="KeyError") > 0

@@ -133,6 +133,19 @@ def test_positions_are_kept_only_after_the_bus_has_confirmed(rig: Rig, monkeypat
     assert json.loads((rig.folder / "state" / POSITIONS).read_text())["a"] == {"read": 1}
 
 
+def test_a_disk_that_keeps_no_positions_ends_no_agent(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    full = rig.folder / "state" / f".{POSITIONS}.{os.getpid()}.part"
+    full.mkdir(parents=True)
+    for number in (1, 2):
+        rig.give(log_record(number))
+        rig.step()
+    assert rig.lines() == [1, 2]
+    assert [record.message for record in caplog.records].count("positions cannot be kept") == 1
+    full.rmdir()
+    rig.step()
+    assert json.loads((rig.folder / "state" / POSITIONS).read_text())["a"] == {"read": 2}
+
+
 def test_a_restart_hands_positions_back(rig: Rig) -> None:
     rig.give(log_record(1), log_record(2))
     rig.step()

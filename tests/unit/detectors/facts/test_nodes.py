@@ -64,6 +64,22 @@ def test_an_agent_that_is_started_anew_is_no_lost_node(phase: str) -> None:
     assert played(records, job.end_s + 3.5) == []
 
 
+def test_a_node_without_which_the_job_went_on_is_not_lost_when_the_job_stands_still_later() -> None:
+    job = job_of(4, 100)
+    silent_s = job.end_s - 20.0
+    standing(job, 12.0, phase="wait")
+    kept = without(job, lambda at_s, record: record.node == "node3" and at_s > silent_s)  # type: ignore[attr-defined]
+    (incident,) = played(kept, job.end_s + 10.0)
+    assert (incident.kind, incident.suspects) == ("hang", ())  # whoever is not seen may be the one
+
+
+def test_an_agent_that_goes_away_while_the_others_write_a_checkpoint_is_no_lost_node() -> None:
+    job = job_of(4, 40)
+    standing(job, 20.0, phase="checkpoint")
+    kept = without(job, lambda at_s, record: record.node == "node3" and at_s > job.end_s + 1.0)  # type: ignore[attr-defined]
+    assert played(kept, job.end_s + 18.0) == []
+
+
 def lost(phase: str) -> Job:
     """Node 3 of four is gone, and the ranks of the others stay where they are."""
     job = job_of(4, 40)

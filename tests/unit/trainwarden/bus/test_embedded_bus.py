@@ -308,6 +308,8 @@ def test_a_member_that_stalls_loses_its_partitions_and_learns_so(bus: EmbeddedBu
     stalled.commit()  # too late: it must not undo or repeat anything
     assert list(other.committed().values()) == [3]
     assert stalled.poll(0.0) == []
+    assert not stalled.assignment(), "what it had is gone, even if the same comes back"
+    assert stalled.poll(0.0) == []
     assert len(stalled.assignment()) == 2, "back as a new member"
     assert stalled.assignment() | other.assignment() >= stalled.assignment()
 

@@ -27,6 +27,25 @@ def test_a_follower_that_breaks_is_said_once_and_asked_no_more(tmp_path: Path, m
     assert said.getvalue().count("watching has ended (KeyError") == 1
 
 
+@pytest.mark.parametrize("looked", [0, 1])
+def test_a_follower_that_breaks_does_not_take_the_exit_code_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked: int
+) -> None:
+    said = io.StringIO()
+    with JobRun(Settings(job="j", run_dir=str(tmp_path / "run")), own_services=()) as run:
+
+        def broken(_timeout_s: float) -> None:
+            raise KeyError("a record nobody thought of")
+
+        monkeypatch.setattr(run.follower, "poll", broken)
+        monkeypatch.setattr("time.sleep", lambda _seconds: None)
+        for _ in range(looked):
+            run.look(Voice(stream=said))
+        run.drain(Voice(stream=said))
+        assert run.result(3)["exit_code"] == 3
+    assert said.getvalue().count("watching has ended (KeyError") == 1
+
+
 def test_records_that_cannot_be_kept_are_said(tmp_path: Path) -> None:
     said = io.StringIO()
     (tmp_path / "file").touch()

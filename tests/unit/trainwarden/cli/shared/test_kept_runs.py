@@ -84,12 +84,17 @@ def test_what_is_beyond_a_limit_goes_oldest_first_and_never_what_runs(limits: Ru
         path = ended("old", began_s=time.time() - 5 * 86_400.0)
         (path / "big").write_bytes(b"x" * 600_000)
         path.rename(path.with_name(f"2020010{day}T000000-old-0000000{day}"))
+    beyond = kept_runs.begin("runs", [], LIMITS)  # the oldest and largest of all, and it runs
+    beyond._keep(msgspec.structs.replace(beyond._about, started_at_s=time.time() - 9 * 86_400.0))
+    (beyond.path / "big").write_bytes(b"x" * 2_000_000)
+    oldest = beyond.path.rename(beyond.path.with_name("20200101T000000-a-00000000"))
     running = kept_runs.begin("new", [], LIMITS)
     assert kept_runs.expire(limits) == [
         f"{2 if limits.keep_days != 1 else 3} earlier run(s) expired in {kept_runs.place()} (settings: runs)"
     ]
     assert running.path.is_dir()
-    left = [run.path.name for run in kept_runs.kept()][1:]
+    assert (oldest / "big").exists()
+    left = [run.path.name for run in kept_runs.kept()][1:-1]
     assert left == ([] if limits.keep_days == 1 else ["20200103T000000-old-00000003"])
 
 
