@@ -202,7 +202,8 @@ class DetectionHandler:
         except Exception as error:
             self._metrics.count("errors_total", "Records that broke what they were fed to.", kind=type(error).__name__)
             log.exception("record refused", extra={"fields": {"job": message.key, "topic": message.topic}})
-            self._dead.append((message.topic, letter_of(message, error)))
+            if not self._is_old(message):  # else whoever handled it has said so
+                self._dead.append((message.topic, letter_of(message, error)))
         watch.heard_s = max(watch.heard_s, message.time_s)
         return isinstance(message.record, EventRecord) and message.record.kind in URGENT
 

@@ -45,6 +45,10 @@ def test_a_record_that_breaks_the_memory_of_a_job_goes_to_dead_letters(monkeypat
     assert letters
     assert all(letter.reason == "IndexError: a mistake of ours" for letter in letters)
     assert [incident.kind for incident in run.incidents] == ["crash"]
+    again = Run(bus=run.bus)  # killed and started anew: what was read before is read again
+    again.take(again.handler.handle(run.bus.poll(10**9)))
+    again.take(again.handler.tick(run.clock.now_s()))
+    assert [record for record in run.bus.outputs if isinstance(record, DeadLetter)] == letters
 
 
 def test_a_job_that_cannot_be_judged_is_set_aside_and_begun_anew_a_minute_later(

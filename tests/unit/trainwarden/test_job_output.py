@@ -38,6 +38,18 @@ def test_every_line_gets_its_rank_rewritten_ones_too() -> None:
     assert b"".join(kept) == b"one\n10%\r20%\r\nhalf\n"
 
 
+def test_a_line_that_never_ends_is_kept_in_pieces_while_it_goes_on() -> None:
+    kept: list[bytes] = []
+    source, job = os.pipe()
+    drain = Drain(source, None, kept.append)
+    for _ in range(40):
+        os.write(job, b"x" * 10_000)
+    os.close(job)
+    assert drain.join(10.0)
+    assert sum(map(len, kept)) == 400_000
+    assert max(map(len, kept)) < 2 * 65_536 + 1
+
+
 def test_a_reader_that_left_is_not_asked_again() -> None:
     reader, writer = os.pipe()
     outlet = Outlet(writer)
