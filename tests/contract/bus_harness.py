@@ -107,6 +107,10 @@ class Worker:
             self.lines.append(line.strip())
         return self.lines
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def kill(self) -> list[str]:
         """SIGKILL; all whole lines it wrote in its life."""
         self._process.send_signal(signal.SIGKILL)
@@ -148,12 +152,25 @@ def _consume(bus: Bus, topic: Topic[Any], group: str) -> None:
         consumer.commit()
 
 
+def _follow(bus: Bus, topic: Topic[Any], group: str) -> None:
+    """Poll and commit for ever; a line for each assignment, and for each record."""
+    consumer, shown = bus.consumer([topic], group), -1
+    while True:
+        records = ids(consumer.poll(0.2))
+        if len(consumer.assignment()) != shown:
+            shown = len(consumer.assignment())
+            print(f"owns {shown}", flush=True)
+        for record_id in records:
+            print(record_id, flush=True)
+        consumer.commit()
+
+
 def main(kind: str, place: str, prefix: str, role: str, argument: str) -> None:
     """Entry of a `Worker`."""
     from trainwarden.topics import EVENTS
 
     bus = Engine(kind, place, prefix).open()
-    {"produce": _produce, "consume": _consume}[role](bus, EVENTS, argument)
+    {"produce": _produce, "consume": _consume, "follow": _follow}[role](bus, EVENTS, argument)
 
 
 if __name__ == "__main__":

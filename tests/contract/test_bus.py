@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import defaultdict
 
@@ -407,3 +408,28 @@ def test_close_is_safe_twice_and_keeps_what_was_published(engine: Engine) -> Non
     with pytest.raises(BusError, match="closed"):
         consumer.poll(0.0)
     assert ids(list(engine.open().read(EVENTS))) == ["a/0"]
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param("kafka", marks=[pytest.mark.system, pytest.mark.kafka])], indirect=True
+)
+def test_a_member_that_was_put_out_sees_its_loss_though_the_same_partitions_come_back(engine: Engine) -> None:
+    """A lease of the embedded bus is a minute long: there it is `tests/unit/trainwarden/test_service_loop.py`."""
+    bus = engine.open()
+    with Worker(engine, "follow", "g") as worker:
+        while worker.read_lines(len(worker.lines) + 1)[-1] != f"owns {PARTITIONS}":
+            pass
+        worker.signal(signal.SIGSTOP)
+        other = bus.consumer([EVENTS], "g")
+        wait_until(lambda: other.poll(0.05) == [] and len(other.assignment()) == PARTITIONS, "it is put out")
+        for number in range(3):
+            bus.publish(EVENTS, "a", event("a", number))
+        bus.flush()
+        poll_until(other, 3)
+        other.commit()
+        other.close()
+        before = len(worker.lines)
+        worker.signal(signal.SIGCONT)
+        while worker.read_lines(len(worker.lines) + 1)[-1] != f"owns {PARTITIONS}":
+            pass
+        assert "owns 0" in worker.lines[before:]

@@ -38,10 +38,15 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self) -> None:
         self.assigned: frozenset[TopicPartition] = frozenset()
         self.changes = 0
+        self.lost = False  # the group had put us out: others may have read on
 
     def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         self.assigned = frozenset()
         self.changes += 1
+
+    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
+        self.on_partitions_revoked(list(lost))
+        self.lost = True
 
     def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
         self.assigned = frozenset(assigned)
@@ -55,7 +60,8 @@ class GroupConsumer:
     with it every record of a key, meets in one member. Records of all its partitions come in the order of the times
     at which they were written, as far as the cluster delivers them: a partition that is known to hold more, but does
     not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
-    that a caller sees the change before any record that follows from it. After `seek_to_time` a `commit` does not
+    that a caller sees the change before any record that follows from it; one that was put out of its group sees that it
+    lost everything first, though the same partitions come back. After `seek_to_time` a `commit` does not
     fall behind what the group had reached before.
     """
 
@@ -76,6 +82,7 @@ class GroupConsumer:
         self._lock = threading.RLock()
         self._listener = _Listener()
         self._seen_changes = 0
+        self._shows_loss = False
         self._buffers = Buffers()
         self._paused: set[TopicPartition] = set()
         self._next: dict[TopicPartition, int] = {}
@@ -117,7 +124,8 @@ class GroupConsumer:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 if not self._buffers or self._held_back():
                     self._fetch(min(left_s, _SLICE_S))
-                if self._listener.changes != self._seen_changes:
+                if self._listener.changes != self._seen_changes or self._shows_loss:
+                    self._shows_loss, self._listener.lost = self._listener.lost, False
                     self._take_assignment()
                     return []
                 messages = self._decoded(max_records)
@@ -173,7 +181,8 @@ class GroupConsumer:
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         with self._lock:
-            return frozenset(self._place(partition) for partition in self._listener.assigned)
+            assigned = () if self._shows_loss else self._listener.assigned
+            return frozenset(self._place(partition) for partition in assigned)
 
     def lag(self) -> int:
         with self._lock:
