@@ -137,6 +137,7 @@ class EngineHandler:
     def _listen(self) -> set[str] | None:
         """Take in what people and other engines have said; of which jobs. None while this engine cannot hear it."""
         messages = None if self._hearing is None else self._hearing.new()
+        self._metrics.gauge("deaf", "1 while commands cannot be heard; nothing is done meanwhile.", messages is None)
         if messages is None:
             return None
         for message in messages:
@@ -262,7 +263,8 @@ class EngineHandler:
             self._bus.flush()
             self._recorded.add(action.id)
         unwanted = None
-        self._listen()
+        if self._listen() is None:
+            return  # somebody may be saying stop
         if (stopped_by := self._memory.stopped_by(action.job)) is not None:
             unwanted = f"all acting was stopped by {stopped_by}"
         elif not case.open and not action.plan.get("after_close"):

@@ -81,10 +81,12 @@ class Pair:
 @pytest.fixture
 def pair(engine: Engine) -> Iterator[Pair]:
     made = Pair(engine)
-    wait_until(lambda: all(h._hearing is not None and h._hearing._placed for h in made.handlers), "both hear")
-    yield made
-    for number in range(2):
-        made.end(number)
+    try:
+        wait_until(lambda: all(h._hearing is not None and h._hearing._placed for h in made.handlers), "both hear")
+        yield made
+    finally:
+        for number in range(2):
+            made.end(number)
 
 
 def test_each_incident_is_acted_on_once_by_whoever_owns_its_job(pair: Pair) -> None:
