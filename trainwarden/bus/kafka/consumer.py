@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import (
     CommitFailedError,
@@ -20,6 +20,7 @@ from kafka.structs import OffsetAndMetadata
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.buffers import Buffers
 from trainwarden.bus.kafka.client import Clients
+from trainwarden.bus.kafka.listener import Listener
 from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
@@ -30,27 +31,6 @@ _PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked w
 _MERGE_WAIT_S = 1.0  # longest that one partition which does not come holds back the others
 _ALL = 2**31 - 1
 _SLICE_S = 0.1  # the library's poll does not return when the assignment changes, so ask in slices
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Notes what the group assigns; called from inside `poll` on the library's own loop."""
-
-    def __init__(self) -> None:
-        self.assigned: frozenset[TopicPartition] = frozenset()
-        self.changes = 0
-        self.lost = False  # the group had put us out: others may have read on
-
-    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
-        self.assigned = frozenset()
-        self.changes += 1
-
-    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
-        self.on_partitions_revoked(list(lost))
-        self.lost = True
-
-    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
-        self.assigned = frozenset(assigned)
-        self.changes += 1
 
 
 class GroupConsumer:
@@ -80,7 +60,7 @@ class GroupConsumer:
         self._flush = flush
         self._timeout_ms = int(clients.config.request_timeout_s * 1000)
         self._lock = threading.RLock()
-        self._listener = _Listener()
+        self._listener = Listener()
         self._seen_changes = 0
         self._shows_loss = False
         self._buffers = Buffers()
