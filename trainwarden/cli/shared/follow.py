@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import statistics
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from trainwarden.errors import BusUnavailable
 from trainwarden.json_objects import action_object, incident_object
@@ -27,21 +28,27 @@ from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATION
 log = logging.getLogger("trainwarden.follow")
 
 Step = dict[str, Any]
+MAX_ROWS: Final = 200_000  # steps of ranks that are kept, some 80 MB: a run may go on for months
+MAX_RECORDS: Final = 10_000  # verdicts, events and actions
 
 
 class JobView:
-    """Everything told about one job so far; each record is taken in once, in any order of topics."""
+    """What was told about one job, the newest of it; each record is taken in once, in any order of topics."""
 
     def __init__(self, job: str) -> None:
         self.job = job
         self.incidents: dict[str, IncidentRecord] = {}
         self.actions: dict[str, ActionRecord] = {}
-        self.action_history: list[ActionRecord] = []
-        self.events: list[EventRecord] = []
-        self.verdicts: list[VerdictRecord] = []
+        self.action_history: deque[ActionRecord] = deque(maxlen=MAX_RECORDS)
+        self.events: deque[EventRecord] = deque(maxlen=MAX_RECORDS)
+        self.verdicts: deque[VerdictRecord] = deque(maxlen=MAX_RECORDS)
         self.steps: dict[tuple[int, str, int], Step] = {}
         self.heartbeats: dict[str, HeartbeatRecord] = {}
         self.agent_metrics: dict[str, float] = {}
+        self._highest_step: int | None = None
+        self._steps_done = 0
+        self._ranks: set[int] = set()
+        self._trainers: set[str] = set()
         self.ended = False
 
     def feed(self, record: Record) -> None:
@@ -79,6 +86,14 @@ class JobView:
             for name, values in optional.items():
                 row[name] = values[index] if values else None
             self.steps[(record.rank, record.incarnation, step)] = row
+            if self._highest_step is None or step > self._highest_step:
+                self._highest_step = step
+                self._steps_done += 1
+        self._ranks.add(record.rank)
+        if record.steps:
+            self._trainers.add(record.incarnation)
+        for key in list(islice(self.steps, max(0, len(self.steps) - MAX_ROWS))):
+            del self.steps[key]
 
     def iteration_s(self, first_step: int = 0, last_step: int | None = None) -> float | None:
         """Median over steps of the median over ranks of the iteration time, steps `first_step`..`last_step`."""
@@ -101,23 +116,20 @@ class JobView:
 
     def last_step(self) -> int | None:
         """Highest step that any rank has finished."""
-        return max((step for _, _, step in self.steps), default=None)
+        return self._highest_step
 
     def steps_done(self) -> int:
         """Training steps done by any rank; one that was done again after a restart counts once."""
-        return len({step for _, _, step in self.steps})
+        return self._steps_done
 
     def ranks(self) -> list[int]:
         """Ranks that have told something, ascending."""
-        return sorted(
-            {rank for rank, _, _ in self.steps} | {r for beat in self.heartbeats.values() for r in beat.ranks}
-        )
+        return sorted(self._ranks | {r for beat in self.heartbeats.values() for r in beat.ranks})
 
     def beside(self) -> list[EventRecord]:
         """The starts of processes that have a rank's name without being its trainer."""
-        trainers = {incarnation for _, incarnation, _ in self.steps}
         starts = (event for event in self.events if event.kind == "process_start" and "beside" in event.fields)
-        return [event for event in starts if event.fields.get("incarnation") not in trainers]
+        return [event for event in starts if event.fields.get("incarnation") not in self._trainers]
 
     def incident_objects(self) -> list[dict[str, Any]]:
         """Incidents in the order they opened, as JSON objects."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.cli.shared import follow
 from trainwarden.cli.shared.follow import Follower, JobView, record_line
 from trainwarden.errors import BusUnavailable
 from trainwarden.records import IncidentRecord, IterationRecord
@@ -83,3 +84,20 @@ def test_a_person_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
         "[incident updated] hang sev2: b",
         "[incident closed] hang sev2: b",
     ]
+
+
+def test_a_run_of_months_takes_no_more_memory_and_counts_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "MAX_ROWS", 1_000)
+    view = JobView("j")
+    for first in range(0, 5_000, 50):
+        steps = tuple(range(first, first + 50))
+        for rank in range(4):
+            view.feed(
+                IterationRecord(
+                    job="j", node="n", rank=rank, incarnation="1-1", steps=steps, end_s=tuple(float(s) for s in steps),
+                    duration_s=(0.5,) * 50,
+                )
+            )  # fmt: skip
+    assert len(view.steps) == 1_000
+    assert (view.steps_done(), view.last_step(), view.ranks()) == (5_000, 4_999, [0, 1, 2, 3])
+    assert view.iteration_s() == 0.5
