@@ -36,6 +36,7 @@ log = logging.getLogger("trainwarden.cli")
 
 _ABOUT = "run.json"
 _LOCK = "run.lock"
+UNTOLD_S = 86_400.0  # a folder that does not say what it was is given so long
 _NAME = re.compile(r"^\d{8}T\d{6}-.+-[0-9a-f]{8}$")
 
 
@@ -138,12 +139,16 @@ def begin(job: str, command: Sequence[str], limits: RunsSettings) -> OwnRun:
 
 def kept() -> list[KeptRun]:
     """This user's runs, newest first."""
+    return [run for path in _folders() if (run := _read(path)) is not None]
+
+
+def _folders() -> list[Path]:
+    """Folders of runs, newest first."""
     runs = place()
     try:
-        names = sorted((name for name in os.listdir(runs) if _NAME.match(name)), reverse=True)
+        return [runs / name for name in sorted(os.listdir(runs), reverse=True) if _NAME.match(name)]
     except OSError:
         return []
-    return [run for name in names if (run := _read(runs / name)) is not None]
 
 
 def _read(path: Path) -> KeptRun | None:
@@ -171,6 +176,11 @@ def expire(limits: RunsSettings) -> list[str]:
     """Remove runs beyond `limits`, oldest first, never one that runs; a sentence if there were any."""
     now_s = time.time()
     removed = size = 0
+    for path in _folders():  # a disk that was full may have kept no word of what the run was
+        with suppress(OSError):
+            if _read(path) is None and not _is_running(path) and now_s - path.stat().st_mtime > UNTOLD_S:
+                shutil.rmtree(path, ignore_errors=True)
+                removed += 1
     for count, run in enumerate(kept(), start=1):
         if not run.running:
             rundir.leave_memory(run.path)  # its command was killed

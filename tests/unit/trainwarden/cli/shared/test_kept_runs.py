@@ -112,3 +112,16 @@ def test_without_a_place_to_keep_runs_there_is_one_all_the_same(home: Path, monk
     run = kept_runs.begin("j", [], LIMITS)
     assert "runs cannot be kept in" in run.words[0]
     assert run.path.is_dir()
+
+
+def test_a_folder_that_says_nothing_goes_too_unless_it_is_young_or_runs() -> None:
+    old, young, running = (kept_runs.begin(name, [], LIMITS) for name in ("old", "young", "running"))
+    for run in (old, young, running):
+        (run.path / "run.json").write_bytes(b"")
+        if run is not running:
+            run.close()
+    long_ago_s = time.time() - 3 * 86_400.0
+    for run in (old, running):
+        os.utime(run.path, (long_ago_s, long_ago_s))
+    assert kept_runs.expire(LIMITS) == [f"1 earlier run(s) expired in {kept_runs.place()} (settings: runs)"]
+    assert [run.path.is_dir() for run in (old, young, running)] == [False, True, True]
