@@ -31,6 +31,9 @@ from trainwarden.topics import EVENTS, VERDICTS, Topic
 log = logging.getLogger("trainwarden.trainer")
 
 JOB: Final = "models"
+RETRY_S: Final = (
+    60.0  # the first retry of a failed training, where `pause_s` is less; doubled with each further failure
+)
 Place = tuple[str, str]
 """Detector and alias."""
 
@@ -77,6 +80,7 @@ class TrainerHandler:
         self._last_id = ""
         self._due_s = clock.now_s() + self._settings.every_s
         self._ended_s = float("-inf")
+        self._failures = 0
         self._checked_s = float("-inf")
         self._resumed = False
         self._away: str | None = None
@@ -167,7 +171,9 @@ class TrainerHandler:
         if answer is None:
             return []
         self._training = None
-        self._ended_s, self._due_s = now_s, now_s + self._settings.every_s
+        self._failures = self._failures + 1 if "error" in answer else 0
+        self._ended_s, self._due_s = now_s, now_s + self._again_s()
+        self._metrics.gauge("failed_in_a_row", "Trainings that failed since the last that did not.", self._failures)
         self._drift.forget()
         said = f"failed: {answer['error']}" if "error" in answer else f"done: run {answer['run_id']}"
         passed = [one["detector"] for one in answer.get("models", []) if one["gate"]["passed"]]
@@ -182,6 +188,13 @@ class TrainerHandler:
         self._asked_by = []
         self._checked_s = float("-inf")
         return []
+
+    def _again_s(self) -> float:
+        """Seconds until the next training by itself: after a failure soon, and less soon with each further one."""
+        if not self._failures:
+            return self._settings.every_s
+        soon_s = max(self._settings.pause_s, RETRY_S) * 2.0 ** min(self._failures - 1, 20)
+        return min(self._settings.every_s, soon_s)
 
     def _audit(self, now_s: float) -> list[Output]:
         """An event for each alias that points elsewhere than when it was last told."""

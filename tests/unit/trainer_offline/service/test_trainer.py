@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.doubles import ManualClock, MemoryBus
+from tests.doubles import ManualClock, MemoryBus, metric_value
 from trainer_offline.service.handler import TrainerHandler
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Message
@@ -74,12 +74,13 @@ class Bench:
     def __init__(self, **settings):
         self.clock = ManualClock(1_000_000.0)
         self.registry = FakeRegistry()
+        self.metrics = SelfMetrics("trainer")
         self.begun: list[FakeTraining] = []
         self.handler = TrainerHandler(
             Settings(trainer=TrainerSettings(**settings)),
             self.registry,
             self.clock,
-            SelfMetrics("trainer"),
+            self.metrics,
             begin=self.begin,
         )
 
@@ -108,11 +109,29 @@ def test_it_trains_on_schedule_and_not_while_it_trains():
     bench.tick(7 * DAY_S)
     assert len(bench.begun) == 1
     assert bench.begun[0].arguments[:4] == ["--data", "recordings", "--registry", "sqlite:///fake"]
-    bench.begun[0].answer = {"error": "no data"}
+    bench.begun[0].answer = {"run_id": "r1", "models": []}
     bench.tick(DAY_S)
     assert len(bench.begun) == 1
     bench.tick(7 * DAY_S)
     assert len(bench.begun) == 2
+
+
+def test_a_failed_training_is_tried_again_soon_and_less_soon_each_time():
+    bench = Bench(every_s=7 * DAY_S, pause_s=600.0)
+    bench.tick(7 * DAY_S)
+    for failures, wait_s in enumerate((600.0, 1_200.0, 2_400.0), 1):
+        bench.begun[-1].answer = {"error": "no data"}
+        bench.tick()
+        assert metric_value(bench.metrics, "failed_in_a_row") == failures
+        bench.tick(wait_s - 20.0)
+        assert len(bench.begun) == failures
+        bench.tick(20.0)
+        assert len(bench.begun) == failures + 1
+    bench.begun[-1].answer = {"run_id": "r1", "models": []}
+    bench.tick()
+    assert metric_value(bench.metrics, "failed_in_a_row") == 0
+    bench.tick(6 * DAY_S)
+    assert len(bench.begun) == 4
 
 
 def test_a_request_in_the_ui_trains_at_once_and_is_answered():
@@ -202,7 +221,7 @@ def test_restarts_do_not_put_off_the_schedule():
     assert bench.begun == []
     bench.tick(DAY_S)
     assert len(bench.begun) == 1
-    bench.begun[0].answer = {"error": "no data"}
+    bench.begun[0].answer = {"run_id": "r1", "models": []}
     bench.tick()
     bench.tick(6 * DAY_S)
     assert len(bench.begun) == 1, "a week after the last one, whether it made versions or not"
