@@ -24,13 +24,13 @@ class Barrier:
 
     def __init__(self, job: str, metrics: SelfMetrics) -> None:
         self._job, self._metrics = job, metrics
-        self._aside: dict[str, str] = {}
+        self.aside: dict[str, str] = {}
         self._untold: list[IncidentRecord] = []
 
     def vote(self, name: str, detector: Detector, window: Window) -> Vote:
         """One detector's vote. The one place where a failing detector becomes an abstention."""
-        if name in self._aside:
-            return abstain(self._aside[name])
+        if name in self.aside:
+            return abstain(self.aside[name])
         try:
             detector.update(window)
             vote = detector.score(window)
@@ -42,14 +42,14 @@ class Barrier:
         except Exception as error:
             log.exception("detector set aside", extra={"fields": {"job": self._job, "detector": name}})
             self._set_aside(name, error, window.now_s)
-            return abstain(self._aside[name])
+            return abstain(self.aside[name])
         if vote.opinion == "abstain":
             self._metrics.count("abstentions_total", "Votes that were neither yes nor no.", detector=name)
         return vote
 
     def more(self, name: str, detector: Detector) -> bool:
         """Whether `detector` has another finding to show."""
-        return name not in self._aside and detector.more
+        return name not in self.aside and detector.more
 
     def told(self) -> list[IncidentRecord]:
         """What nobody has been told yet; it counts as told from now on."""
@@ -58,7 +58,7 @@ class Barrier:
 
     def _set_aside(self, name: str, error: Exception, now_s: float) -> None:
         why = f"set aside: {type(error).__name__}: {error}"[:MAX_WHY_CHARS]
-        self._aside[name] = why
+        self.aside[name] = why
         self._metrics.count("set_aside_total", "Detectors and jobs set aside after a defect.", what=name)
         self._untold.append(pipeline_incident(self._job, name, now_s, f"detector {name} was {why}"))
 

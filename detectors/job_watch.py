@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from detectors.barrier import Barrier
-from detectors.collectives.live import LiveCollectives
+from detectors.collectives.live import Dump, LiveCollectives
+from detectors.job.packed import pack, unpack
+from detectors.job.plain import Plain
 from detectors.job.samples import FamilySamples
 from detectors.job.state import JobState
-from detectors.job.window import Window
+from detectors.job.step_assembly import Pending
+from detectors.job.window import LogLine, Window
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.shadow import Shadow
 from detectors.protocol import Detector
 from detectors.verdict.ensemble import Ensemble, EnsembleConfig
-from detectors.verdict.incidents import Joiner
+from detectors.verdict.incidents import Joiner, OpenIncident
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -25,6 +30,9 @@ from trainwarden.self_metrics import SelfMetrics
 log = logging.getLogger("trainwarden.detection")
 
 MAX_ROUNDS: Final = 8  # findings of different kinds that one window may show
+_PLAIN: Final = Plain(Dump, LogLine, OpenIncident, Pending)
+_KIND: Final = "job"
+_SETTINGS: Final = ("_config",)  # of the joiner: these come from the settings, not from memory
 
 
 class JobWatch:
@@ -32,6 +40,8 @@ class JobWatch:
 
     Attributes
     ----------
+    partition : int
+        Of the bus, that the job's records lie in.
     recorded : callable or None
         Where new metric samples come from instead of the job's memory: a recording has them all beforehand.
     """
@@ -52,6 +62,7 @@ class JobWatch:
         self.attentive_until_s = 0.0
         self.last_window_s = 0.0
         self.heard_s = 0.0
+        self.partition = 0
         self.recorded: Callable[[], tuple[FamilySamples, ...]] | None = None
         self._detectors = detectors
         self._ensemble = Ensemble(config, {name: detector.role for name, detector in detectors.items()})
@@ -88,6 +99,57 @@ class JobWatch:
         for kind, number in self.state.take_counts().items():
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)
         return out
+
+    def kept(self) -> bytes:
+        """Everything that `restore` needs to go on as if nothing had happened. Data only, nothing executable.
+
+        Raises
+        ------
+        DetectorError
+            If a detector's memory cannot be kept.
+        """
+        plain = {
+            "state": _PLAIN.taken(self.state),
+            "joiner": _PLAIN.taken(self.joiner, _SETTINGS),
+            "collectives": _PLAIN.taken(self.collectives),
+            "detectors": {name: detector.state() for name, detector in self._detectors.items()},
+            "scorer": self.scorer.state(),
+            "aside": self._barrier.aside,
+            "told": None if self._told is None else msgspec.to_builtins(self._told),
+            "last_window_s": self.last_window_s,
+            "attentive_until_s": self.attentive_until_s,
+            "heard_s": self.heard_s,
+        }
+        try:
+            return pack(_KIND, plain)
+        except (TypeError, OverflowError) as error:
+            raise DetectorError(f"the memory of this job cannot be kept: {error}") from error
+
+    def restore(self, kept: bytes) -> None:
+        """Go on from what `kept` gave; this job is in no sound state if it fails.
+
+        Raises
+        ------
+        DetectorError
+            If it is damaged, of another version, or of other detectors.
+        """
+        plain: dict[str, Any]
+        plain, _ = unpack(_KIND, kept)
+        try:
+            if plain["detectors"].keys() != self._detectors.keys():
+                raise DetectorError("this is the memory of other detectors")
+            for name, detector in self._detectors.items():
+                detector.restore(plain["detectors"][name])
+            _PLAIN.fill(self.state, plain["state"])
+            _PLAIN.fill(self.joiner, plain["joiner"], _SETTINGS)
+            _PLAIN.fill(self.collectives, plain["collectives"])
+            self.scorer.restore(plain["scorer"])
+            self._barrier.aside = {str(name): str(why) for name, why in plain["aside"].items()}
+            self._told = None if plain["told"] is None else msgspec.convert(plain["told"], VerdictRecord)
+            self.last_window_s, self.heard_s = float(plain["last_window_s"]), float(plain["heard_s"])
+            self.attentive_until_s = float(plain["attentive_until_s"])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DetectorError(f"the memory of a job is damaged: {error}") from error
 
     def _window(self, now_s: float, last: bool) -> Window:
         """The job's window, with its new metric samples where a model or a detector looks at them."""

@@ -52,6 +52,10 @@ class Consumer(Protocol):
         """Read every assigned partition again from the first record written at or after `time_s`."""
         ...
 
+    def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Read from these offsets on; partitions that are not assigned are passed over."""
+        ...
+
     def assignment(self) -> frozenset[tuple[str, int]]:
         """Partitions that this member reads now; may change at `poll`."""
         ...

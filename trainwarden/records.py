@@ -218,7 +218,10 @@ class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):
-    """Verdicts of one cause joined; one per problem. Every update is a new revision under the same id."""
+    """Verdicts of one cause joined; one per problem. Every update is a new revision under the same id.
+
+    `told_late_s` is how long after the fact it was told, if nobody was there to tell it in time.
+    """
 
     id: str
     job: str
@@ -238,6 +241,7 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     votes: dict[str, Ratio] = msgspec.field(default_factory=dict)
     model_versions: dict[str, str] = msgspec.field(default_factory=dict)
     evidence: dict[str, Any] = msgspec.field(default_factory=dict)
+    told_late_s: float | None = None
 
 
 class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
@@ -283,4 +287,18 @@ class DeadLetter(Record, frozen=True, kw_only=True, omit_defaults=True, tag="dea
     partition: int
     offset: int
     reason: str
+    value: bytes
+
+
+class SnapshotRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="snapshot"):
+    """A part of what a detection service remembers of a job; see `detectors.snapshots`, also for offsets by topic."""
+
+    job: str
+    number: int
+    part: int
+    parts: int
+    partition: int
+    positions: dict[str, int]
+    floors: dict[str, int]
+    digest: str
     value: bytes

@@ -19,6 +19,7 @@ from trainwarden.records import (
     LogRecord,
     MetricsRecord,
     Record,
+    SnapshotRecord,
     VerdictRecord,
 )
 
@@ -37,6 +38,8 @@ class Topic(Generic[R_co]):
     ----------
     keep_s : float
         Seconds that its records are kept; ``inf`` for ever.
+    compact : bool
+        Whether of each key only the newest record need be kept.
 
     Examples
     --------
@@ -45,10 +48,13 @@ class Topic(Generic[R_co]):
     True
     """
 
-    def __init__(self, name: str, record_type: type[R_co], *, keep_s: float = 7 * 86_400.0) -> None:
+    def __init__(
+        self, name: str, record_type: type[R_co], *, keep_s: float = 7 * 86_400.0, compact: bool = False
+    ) -> None:
         self.name = name
         self.record_type = record_type
         self.keep_s = keep_s
+        self.compact = compact
         self._decoder = msgspec.json.Decoder(record_type)
 
     def encode(self, record: Record) -> bytes:
@@ -98,11 +104,13 @@ INCIDENTS = Topic("trainwarden.incidents", IncidentRecord, keep_s=90 * 86_400.0)
 ACTIONS = Topic("trainwarden.actions", ActionRecord, keep_s=90 * 86_400.0)
 COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=inf)  # a stop holds until somebody resumes
 DEAD_LETTERS = Topic("trainwarden.dead_letters", DeadLetter)
+SNAPSHOTS = Topic("trainwarden.snapshots", SnapshotRecord, keep_s=86_400.0, compact=True)
 
 TOPICS: dict[str, Topic[Record]] = {
     topic.name: topic
     for topic in (
         METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, COMMANDS, DEAD_LETTERS,
+        SNAPSHOTS,
     )
 }  # fmt: skip
 

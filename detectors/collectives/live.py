@@ -40,7 +40,7 @@ _HANGS: Final = frozenset({"hang", "collective_mismatch"})
 _STARTS: Final = frozenset({"restart", "job_start"})
 
 
-class _Dump(msgspec.Struct):
+class Dump(msgspec.Struct):
     """One rank's newest record, as it came."""
 
     time_s: float
@@ -61,7 +61,7 @@ class LiveCollectives:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._dumps: dict[int, _Dump] = {}
+        self._dumps: dict[int, Dump] = {}
         self._held = 0
         self._fresh_since_s: float | None = None  # dumps that have not been analysed
         self._explanation: tuple[EventRecord, ...] = ()
@@ -112,7 +112,7 @@ class LiveCollectives:
                 return
             self._held += len(packed) - (len(known.packed) if known else 0)
             self._dumps.pop(event.rank, None)
-            self._dumps[event.rank] = _Dump(event.time_s, bool(event.fields.get("asked")), packed)
+            self._dumps[event.rank] = Dump(event.time_s, bool(event.fields.get("asked")), packed)
             while self._held > MAX_HELD_BYTES:
                 self._held -= len(self._dumps.pop(next(iter(self._dumps))).packed)
             self._fresh_since_s = now_s
@@ -210,7 +210,7 @@ class LiveCollectives:
 class _Unpacking(Mapping[int, Any]):
     """Dumps by rank, each unpacked when it is asked for: of many ranks, all at once would not fit. None: no dump."""
 
-    def __init__(self, dumps: Mapping[int, _Dump], ranks: set[int]) -> None:
+    def __init__(self, dumps: Mapping[int, Dump], ranks: set[int]) -> None:
         self._dumps = dumps
         self._ranks = sorted(ranks | set(dumps))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,5 +49,5 @@ def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArr
             with np.load(io.BytesIO(raw["arrays"]), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
         return dict(raw["plain"]), arrays
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DetectorError(f"state of {kind} is damaged: {error}") from error

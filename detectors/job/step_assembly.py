@@ -19,7 +19,7 @@ MAX_STEP: Final = 2**53  # larger numbers are damage, not steps
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     values: npt.NDArray[np.float32]
     ends_s: npt.NDArray[np.float64]
     seen: npt.NDArray[np.bool_]
@@ -51,7 +51,7 @@ class StepAssembly:
         self.quiet_left = WARM_UP_STEPS
         self.repaced_left = 0
         self.restarting = False
-        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._pending: dict[tuple[int, int], Pending] = {}
         self._closed: tuple[int, int] = (-1, -1)
         self._epoch = np.zeros(0, dtype=np.int64)
         self._high = np.zeros(0, dtype=np.int64)
@@ -96,7 +96,7 @@ class StepAssembly:
         if pending is None:
             room = self._epoch.size
             values = np.full((len(COLUMNS), room), np.nan, dtype=np.float32)
-            pending = _Pending(values, np.full(room, np.nan), np.zeros(room, dtype=np.bool_))
+            pending = Pending(values, np.full(room, np.nan), np.zeros(room, dtype=np.bool_))
             self._pending[key] = pending
         if pending.seen[column]:
             self.counts["duplicates"] += 1
@@ -133,7 +133,7 @@ class StepAssembly:
         self._high[column] = step - 1
         self._last_end_s[column] = np.nan
 
-    def _append(self, key: tuple[int, int], pending: _Pending, alive: npt.NDArray[np.bool_]) -> None:
+    def _append(self, key: tuple[int, int], pending: Pending, alive: npt.NDArray[np.bool_]) -> None:
         if not pending.seen[: len(alive)][alive].all():
             self.counts["incomplete_steps"] += 1
         quiet = self.quiet_left > 0 or self.restarting

@@ -25,12 +25,13 @@ SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within th
 SLOW_BEFORE_HANG_S: Final = 60.0  # slow steps this shortly before a standstill of the same rank belong to it
 STORM_BEFORE_FAILURE_S: Final = 10.0
 PROGRESS_STEPS: Final = 3  # steps that show that a failed job is running again
+LATE_S: Final = 10.0  # what is told later than this says so
 EVIDENCE_EVERY_S: Final = 2.0
 KEEP_CLOSED: Final = 200
 
 
 @dataclass(slots=True)
-class _Open:
+class OpenIncident:
     record: IncidentRecord
     supported_s: float
     published: bool
@@ -53,19 +54,32 @@ class Joiner:
     def __init__(self, job: str, config: EnsembleConfig) -> None:
         self._job = job
         self._config = config
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenIncident] = {}
         self._closed: list[IncidentRecord] = []
 
     def resume(self, record: IncidentRecord) -> None:
         """Take over the newest revision of an incident that was published before."""
+        known = self._open.get(record.id)
         if record.state == "closed":
+            self._open.pop(record.id, None)
             self._closed = [*self._closed[-KEEP_CLOSED:], record]
-        else:
-            self._open[record.id] = _Open(record, record.updated_at_s, published=True, hard=False)
+        elif known is None:
+            self._open[record.id] = OpenIncident(record, record.updated_at_s, published=True, hard=False)
+        elif record.revision > known.record.revision:
+            known.record, known.published = record, True
 
     def hold(self, record: IncidentRecord) -> None:
         """Take over an incident that was published just now and lasts until the job is over."""
-        self._open[record.id] = _Open(record, inf, published=True, hard=False)
+        self._open[record.id] = OpenIncident(record, inf, published=True, hard=False)
+
+    def told_late(self, record: IncidentRecord, late_s: float) -> IncidentRecord:
+        """`record` if it is no news any more, else with how late its opening is told."""
+        if record.state != "opened" or late_s < LATE_S:
+            return record
+        late = msgspec.structs.replace(record, told_late_s=round(late_s, 1))
+        if record.id in self._open:
+            self._open[record.id].record = late
+        return late
 
     @property
     def open(self) -> list[IncidentRecord]:
@@ -119,10 +133,10 @@ class Joiner:
         record = self._opened(candidate, votes, window)
         if record.id in self._open or any(closed.id == record.id for closed in self._closed):
             return []
-        self._open[record.id] = _Open(record, window.now_s, live, candidate.hard, window.now_s, window.restarts)
+        self._open[record.id] = OpenIncident(record, window.now_s, live, candidate.hard, window.now_s, window.restarts)
         return [record] if live else []
 
-    def _related(self, candidate: Candidate, window: Window) -> _Open | None:
+    def _related(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same cause, of the same family if there is one."""
         for entry in self._open.values():
             if family_of(entry.record.kind) == candidate.family and self._same(candidate, entry.record):
@@ -207,7 +221,7 @@ class Joiner:
         )
 
     def _revise(
-        self, entry: _Open, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
+        self, entry: OpenIncident, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
         record = entry.record
         known = entry.hard and entry.life == window.restarts  # a new life may fail of something else

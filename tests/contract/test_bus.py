@@ -133,6 +133,29 @@ def test_seek_by_time_and_commits_do_not_fall_back(engine: Engine) -> None:
     assert consumer.lag() == 0
 
 
+def test_seek_to_offsets_moves_those_partitions_alone(engine: Engine) -> None:
+    bus = engine.open()
+    for number in range(4):
+        for key in "abcdef":  # several partitions
+            bus.publish(EVENTS, key, event(key, number))
+    bus.flush()
+    consumer = bus.consumer([EVENTS], "g")
+    messages = poll_until(consumer, 24)
+    consumer.commit()
+    before = dict(consumer.committed())
+    moved = messages[0].partition
+    expected = [one for one in messages if one.partition == moved and one.offset >= 2]
+    consumer.seek({(EVENTS.name, moved): 2, (EVENTS.name, 10_000): 0})
+    assert consumer.lag() == len(expected)
+    assert ids(poll_until(consumer, len(expected))) == ids(expected)
+    consumer.commit()
+    assert consumer.poll(0.3) == []
+    assert consumer.committed() == before, "a commit does not fall back"
+    consumer.seek({(EVENTS.name, moved): 0})
+    every = [one for one in messages if one.partition == moved]
+    assert ids(poll_until(consumer, len(every))) == ids(every)
+
+
 def test_a_new_member_may_rewind_before_it_polls_anything_and_keeps_the_commit(engine: Engine) -> None:
     bus = engine.open()
     for number in range(6):

@@ -59,6 +59,9 @@ class GatedConsumer:
     def seek_to_time(self, time_s: float) -> None:
         self._inner.seek_to_time(time_s)
 
+    def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        self._inner.seek(offsets)
+
     def assignment(self) -> frozenset[tuple[str, int]]:
         return self._inner.assignment()
 

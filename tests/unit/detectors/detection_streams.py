@@ -14,6 +14,19 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings
 from trainwarden.topics import INCIDENTS, Topic, topic_of
 
+RESET = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection reset by peer"
+
+
+def crash(job: Job, *, root_late_s: float = 0.02) -> Job:
+    """Rank 2 is killed, the others break off, the launcher ends what is left."""
+    at_s = job.end_s + 0.05
+    job.add(at_s + root_late_s, event("process_exit", at_s, 2, signal="SIGKILL"))
+    for rank in (0, 1):
+        job.add(at_s + 0.05, event("exception", at_s + 0.04, rank, message=RESET))
+        job.add(at_s + 0.3, event("process_exit", at_s + 0.25, rank, code=1))
+    job.add(at_s + 0.5, event("process_exit", at_s + 0.45, 3, signal="SIGTERM"))
+    return job
+
 
 class RememberingBus:
     """What has been published, and the input log that a consumer may read again."""
@@ -33,8 +46,14 @@ class RememberingBus:
     def committed(self) -> Mapping[tuple[str, int], int]:
         return {(name, 0): self.committed_offset for name in {message.topic for message in self.log}}
 
+    def assignment(self) -> frozenset[tuple[str, int]]:
+        return frozenset((topic.name, 0) for topic in DetectionHandler.topics)
+
     def seek_to_time(self, time_s: float) -> None:
-        self.position = 0
+        self.position = next((place for place, one in enumerate(self.log) if one.time_s >= time_s), len(self.log))
+
+    def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        self.position = min(offsets.values(), default=self.position)  # one numbering for all topics
 
     def lag(self) -> int:
         return len(self.log) - self.position
@@ -48,10 +67,13 @@ class RememberingBus:
 class Run:
     """Drives a `DetectionHandler` through a job's records in the order of their time, ticking ten times a second."""
 
-    def __init__(self, settings: DetectionSettings | None = None, bus: RememberingBus | None = None) -> None:
-        self.clock = ManualClock(START_S)
+    def __init__(
+        self, settings: DetectionSettings | None = None, bus: RememberingBus | None = None, now_s: float = START_S
+    ) -> None:
+        self.clock = ManualClock(now_s)
         self.metrics = SelfMetrics("detector")
-        self.handler = DetectionHandler(settings or DetectionSettings(), self.clock, self.metrics)
+        self.settings = settings or DetectionSettings()
+        self.handler = DetectionHandler(self.settings, self.clock, self.metrics)
         self.bus = bus or RememberingBus()
         consumer: Any = self.bus
         self.handler.start(self.bus, consumer)  # type: ignore[arg-type]
@@ -74,6 +96,14 @@ class Run:
             self.take(self.handler.tick(now_s))
             self.bus.committed_offset = len(self.bus.log)
         return self
+
+    def begin_again(self, now_s: float) -> Run:
+        """Another service after this one was killed: it goes through what it reads again, and is live."""
+        other = Run(self.settings, self.bus, now_s)
+        while messages := self.bus.poll(1000):
+            other.take(other.handler.handle(messages))
+        other.take(other.handler.tick(now_s))
+        return other
 
     def take(self, outputs: Iterable[tuple[str, Record]]) -> None:
         self.bus.outputs.extend(record for _, record in outputs)

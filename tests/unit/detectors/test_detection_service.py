@@ -8,13 +8,21 @@ import pytest
 
 from detectors import CATALOG
 from tests.doubles import metric_value
-from tests.unit.detectors.detection_streams import JOB, START_S, Job, RememberingBus, Run, event, log_lines
+from tests.unit.detectors.detection_streams import (
+    JOB,
+    RESET,
+    START_S,
+    Job,
+    RememberingBus,
+    Run,
+    crash,
+    event,
+    log_lines,
+)
 from tests.unit.detectors.logs.test_whole_messages import OUT_OF_MEMORY
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord, Record
 from trainwarden.settings import DetectionSettings
-
-RESET = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection reset by peer"
 
 
 def played(job: Job, after_s: float = 3.0) -> Run:
@@ -65,17 +73,6 @@ def test_ranks_that_finish_are_no_incident() -> None:
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
-
-
-def crash(job: Job, *, root_late_s: float = 0.02) -> Job:
-    """Rank 2 is killed, the others break off, the launcher ends what is left."""
-    at_s = job.end_s + 0.05
-    job.add(at_s + root_late_s, event("process_exit", at_s, 2, signal="SIGKILL"))
-    for rank in (0, 1):
-        job.add(at_s + 0.05, event("exception", at_s + 0.04, rank, message=RESET))
-        job.add(at_s + 0.3, event("process_exit", at_s + 0.25, rank, code=1))
-    job.add(at_s + 0.5, event("process_exit", at_s + 0.45, 3, signal="SIGTERM"))
-    return job
 
 
 def test_a_crash_is_told_at_once_with_its_root() -> None:

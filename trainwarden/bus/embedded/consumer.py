@@ -112,13 +112,23 @@ class EmbeddedConsumer:
     def seek_to_time(self, time_s: float) -> None:
         with self._lock, self._guard():
             self._check_open()
-            kept = self._members.committed()
             with self._store.snapshot():
-                for stream in self._mine():
-                    high = max(kept.get(stream.id, 0), self._returned.get(stream.id, 0))
-                    self._reached[stream.id] = max(self._reached.get(stream.id, 0), high)
-                    self._positions[stream.id] = self._store.offset_at(stream, time_s)
-            self._more = True
+                self._move({stream.id: self._store.offset_at(stream, time_s) for stream in self._mine()})
+
+    def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        with self._lock, self._guard():
+            self._check_open()
+            places = {stream: self._names[stream] for stream in self._positions}
+            self._move({stream: offsets[place] for stream, place in places.items() if place in offsets})
+
+    def _move(self, positions: Mapping[int, int]) -> None:
+        """Go on from `positions`, by stream; what the group had reached before is not forgotten."""
+        kept = self._members.committed()
+        for stream, position in positions.items():
+            high = max(kept.get(stream, 0), self._returned.get(stream, 0))
+            self._reached[stream] = max(self._reached.get(stream, 0), high)
+            self._positions[stream] = position
+        self._more = True
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         with self._lock:

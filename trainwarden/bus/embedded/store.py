@@ -207,10 +207,10 @@ class Store:
         return [Stream(*row) for row in found]
 
     def rows(self, stream: int, start: int, end: int, limit: int) -> Iterator[Row]:
-        """Records of `stream` with start <= offset < end, in order, read as they are asked for."""
+        """Records of `stream` with start <= offset < end, in order, as they are asked for; emptied ones left out."""
         base = stream << OFFSET_BITS
         found = self.db.execute(
-            "SELECT id, time_s, key, value FROM records WHERE id>=? AND id<? ORDER BY id LIMIT ?",
+            "SELECT id, time_s, key, value FROM records WHERE id>=? AND id<? AND length(value)>0 ORDER BY id LIMIT ?",
             (base | start, base | end, limit),
         )
         for row_id, time_s, key, value in found:

@@ -147,17 +147,28 @@ class GroupConsumer:
             partitions = self._listener.assigned
             if not partitions:
                 return
-            kept = self._committed()
             with self._clients.guard("seeking"):
                 starts = offsets_at(self._consumer, partitions, time_s, self._timeout_ms)
-                for partition, offset in starts.items():
-                    self._consumer.seek(partition, offset)
-            for partition in partitions:
-                high = max(kept.get(partition, 0), self._returned.get(partition, 0))
-                self._reached[partition] = max(self._reached.get(partition, 0), high)
-            self._buffers.keep_only(())
-            self._next = dict(starts)
-            self._begin_merge()
+            self._move(starts)
+
+    def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        with self._lock:
+            self._check_open()
+            places = {partition: self._place(partition) for partition in self._listener.assigned}
+            self._move({partition: offsets[place] for partition, place in places.items() if place in offsets})
+
+    def _move(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Go on from `starts`; what the group had reached before is not forgotten."""
+        kept = self._committed()
+        with self._clients.guard("seeking"):
+            for partition, offset in starts.items():
+                self._consumer.seek(partition, offset)
+        for partition, offset in starts.items():
+            high = max(kept.get(partition, 0), self._returned.get(partition, 0))
+            self._reached[partition] = max(self._reached.get(partition, 0), high)
+            self._next[partition] = offset
+        self._buffers.keep_only(self._listener.assigned - starts.keys())
+        self._begin_merge()
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         with self._lock:

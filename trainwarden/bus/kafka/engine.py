@@ -26,6 +26,7 @@ __all__ = ["KafkaBus", "KafkaConfig"]
 log = logging.getLogger("trainwarden.bus")
 
 _CLOSE_TIMEOUT_S = 5.0
+_COMPACT_SEGMENT_S = 600.0  # a segment that is still written to is never compacted
 _SEGMENTS = 8  # a topic's time is kept in so many files per partition: retention removes whole ones
 _LONGEST_SEGMENT_S = 86_400.0
 
@@ -135,6 +136,8 @@ class KafkaBus:
 
     def _options(self, topic: Topic[Any]) -> dict[str, Any]:
         segment_s = min(topic.keep_s / _SEGMENTS, _LONGEST_SEGMENT_S)
+        if topic.compact:
+            segment_s = min(segment_s, _COMPACT_SEGMENT_S)
         return {
             "num_partitions": self._clients.config.partitions,
             "replication_factor": self._clients.config.replication_factor or -1,
@@ -142,5 +145,6 @@ class KafkaBus:
                 "retention.ms": "-1" if topic.keep_s == inf else str(int(topic.keep_s * 1000)),
                 "segment.ms": str(max(1_000, int(segment_s * 1000))),
                 "message.timestamp.type": "LogAppendTime",
+                "cleanup.policy": "compact,delete" if topic.compact else "delete",
             },
         }

@@ -13,6 +13,7 @@ from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.source import ModelFollower, ModelSet
 from detectors.service import DetectionHandler
 from tests.doubles import ManualClock, metric_value
+from tests.unit.detectors.detection_streams import RememberingBus
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Message
 from trainwarden.records import EventRecord, MetricsRecord, VerdictRecord
@@ -54,6 +55,8 @@ class Service:
         self.clock = ManualClock(START_S)
         self.follower = ModelFollower(source, 10.0)
         self.handler = DetectionHandler(DetectionSettings(), self.clock, self.metrics, self.follower)
+        bus = RememberingBus()
+        self.handler.start(bus, bus)
         self.rng = np.random.default_rng(0)
         self.offset = 0
 

@@ -18,8 +18,8 @@ from trainwarden.bus.embedded.consumer import MAX_POLL_BYTES
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
 from trainwarden.protocols import Consumer
-from trainwarden.records import ActionRecord, CommandRecord, EventRecord, LogRecord
-from trainwarden.topics import ACTIONS, COMMANDS, DEAD_LETTERS, EVENTS, METRICS, Topic
+from trainwarden.records import ActionRecord, CommandRecord, EventRecord, LogRecord, SnapshotRecord
+from trainwarden.topics import ACTIONS, COMMANDS, DEAD_LETTERS, EVENTS, METRICS, SNAPSHOTS, Topic
 
 LEASE_S = 60.0
 
@@ -428,6 +428,31 @@ def test_retention_by_time_is_per_topic(bus: EmbeddedBus, clock: ManualClock) ->
     assert len(list(bus.read(ACTIONS))) == 1
     clock.sleep(ACTIONS.keep_s)
     assert bus.prune() == 2
+
+
+def test_of_a_compact_topic_the_newest_record_of_each_key_is_kept(bus: EmbeddedBus, clock: ManualClock) -> None:
+    def snapshot(job: str, number: int) -> SnapshotRecord:
+        return SnapshotRecord(
+            job=job, number=number, part=0, parts=1, partition=0, positions={}, floors={}, digest="",
+            value=bytes(10_000),
+        )  # fmt: skip
+
+    for number in range(1, 21):
+        for job in "ab":
+            bus.publish(SNAPSHOTS, job, snapshot(job, number))
+    bus.flush()
+    before = embedded_retention.used_bytes(bus._store)
+    assert bus.prune() == 38
+    assert sorted((one.record.job, one.record.number) for one in bus.read(SNAPSHOTS)) == [("a", 20), ("b", 20)]  # type: ignore[attr-defined]
+    assert embedded_retention.used_bytes(bus._store) < before / 4
+    assert bus.prune() == 0
+    bus.publish(SNAPSHOTS, "a", snapshot("a", 21))
+    bus.flush()
+    (newest,) = [one.record for one in bus.read(SNAPSHOTS, from_time_s=clock.now_s()) if one.key == "a"][-1:]
+    assert newest.number == 21  # type: ignore[attr-defined]
+    clock.sleep(SNAPSHOTS.keep_s + 1.0)
+    assert bus.prune() > 0
+    assert list(bus.read(SNAPSHOTS)) == []
 
 
 def test_flush_prunes_now_and_then_in_bounded_steps(

@@ -1,0 +1,71 @@
+"""The models in service: whose scores vote, and whose are only compared with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from detectors.job_watch import JobWatch
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.shadow import show_versions
+from detectors.metrics.source import ModelFollower
+from trainwarden.errors import ConfigError, DetectorError
+from trainwarden.self_metrics import SelfMetrics
+
+log = logging.getLogger("trainwarden.detection")
+
+
+class ServedModels:
+    """Champion and challenger, as they are now.
+
+    Parameters
+    ----------
+    models : str or None
+        The folder of models that the settings name; of no account with a follower.
+    follower : ModelFollower or None
+        Brings models while the service runs.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds no models that can be served.
+    """
+
+    def __init__(self, models: str | None, follower: ModelFollower | None, metrics: SelfMetrics) -> None:
+        self._follower, self._metrics = follower, metrics
+        self._challenger: ModelBundle | None = None
+        self.champion: ModelBundle | None = None
+        if follower is None and models is not None:
+            try:
+                self.champion = ModelBundle.load(Path(models))
+            except DetectorError as error:
+                raise ConfigError(f"detection.models: {error}") from error
+
+    def given(self, watch: JobWatch) -> JobWatch:
+        """`watch`, with the challenger beside its champion."""
+        watch.shadow.swap(self._challenger)
+        return watch
+
+    def swap(self, watches: Collection[JobWatch]) -> None:
+        """Serve what the follower has brought: between two windows, so that each is scored by one set of models."""
+        found = None if self._follower is None else self._follower.take()
+        if found is None:
+            return
+        if self.champion is None or found.champion.versions != self.champion.versions:
+            before = {} if self.champion is None else self.champion.versions
+            show_versions(self._metrics, "champion", before, found.champion.versions)
+            self.champion = found.champion
+            for watch in watches:
+                watch.scorer.swap(found.champion)
+            self._metrics.count("model_swaps_total", "Times that other models were taken into service.")
+            log.info("models swapped", extra={"fields": {"versions": dict(found.champion.versions)}})
+        if found.why:
+            log.warning("there is no challenger", extra={"fields": {"error": found.why}})
+        before = {} if self._challenger is None else self._challenger.versions
+        show_versions(
+            self._metrics, "challenger", before, {} if found.challenger is None else found.challenger.versions
+        )
+        self._challenger = found.challenger
+        for watch in watches:
+            watch.shadow.swap(found.challenger)

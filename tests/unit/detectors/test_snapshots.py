@@ -1,0 +1,190 @@
+"""A detection service goes on from its snapshots as if it had never been away."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from detectors.job_watch import JobWatch
+from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
+from detectors.testing.streams import JOB, START_S, Job, event
+from tests.doubles import metric_value
+from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
+from trainwarden.errors import DetectorError
+from trainwarden.records import IncidentRecord, Record, SnapshotRecord
+from trainwarden.settings import DetectionSettings
+
+SHORT = DetectionSettings(rewind_s=5.0)  # what is read again without a snapshot holds nothing but slow steps
+
+
+def slow_job(steps: int = 500) -> Job:
+    return Job(slow=lambda rank, step: 2.0 if rank == 1 and step >= 60 else 1.0).run(steps)
+
+
+def without_snapshots(bus: RememberingBus) -> None:
+    bus.outputs = [record for record in bus.outputs if not isinstance(record, SnapshotRecord)]
+
+
+def test_an_incident_that_lasts_longer_than_what_is_read_again_stays_open() -> None:
+    job = slow_job()
+    first = Run(SHORT).play(job.records, START_S + 150.0)
+    (incident,) = first.incidents
+    assert incident.state != "closed"
+    second = first.begin_again(START_S + 151.0)
+    second.play([entry for entry in job.records if entry[0] > START_S + 151.0], job.end_s)
+    assert [(one.id, one.state != "closed") for one in second.incidents] == [(incident.id, True)]
+    assert metric_value(second.metrics, "snapshots_refused_total") is None
+
+
+def test_without_its_snapshot_it_would_be_told_twice() -> None:
+    """The check above can fail."""
+    job = slow_job()
+    first = Run(SHORT).play(job.records, START_S + 150.0)
+    without_snapshots(first.bus)
+    second = first.begin_again(START_S + 151.0)
+    second.play([entry for entry in job.records if entry[0] > START_S + 151.0], job.end_s)
+    assert len(second.incidents) == 2
+
+
+def told(run: Run) -> list[tuple[str, str, tuple[int | None, ...]]]:
+    """What was opened and closed, in order."""
+    return [
+        (record.kind, record.state, tuple(one.rank for one in record.suspects))
+        for record in run.revisions
+        if record.state in {"opened", "closed"}
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_again_and_again_it_tells_what_it_would_have_told(seed: int) -> None:
+    job = Job(slow=lambda rank, step: 2.0 if rank == 1 and 60 <= step < 300 else 1.0, seed=seed).run(420)
+    crash(job)
+    whole = Run(SHORT).play(job.records, job.end_s + 4.0)
+    rng = np.random.default_rng(seed)
+    run, at_s = Run(SHORT), START_S
+    while at_s < job.end_s:
+        until_s = min(at_s + float(rng.uniform(5.0, 50.0)), job.end_s + 4.0)
+        run.play([entry for entry in job.records if entry[0] > at_s], until_s)
+        at_s = run.clock.now_s()
+        run = run.begin_again(at_s)
+    run.play([], job.end_s + 4.0)
+    assert told(run) == told(whole)
+
+
+def test_what_happened_while_nobody_watched_is_told_late() -> None:
+    job = crash(Job().run(200))
+    first = Run().play(job.records, job.end_s - 5.0)
+    bus = first.bus
+    away = Run(bus=RememberingBus())
+    away.bus.outputs = bus.outputs
+    away.play(job.records, job.end_s + 4.0)  # whoever writes the log goes on
+    bus.log, bus.outputs = away.bus.log, [one for one in bus.outputs if not isinstance(one, IncidentRecord)]
+    second = first.begin_again(job.end_s + 100.0)
+    (incident,) = second.incidents
+    assert (incident.kind, incident.suspects[0].rank) == ("crash", 2)
+    assert incident.told_late_s == pytest.approx(100.0, abs=10.0)
+
+
+def test_an_incident_of_a_job_that_nobody_hears_of_is_closed_by_whoever_comes_after() -> None:
+    job = crash(Job().run(40))
+    settings = DetectionSettings(ensemble={"forget_s": 20.0}, rewind_s=5.0)
+    first = Run(settings).play(job.records, job.end_s + 2.0)
+    assert [one.state for one in first.incidents] == ["opened"]
+    without_snapshots(first.bus)
+    second = first.begin_again(job.end_s + 50.0)
+    second.play([], job.end_s + 80.0)
+    assert [one.state for one in second.incidents] == ["closed"]
+
+
+def kept(steps: int = 60) -> tuple[Run, bytes]:
+    run = Run().play(slow_job(steps).records, START_S + 0.35 * steps)
+    return run, run.handler._jobs[JOB].kept()
+
+
+def fresh(run: Run) -> JobWatch:
+    return run.handler._made(JOB)
+
+
+def test_a_watch_that_was_kept_and_restored_is_kept_the_same() -> None:
+    run, memory = kept()
+    other = fresh(run)
+    other.restore(memory)
+    assert other.kept() == memory
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_memory_is_refused_with_one_error_or_harmless(seed: int) -> None:
+    run, memory = kept(20)
+    rng = np.random.default_rng(seed)
+    damaged = bytearray(memory)
+    for place in rng.integers(0, len(damaged), 3).tolist():
+        damaged[place] = int(rng.integers(0, 256))
+    with suppress(DetectorError):
+        fresh(run).restore(bytes(damaged[: int(rng.integers(1, len(damaged) + 1))] if seed % 2 else damaged))
+
+
+def test_memory_of_other_detectors_is_refused_and_the_log_is_read_again() -> None:
+    job = slow_job(200)
+    first = Run(DetectionSettings(rewind_s=3600.0)).play(job.records, START_S + 60.0)
+    first.settings = DetectionSettings(detectors={"lof": False})
+    second = first.begin_again(START_S + 60.5)
+    assert metric_value(second.metrics, "snapshots_refused_total") == 1.0
+    second.play([entry for entry in job.records if entry[0] > START_S + 60.5], job.end_s)
+    assert [one.state != "closed" for one in second.incidents] == [True]
+
+
+class Shelf(RememberingBus):
+    """A bus on which snapshots lie."""
+
+    def put(self, *outputs: tuple[str, Record]) -> Shelf:
+        self.outputs.extend(record for _, record in outputs)
+        return self
+
+
+PLACE = Place(0, {"trainwarden.events": 7}, {})
+NOISE = np.random.default_rng(0).bytes(1_500_000)  # three parts
+
+
+def test_a_snapshot_that_is_not_whole_leaves_the_one_before() -> None:
+    whole, torn = parts_of("a", 1, PLACE, NOISE), parts_of("a", 2, PLACE, NOISE[::-1])
+    assert len(torn) == 3
+    for left_out in range(3):
+        bus = Shelf().put(*whole, *(one for part, one in enumerate(torn) if part != left_out))
+        found = newest(bus, {0}, 0.0)  # type: ignore[arg-type]
+        assert (found.snapshots["a"].number, found.numbers["a"]) == (1, 2)
+    found = newest(Shelf().put(*whole, *torn), {0}, 0.0)  # type: ignore[arg-type]
+    assert found.snapshots["a"].kept == NOISE[::-1]
+
+
+def test_parts_of_two_snapshots_are_never_put_together() -> None:
+    one, other = parts_of("a", 1, PLACE, NOISE), parts_of("a", 1, PLACE, NOISE[::-1])
+    assert not newest(Shelf().put(*one, other[1]), {0}, 0.0).snapshots  # type: ignore[arg-type]
+
+
+def test_other_partitions_and_forgotten_jobs_are_left_alone() -> None:
+    elsewhere = parts_of("b", 1, Place(3, {}, {}), b"x")
+    bus = Shelf().put(*parts_of("a", 1, PLACE, b"x"), *none_of("a", 2, PLACE), *elsewhere)
+    assert not newest(bus, {0}, 0.0).snapshots  # type: ignore[arg-type]
+    assert newest(bus, {0, 3}, 0.0).snapshots.keys() == {"b"}  # type: ignore[arg-type]
+
+
+def test_snapshots_take_no_more_than_their_share_of_the_time() -> None:
+    cadence, now_s, spent_s, taken = Cadence(), 0.0, 0.0, dict.fromkeys("abcde", 0)
+    while now_s < 1_000.0:
+        now_s += 0.1
+        job = cadence.due(taken, now_s)
+        if job is not None:
+            taken[job] += 1
+            spent_s += 0.5
+            cadence.took(job, now_s, 0.5)
+    assert spent_s <= 1.05 * SHARE * now_s
+    assert max(taken.values()) - min(taken.values()) <= 1
+    assert max(taken.values()) <= now_s / EVERY_S + 1
+
+
+def test_a_job_that_is_over_leaves_no_snapshot() -> None:
+    settings = DetectionSettings(ensemble={"forget_s": 20.0})
+    run = Run(settings).play(Job().run(60).add(START_S, event("job_start", START_S)).records, START_S + 90.0)
+    assert not newest(run.bus, {0}, 0.0).snapshots  # type: ignore[arg-type]
