@@ -218,10 +218,7 @@ class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):
-    """Verdicts of one cause joined; one per problem. Every update is a new revision under the same id.
-
-    `told_late_s` is how long after the fact it was told, if nobody was there to tell it in time.
-    """
+    """Verdicts of one cause joined, one per problem; updates are revisions. `told_late_s`: nobody was there in time."""
 
     id: str
     job: str
