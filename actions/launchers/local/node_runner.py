@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -52,6 +53,7 @@ class NodeRunner:
         self._output = RanksOutput(place)
         self._running: dict[int, RankProcess] = {}
         self._port = 0
+        self._first_steps: dict[int, int | None] = {}
         self._kill_at_s: float | None = None
         self.failure: Failure | None = None
 
@@ -60,8 +62,8 @@ class NodeRunner:
         """Ranks whose process lives or has not been reaped yet."""
         return self._running.keys()
 
-    def start(self, ranks: Sequence[int], attempt: int) -> None:
-        """Start `ranks` anew; a failure before is forgotten once they all run.
+    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
+        """Start `ranks` anew, told to go on from `resume_from`; a failure before is forgotten once they all run.
 
         Raises
         ------
@@ -72,7 +74,10 @@ class NodeRunner:
         if len(ranks) == self._place.ranks or not self._port:
             self._port = rank_processes.free_port()
         for rank in ranks:
-            environ = rank_processes.environment(self._place, rank, attempt, self._port, self._environ)
+            environ = rank_processes.environment(
+                self._place, rank, attempt, self._port, self._environ, resume_from=resume_from
+            )
+            self._first_steps.pop(rank, None)
             process = RankProcess(self._place, rank, environ, self._output)
             self._running[rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, lambda process=process: self._reap(process))
@@ -108,7 +113,22 @@ class NodeRunner:
         headers = (process.header() for process in self._running.values())
         return max((header.step for header in headers if header), default=None)
 
+    def first_steps(self) -> Mapping[int, int | None]:
+        """The first step of each rank that has finished one since its start; None where the script numbers none."""
+        for process in self._running.values():
+            self._note_first_step(process)
+        return self._first_steps
+
+    def say(self, sentence: str) -> None:
+        """Show `sentence` to whoever sees the ranks' output."""
+        self._output.say(sentence)
+
+    def _note_first_step(self, process: RankProcess) -> None:
+        if self._first_steps.get(process.rank) is None and (header := process.header()) and header.recorded:
+            self._first_steps[process.rank] = header.first_step
+
     def _reap(self, process: RankProcess) -> None:
+        self._note_first_step(process)
         self._selector.unregister(process.pidfd)
         code = process.reap()
         del self._running[process.rank]

@@ -28,6 +28,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks of a job on this machine share.
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
+    `checkpoints` is the folder that their checkpoints lie in, where a person has named it.
     """
 
     command: tuple[str, ...]
@@ -37,6 +38,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     log_bytes: int = LOG_BYTES
     show: int | None = None
+    checkpoints: Path | None = None
 
 
 class RanksOutput:
@@ -56,9 +58,13 @@ class RanksOutput:
         """Sentences about what is not kept, each once; shown as well, where output is."""
         news = self._logs.news()
         for sentence in news:
-            if self._outlet is not None:
-                self._outlet.write(f"trainwarden: {sentence}\n".encode())
+            self.say(sentence)
         return news
+
+    def say(self, sentence: str) -> None:
+        """Show `sentence` as ours, where output is shown."""
+        if self._outlet is not None:
+            self._outlet.write(f"trainwarden: {sentence}\n".encode())
 
     def settle(self, drains: list[Drain]) -> None:
         """Wait a little for the last words of ranks that have ended: whoever reads of their end finds them."""
@@ -136,8 +142,12 @@ class RankProcess:
             return  # all gone already, which is what was wanted
 
 
-def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    place: Place, rank: int, attempt: int, port: int, base: Mapping[str, str], *, resume_from: Path | None = None
+) -> dict[str, str]:
     """The environment of `rank`: torch's own words, where the hook reports to, and one thread by default.
+
+    What it says of checkpoints is in docs/checkpoints.md.
 
     Examples
     --------
@@ -147,6 +157,11 @@ def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[
     ('1', '2', '1', True)
     """
     run_dir = place.run_dir.absolute()
+    if place.checkpoints is not None:
+        base = {name: value for name, value in base.items() if name != "TRAINWARDEN_RESUME_FROM"}
+        base["TRAINWARDEN_CHECKPOINTS"] = str(place.checkpoints.absolute())
+        if resume_from is not None:
+            base["TRAINWARDEN_RESUME_FROM"] = str(resume_from.absolute())
     paths = [str(_INJECT), *filter(None, [base.get("PYTHONPATH")])]
     return {
         "OMP_NUM_THREADS": "1",

@@ -59,7 +59,8 @@ class Demo:
         """Run the job to its end; the job's exit code, None if it had to be ended."""
         run, plan = self.run, self.plan
         run.tell("job_start", world_size=plan.ranks)
-        run.stack.start("supervise", "--nproc", str(plan.ranks), "--mode", plan.mode, "--", *self._command)
+        words = ("--nproc", str(plan.ranks), "--mode", plan.mode, "--checkpoints", str(run.run_dir / "checkpoints"))
+        run.stack.start("supervise", *words, "--", *self._command)
         deadline = time.monotonic() + DEADLINE_S
         code: int | None = None
         try:

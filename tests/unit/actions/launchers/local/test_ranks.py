@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actions.launchers.local.ranks import Place, check_command, environment, exit_code
@@ -22,6 +23,15 @@ def test_a_rank_is_told_who_it_is_and_keeps_the_rest() -> None:
         "TRAINWARDEN_HOOK_DIR": "/run/one/hook", "TRAINWARDEN_RUN_DIR": "/run/one", "TRAINWARDEN_JOB": "job",
         "TRAINWARDEN_NODE": "node", "TRAINWARDEN_ATTEMPT": "3",
     }  # fmt: skip
+
+
+def test_a_rank_is_told_of_its_checkpoints_where_their_folder_is_named() -> None:
+    place = msgspec.structs.replace(PLACE, checkpoints=Path("/ckpt"))
+    stale = {"TRAINWARDEN_RESUME_FROM": "/of/another/job"}
+    first = environment(place, 0, 0, 29500, stale)
+    assert (first["TRAINWARDEN_CHECKPOINTS"], first.get("TRAINWARDEN_RESUME_FROM")) == ("/ckpt", None)
+    again = environment(place, 0, 1, 29500, stale, resume_from=Path("/ckpt/step-40"))
+    assert again["TRAINWARDEN_RESUME_FROM"] == "/ckpt/step-40"
 
 
 def test_the_hooks_folder_comes_first_on_the_path() -> None:
