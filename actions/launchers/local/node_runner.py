@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import selectors
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,15 @@ class Failure(msgspec.Struct, frozen=True):
 
     code: int
     at_s: float
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """A process that is gone, and until when (monotonic) its end is not told for the sake of its last words."""
+
+    process: RankProcess
+    code: int
+    at_s: float
+    until_s: float
 
 
 class NodeRunner:
@@ -55,11 +65,12 @@ class NodeRunner:
         self._port = 0
         self._first_steps: dict[int, int | None] = {}
         self._kill_at_s: float | None = None
+        self._ended: deque[_Ended] = deque()  # in the order of their ends
         self.failure: Failure | None = None
 
     @property
     def running(self) -> Collection[int]:
-        """Ranks whose process lives or has not been reaped yet."""
+        """Ranks whose process lives, or whose end has not been told yet."""
         return self._running.keys()
 
     def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
@@ -91,8 +102,14 @@ class NodeRunner:
                 self._running[rank].ask_to_stop()
         self._kill_at_s = self._clock.monotonic_s() + self._stop_grace_s
 
+    @property
+    def settling(self) -> bool:
+        """Whether an end waits to be told: `advance` should be called again very soon."""
+        return bool(self._ended)
+
     def advance(self) -> None:
-        """Kill what was asked to stop and did not, and say what is not kept of the ranks' output."""
+        """Tell ends, kill what was asked to stop and did not, and say what is not kept of the ranks' output."""
+        self._tell_ends()
         for sentence in self._output.news():
             log.warning("output is not all kept", extra={"fields": {"reason": sentence}})
         if self._kill_at_s is not None and self._clock.monotonic_s() >= self._kill_at_s:
@@ -103,9 +120,14 @@ class NodeRunner:
 
     def kill_all(self) -> None:
         """End everything at once and wait for it."""
-        for process in list(self._running.values()):
+        gone = {ended.process for ended in self._ended}
+        alive = [process for process in self._running.values() if process not in gone]
+        for process in alive:
             process.kill()
+        for process in alive:
             self._reap(process)
+        self._output.settle([ended.process.drain for ended in self._ended])
+        self._tell_ends(at_once=True)
         self._output.close()
 
     def step(self) -> int | None:
@@ -130,9 +152,22 @@ class NodeRunner:
     def _reap(self, process: RankProcess) -> None:
         self._note_first_step(process)
         self._selector.unregister(process.pidfd)
-        code = process.reap()
-        del self._running[process.rank]
-        self._events.exited(process, code, self._clock.now_s())
+        code, now_s = process.reap(), self._clock.monotonic_s()
+        self._ended.append(_Ended(process, code, self._clock.now_s(), now_s + rank_processes.LAST_OUTPUT_S))
         if code != 0 and not process.asked_to_stop and self.failure is None:
-            self.failure = Failure(rank_processes.exit_code(code), self._clock.monotonic_s())
+            self.failure = Failure(rank_processes.exit_code(code), now_s)
             log.warning("rank failed", extra={"fields": {"rank": process.rank, "code": code}})
+
+    def _tell_ends(self, *, at_once: bool = False) -> None:
+        """Tell of ranks whose last words are kept, or were waited for long enough: who reads of an end finds them.
+
+        Nothing waits here: a child that holds the pipe or a disk that is stuck costs one grace, not one a rank.
+        """
+        now_s = self._clock.monotonic_s()
+        while self._ended:
+            ended = self._ended[0]
+            if not (at_once or now_s >= ended.until_s or self._output.settled(ended.process.drain)):
+                return
+            self._ended.popleft()
+            del self._running[ended.process.rank]
+            self._events.exited(ended.process, ended.code, ended.at_s)

@@ -16,11 +16,11 @@ import psutil
 
 import trainwarden
 from trainwarden import hook, rundir
-from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, join_all
+from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings, join_all
 
 _EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
-_LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
+LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
 
@@ -47,6 +47,7 @@ class RanksOutput:
     def __init__(self, place: Place) -> None:
         self._run_dir = place.run_dir
         self._outlet = None if place.show is None else Outlet(place.show)
+        self._sayings = None if self._outlet is None else Sayings(self._outlet)
         self._logs = LogKeeper(max(_LEAST_LOG_BYTES, place.log_bytes // place.ranks))
 
     def drain(self, rank: int, source: int) -> Drain:
@@ -63,17 +64,23 @@ class RanksOutput:
 
     def say(self, sentence: str) -> None:
         """Show `sentence` as ours, where output is shown."""
-        if self._outlet is not None:
-            self._outlet.write(f"trainwarden: {sentence}\n".encode())
+        if self._sayings is not None:
+            self._sayings.say(sentence)
+
+    def settled(self, drain: Drain) -> bool:
+        """Whether all that came through `drain` has been passed on and kept."""
+        return drain.join(0.0) and self._logs.settle(0.0)
 
     def settle(self, drains: list[Drain]) -> None:
-        """Wait a little for the last words of ranks that have ended: whoever reads of their end finds them."""
-        join_all(drains, _LAST_OUTPUT_S)
-        self._logs.settle(_LAST_OUTPUT_S)
+        """Wait a little, once for all `drains`, for the last words of ranks that have ended."""
+        join_all(drains, LAST_OUTPUT_S)
+        self._logs.settle(LAST_OUTPUT_S)
 
     def close(self) -> None:
-        """Everything is in its log, where the disk lets it."""
+        """Everything is in its log, where the disk lets it, and said, where anybody listens."""
         self._logs.close()
+        if self._sayings is not None:
+            self._sayings.close(LAST_OUTPUT_S)
 
 
 class RankProcess:
@@ -84,7 +91,7 @@ class RankProcess:
 
     def __init__(self, place: Place, rank: int, environ: Mapping[str, str], output: RanksOutput) -> None:
         self.rank = rank
-        self.asked_to_stop = False
+        self.asked_to_stop = self._reaped = False
         self._place = place
         command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), *place.command]
         source, end = os.pipe()
@@ -97,7 +104,7 @@ class RankProcess:
             raise
         finally:
             os.close(end)
-        self._output, self._drain = output, output.drain(rank, source)
+        self.drain = output.drain(rank, source)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self._start_s = psutil.Process(self.pid).create_time()
@@ -114,12 +121,16 @@ class RankProcess:
 
     def ask_to_stop(self) -> None:
         """SIGTERM to all of its group, and SIGCONT so that a stopped process can follow it."""
+        if self._reaped:
+            return
         self.asked_to_stop = True
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to all of its group."""
+        if self._reaped:
+            return
         self.asked_to_stop = True
         self._signal(signal.SIGKILL)
 
@@ -131,8 +142,8 @@ class RankProcess:
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         self._signal(signal.SIGKILL)
         code = self._process.wait()
+        self._reaped = True  # its number may be another's from here on
         os.close(self.pidfd)
-        self._output.settle([self._drain])
         return code
 
     def _signal(self, number: signal.Signals) -> None:

@@ -18,6 +18,7 @@ from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 
 LONGEST_WAIT_S = 0.1
+SETTLING_WAIT_S = 0.005  # the last words of a rank that has ended take about a millisecond
 
 
 class Supervisor:
@@ -74,7 +75,7 @@ class Supervisor:
         try:
             coordinator.begin()
             while not coordinator.over:
-                for key, _ in self._selector.select(LONGEST_WAIT_S):
+                for key, _ in self._selector.select(SETTLING_WAIT_S if runner.settling else LONGEST_WAIT_S):
                     key.data()
                 if stop():
                     coordinator.end()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from actions.launchers.local.ranks import Place, check_command, environment, exit_code
+from actions.launchers.local.ranks import Place, RanksOutput, check_command, environment, exit_code
 
 PLACE = Place(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
 
@@ -48,3 +50,33 @@ def test_python_means_the_interpreter_that_runs_us() -> None:
 @pytest.mark.parametrize(("code", "shown"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
 def test_exit_codes_are_a_shells(code: int, shown: int) -> None:
     assert exit_code(code) == shown
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_who_has_news(tmp_path: Path) -> None:
+    reading, show = os.pipe()
+    output = RanksOutput(msgspec.structs.replace(PLACE, run_dir=tmp_path, show=show))  # without a folder for logs
+    source, rank = os.pipe()
+    drain = output.drain(0, source)
+    os.write(rank, b"a word that cannot be kept\n")
+    os.close(rank)
+    output.settle([drain])
+    os.set_blocking(show, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(show, b"x" * 65_536)
+    news: list[str] = []
+    speaker = threading.Thread(target=lambda: news.extend(output.news()), daemon=True)
+    speaker.start()
+    speaker.join(5.0)
+    assert len(news) == 1, "it waits for the reader"
+    for number in range(1000):
+        output.say(f"sentence {number}")
+    os.set_blocking(show, True)
+    seen = b""
+    while b"more sentences were not shown" not in seen.rpartition(b"xx")[2]:
+        seen += os.read(reading, 1 << 20)
+        output.say("go on")
+    assert b"is not kept any more" in seen
+    output.close()
+    os.close(show)
+    os.close(reading)
