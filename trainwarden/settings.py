@@ -75,7 +75,8 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     After a failure the other ranks are left for the engine, in ``auto`` mode for `engine_grace_s`, in ``confirm`` mode
     for `person_grace_s`; in ``observe`` mode the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie
     `stop_grace_s`. A restart is done when the job has gone on from its newest checkpoint, or cannot be seen to within
-    `resume_s`.
+    `resume_s`. Where somebody else has taken the port that the ranks were to meet at, all start again with another one,
+    at most `port_tries` times a start, before that counts as a failure.
     """
 
     checkpoints: str | None = None
@@ -84,6 +85,7 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     person_grace_s: PositiveSeconds = 3600.0
     cascade_grace_s: PositiveSeconds = 3.0
     stop_grace_s: PositiveSeconds = 3.0
+    port_tries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
 
 
 class ArchiveSettings(Config, frozen=True, kw_only=True):

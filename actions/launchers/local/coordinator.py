@@ -67,8 +67,10 @@ class SupervisorConfig(LaunchSettings, frozen=True, kw_only=True):
 class Runner(Protocol):
     """What the coordinator asks of the node runner (`actions.launchers.local.node_runner.NodeRunner`)."""
 
-    failure: Failure | None
-
+    @property
+    def failure(self) -> Failure | None: ...
+    @property
+    def failed(self) -> Collection[int]: ...
     @property
     def running(self) -> Collection[int]: ...
     def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None: ...
@@ -90,6 +92,7 @@ class Coordinator:
         self._current: Operation | None = None
         self._resumption = Resumption(place.checkpoints, clock, config.resume_s)
         self._noted: set[str] = set()
+        self._failed_before: set[int] = set()  # ranks that the restart under way is not about
         self._unproven: Operation | None = None  # a restart that is carried out; whether the job goes on is not known
         self._ending: int | None = None  # the job is being stopped for good and will return this code
 
@@ -263,8 +266,8 @@ class Coordinator:
                 self._noted.add(outcome.note)
                 log.warning("restart not verified", extra={"fields": {"reason": outcome.note}})
                 self._runner.say(outcome.note)
-        elif self._runner.failure is not None:
-            self._prove("a rank failed again before all had made a step")
+        elif new := set(self._runner.failed) - self._failed_before:
+            self._prove(f"rank {min(new)} failed before all had made a step")
         elif not self._runner.running and self._current is None:
             self._prove()
 
@@ -282,7 +285,7 @@ class Coordinator:
             ranks = self._targets(operation)
             self._runner.start(ranks, attempt, self._resumption.begin(ranks, attempt))
             if self._resumption.awaited:
-                self._unproven = operation
+                self._unproven, self._failed_before = operation, set(self._runner.failed)
                 self._journal.running(operation, "waits for the first step")
             self._events.restart(operation, "done", attempt, self._clock.now_s())
         elif not self._runner.running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import selectors
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,16 @@ from pathlib import Path
 import msgspec
 
 from actions.launchers.local import ranks as rank_processes
+from actions.launchers.local.orphans import Orphans
+from actions.launchers.local.port import free_port, size_of, stolen
 from actions.launchers.local.ranks import Place, RankProcess, RanksOutput
 from actions.launchers.local.run_events import EventFile
+from trainwarden import rundir
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.supervisor")
 
+SWEEP_S = 10.0  # between two looks at what ranks that live have let go of
 CANNOT_START_CODE = 126  # what a shell shows for a command that cannot be run
 
 
@@ -32,8 +37,19 @@ class _Ended(msgspec.Struct, frozen=True):
 
     process: RankProcess
     code: int
-    at_s: float
+    at_s: float  # wall
+    since_s: float
     until_s: float
+
+
+class _Start(msgspec.Struct, frozen=True):
+    """A start of all ranks, where each one's log began with it, and how often another port may still be tried."""
+
+    ranks: tuple[int, ...]
+    attempt: int
+    resume_from: Path | None
+    log_bytes: tuple[int, ...]
+    tries: int
 
 
 class NodeRunner:
@@ -47,6 +63,10 @@ class NodeRunner:
         Each rank's pidfd is registered with what to call when it ends as `data`.
     stop_grace_s : float
         Seconds between SIGTERM and SIGKILL.
+    port_tries : int
+        How often a start is tried with another port, where somebody else has taken the one that was chosen.
+    adopt : bool
+        Whether this process has no other children than ranks, so that what they leave can be told by that.
     """
 
     def __init__(
@@ -55,35 +75,53 @@ class NodeRunner:
         environ: Mapping[str, str],
         selector: selectors.BaseSelector,
         clock: Clock,
+        *,
         stop_grace_s: float,
+        port_tries: int = 0,
+        adopt: bool = False,
     ) -> None:
         self._place, self._environ, self._selector, self._clock = place, environ, selector, clock
-        self._stop_grace_s = stop_grace_s
+        self._stop_grace_s, self._port_tries = stop_grace_s, port_tries
         self._events = EventFile(place)
         self._output = RanksOutput(place)
         self._running: dict[int, RankProcess] = {}
         self._port = 0
+        self._start: _Start | None = None
+        self._again: _Start | None = None  # comes once all ranks are gone: their port was taken
         self._first_steps: dict[int, int | None] = {}
         self._kill_at_s: float | None = None
         self._ended: deque[_Ended] = deque()  # in the order of their ends
-        self.failure: Failure | None = None
+        self._orphans = Orphans(adopt=adopt)
+        self._swept_s = 0.0
+        self._failures: dict[int, Failure] = {}  # by rank, the first one first
 
     @property
     def running(self) -> Collection[int]:
-        """Ranks whose process lives, or whose end has not been told yet."""
-        return self._running.keys()
+        """Ranks whose process lives, whose end has not been told yet, or that start again with another port."""
+        return self._running.keys() | (self._again.ranks if self._again is not None else ())
 
     def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
-        """Start `ranks` anew, told to go on from `resume_from`; a failure before is forgotten once they all run.
+        """Start `ranks` anew, told to go on from `resume_from`; failures of theirs are forgotten once they all run.
 
         Raises
         ------
         OSError
             If there is no memory or process slot for one; that counts as its failure.
         """
-        self.failure = Failure(CANNOT_START_CODE, self._clock.monotonic_s())
+        self._start = None
+        if len(ranks) == self._place.ranks:
+            self._start = _Start(tuple(ranks), attempt, resume_from, self._log_bytes(), self._port_tries)
+        self._launch(ranks, attempt, resume_from)
+
+    def _log_bytes(self) -> tuple[int, ...]:
+        return tuple(size_of(rundir.rank_log(self._place.run_dir, rank)) for rank in range(self._place.ranks))
+
+    def _launch(self, ranks: Sequence[int], attempt: int, resume_from: Path | None) -> None:
+        for rank in ranks:
+            self._failures.pop(rank, None)
+            self._failures[rank] = Failure(CANNOT_START_CODE, self._clock.monotonic_s())
         if len(ranks) == self._place.ranks or not self._port:
-            self._port = rank_processes.free_port()
+            self._port = free_port()
         for rank in ranks:
             environ = rank_processes.environment(
                 self._place, rank, attempt, self._port, self._environ, resume_from=resume_from
@@ -92,15 +130,33 @@ class NodeRunner:
             process = RankProcess(self._place, rank, environ, self._output)
             self._running[rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, lambda process=process: self._reap(process))
-        self.failure = None
+        for rank in ranks:
+            del self._failures[rank]
         log.info("ranks started", extra={"fields": {"ranks": len(ranks), "attempt": attempt}})
 
     def ask_to_stop(self, ranks: Sequence[int]) -> None:
         """SIGTERM to `ranks`; those that still run after the grace are killed by `advance`."""
+        if self._again is not None:  # somebody else decides now what becomes of them
+            for rank in set(self._again.ranks) - set(ranks):
+                self._failures.setdefault(rank, Failure(CANNOT_START_CODE, self._clock.monotonic_s()))
+            self._again = None
+        self._ask_to_stop(ranks)
+
+    def _ask_to_stop(self, ranks: Collection[int]) -> None:
         for rank in ranks:
             if rank in self._running:
                 self._running[rank].ask_to_stop()
         self._kill_at_s = self._clock.monotonic_s() + self._stop_grace_s
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure of a rank that has not been started anew since."""
+        return next(iter(self._failures.values()), None)
+
+    @property
+    def failed(self) -> Collection[int]:
+        """Ranks that have failed and have not been started anew since."""
+        return self._failures.keys()
 
     @property
     def settling(self) -> bool:
@@ -117,6 +173,12 @@ class NodeRunner:
             for process in self._running.values():
                 if process.asked_to_stop:
                     process.kill()
+        if self._again is not None and not self._running:
+            self._start, self._again = msgspec.structs.replace(self._again, log_bytes=self._log_bytes()), None
+            try:
+                self._launch(self._start.ranks, self._start.attempt, self._start.resume_from)
+            except OSError as error:  # that counts as a failure of the ranks
+                log.error("ranks cannot be started", extra={"fields": {"error": str(error)}})
 
     def kill_all(self) -> None:
         """End everything at once and wait for it."""
@@ -126,6 +188,9 @@ class NodeRunner:
             process.kill()
         for process in alive:
             self._reap(process)
+        until_s = time.monotonic() + rank_processes.LAST_OUTPUT_S
+        while self._orphans.sweep({}) and time.monotonic() < until_s:
+            time.sleep(0.01)
         self._output.settle([ended.process.drain for ended in self._ended])
         self._tell_ends(at_once=True)
         self._output.close()
@@ -153,10 +218,7 @@ class NodeRunner:
         self._note_first_step(process)
         self._selector.unregister(process.pidfd)
         code, now_s = process.reap(), self._clock.monotonic_s()
-        self._ended.append(_Ended(process, code, self._clock.now_s(), now_s + rank_processes.LAST_OUTPUT_S))
-        if code != 0 and not process.asked_to_stop and self.failure is None:
-            self.failure = Failure(rank_processes.exit_code(code), now_s)
-            log.warning("rank failed", extra={"fields": {"rank": process.rank, "code": code}})
+        self._ended.append(_Ended(process, code, self._clock.now_s(), now_s, now_s + rank_processes.LAST_OUTPUT_S))
 
     def _tell_ends(self, *, at_once: bool = False) -> None:
         """Tell of ranks whose last words are kept, or were waited for long enough: who reads of an end finds them.
@@ -164,10 +226,44 @@ class NodeRunner:
         Nothing waits here: a child that holds the pipe or a disk that is stuck costs one grace, not one a rank.
         """
         now_s = self._clock.monotonic_s()
+        left = self._sweep() if self._ended or now_s - self._swept_s >= SWEEP_S else 0
         while self._ended:
             ended = self._ended[0]
-            if not (at_once or now_s >= ended.until_s or self._output.settled(ended.process.drain)):
+            settled = left == 0 and self._output.settled(ended.process.drain)
+            if not (at_once or now_s >= ended.until_s or settled):
                 return
             self._ended.popleft()
             del self._running[ended.process.rank]
+            self._judge(ended, final=at_once)
             self._events.exited(ended.process, ended.code, ended.at_s)
+
+    def _judge(self, ended: _Ended, *, final: bool) -> None:
+        """Take note of a failure, unless it is our own choice of a port that failed."""
+        process = ended.process
+        if ended.code == 0 or process.asked_to_stop:
+            return
+        if self._again is None and not final and self._lost_its_port(process):
+            assert self._start is not None
+            sentence = f"port {self._port} was taken by somebody else before rank {process.rank} had it"
+            log.warning("another port is tried", extra={"fields": {"reason": sentence}})
+            self.say(f"{sentence}: all ranks start again with another one")
+            self._again = msgspec.structs.replace(self._start, tries=self._start.tries - 1)
+            self._failures.clear()  # of ranks that did not find each other, all started at once
+            self._ask_to_stop(self._running.keys())
+        if self._again is not None:
+            process.asked_to_stop = True
+            return
+        self._failures.setdefault(process.rank, Failure(rank_processes.exit_code(ended.code), ended.since_s))
+        log.warning("rank failed", extra={"fields": {"rank": process.rank, "code": ended.code}})
+
+    def _lost_its_port(self, process: RankProcess) -> bool:
+        start = self._start
+        if start is None or start.tries < 1 or self._first_steps:
+            return False
+        log_file = rundir.rank_log(self._place.run_dir, process.rank)
+        return stolen(log_file, start.log_bytes[process.rank], self._port)
+
+    def _sweep(self) -> int:
+        self._swept_s = self._clock.monotonic_s()
+        gone = {ended.process.rank for ended in self._ended}
+        return self._orphans.sweep({rank: one.pid for rank, one in self._running.items() if rank not in gone})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -195,14 +194,6 @@ def environment(
         "TRAINWARDEN_NODE": place.node,
         "TRAINWARDEN_ATTEMPT": str(attempt),
     }
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def exit_code(code: int) -> int:

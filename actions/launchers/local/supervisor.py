@@ -31,6 +31,8 @@ class Supervisor:
         the interpreter that runs us.
     environ : mapping, optional
         Environment to build the ranks' on; default this process's.
+    adopt : bool
+        This process has no other children than the ranks: what they leave behind ends with them.
 
     Raises
     ------
@@ -44,6 +46,8 @@ class Supervisor:
         clock: Clock,
         environ: Mapping[str, str] | None = None,
         config: SupervisorConfig | None = None,
+        *,
+        adopt: bool = False,
     ) -> None:
         if not place.command or place.ranks < 1:
             words = list(place.command)
@@ -53,7 +57,10 @@ class Supervisor:
         rundir.prepare(place.run_dir)
         self._selector = selectors.DefaultSelector()
         environ = dict(os.environ if environ is None else environ)
-        self._runner = NodeRunner(self._place, environ, self._selector, clock, config.stop_grace_s)
+        self._runner = NodeRunner(
+            self._place, environ, self._selector, clock,
+            stop_grace_s=config.stop_grace_s, port_tries=config.port_tries, adopt=adopt,
+        )  # fmt: skip
         self._coordinator = Coordinator(self._place, self._runner, clock, config)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:

@@ -73,7 +73,7 @@ class Demo:
                 run.stack.check(("agent", "detector", "engine"))
         finally:
             self.fault.end()
-            run.stack.stop("supervise")
+            run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
         shutil.rmtree(run.run_dir / "checkpoints", ignore_errors=True)  # the run is kept, its model is not
         run.tell("job_end", exit_code=code)
         run.drain(self.voice)

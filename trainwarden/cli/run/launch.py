@@ -76,5 +76,5 @@ def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice) -> int:
     while (code := run.stack.returncode("supervise")) is None:
         run.look(voice)
         if asked:
-            run.stack.stop("supervise")
+            run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
     return code

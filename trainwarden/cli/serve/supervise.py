@@ -45,5 +45,5 @@ def supervise(
         checkpoints=checkpoints_of(settings, checkpoints),
     )
     config_of_launch = SupervisorConfig(mode=mode, **msgspec.structs.asdict(settings.launch))
-    launcher = Supervisor(place, SystemClock(), config=config_of_launch)
+    launcher = Supervisor(place, SystemClock(), config=config_of_launch, adopt=True)
     return launcher.run(StopFlag(with_parent=with_parent))

@@ -20,7 +20,7 @@ class FakeRunner:
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
-        self.failure: Failure | None = None
+        self.failures: dict[int, Failure] = {}
         self.running: set[int] = set()
         self.asked: set[int] = set()
         self.starts: list[tuple[int, tuple[int, ...]]] = []
@@ -30,7 +30,9 @@ class FakeRunner:
         self.said: list[str] = []
 
     def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
-        self.failure = Failure(126, self._clock.monotonic_s())
+        for rank in ranks:
+            self.failures.pop(rank, None)
+            self.failures[rank] = Failure(126, self._clock.monotonic_s())
         if self.broken is not None:
             raise self.broken
         self.starts.append((attempt, tuple(ranks)))
@@ -38,7 +40,8 @@ class FakeRunner:
         self.steps = {rank: step for rank, step in self.steps.items() if rank not in ranks}
         self.running |= set(ranks)
         self.asked -= set(ranks)
-        self.failure = None
+        for rank in ranks:
+            del self.failures[rank]
 
     def ask_to_stop(self, ranks: Sequence[int]) -> None:
         self.asked |= set(ranks) & self.running
@@ -51,8 +54,16 @@ class FakeRunner:
     def fail(self, rank: int, code: int) -> None:
         """`rank` ends with `code` by itself."""
         self.running.discard(rank)
-        if code and self.failure is None:
-            self.failure = Failure(code, self._clock.monotonic_s())
+        if code:
+            self.failures.setdefault(rank, Failure(code, self._clock.monotonic_s()))
+
+    @property
+    def failure(self) -> Failure | None:
+        return next(iter(self.failures.values()), None)
+
+    @property
+    def failed(self) -> set[int]:
+        return set(self.failures)
 
     def step(self) -> int | None:
         return 7

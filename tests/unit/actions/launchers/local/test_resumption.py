@@ -135,6 +135,21 @@ def test_a_rank_that_fails_before_its_first_step_ends_the_restart_and_asks_for_a
     assert launch.submit(launch.operation("again")).state == "running"
 
 
+def test_a_failure_that_was_pending_is_no_word_on_a_restart_of_others(tmp_path: Path, folder: Path) -> None:
+    launch = Launch(tmp_path, checkpoints=folder)
+    launch.runner.fail(2, 7)
+    launch.submit(launch.operation(ranks=(1,)))
+    launch.runner.let_go()
+    deadline = time.monotonic() + 10.0
+    while len(launch.runner.starts) < 2:
+        assert time.monotonic() < deadline
+        launch.coordinator.advance()
+    assert (launch.poll("op").state, launch.state().phase) == ("running", "failed")
+    launch.runner.steps = {1: 40}
+    launch.coordinator.advance()
+    assert (launch.poll("op").state, launch.state().phase) == ("done", "failed")
+
+
 def test_a_folder_that_does_not_answer_keeps_no_job_down(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
