@@ -1,6 +1,6 @@
 """A small GPT trained by torch DDP on gloo, as an example of a job that trainwarden watches.
 
-    trainwarden launch --nproc 4 -- python examples/train_gpt.py --steps 200
+    trainwarden launch --nproc 4 --checkpoints ckpt -- python examples/train_gpt.py --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py --steps 200
 
 It learns to write its own source text, byte by byte. Everything is seeded: the same arguments print the same
@@ -222,7 +222,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="train until this step")
     parser.add_argument("--micro-batches", type=int, default=24, help="of the global batch, over all ranks")
     parser.add_argument("--micro-batch-ms", type=float, default=50.0, help="emulated device time of one")
-    parser.add_argument("--checkpoint-dir", type=Path, default=None)
+    named = os.environ.get("TRAINWARDEN_CHECKPOINTS")
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, default=Path(named) if named else None, help="else that of launch --checkpoints"
+    )
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=1, help="steps")

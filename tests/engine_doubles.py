@@ -13,10 +13,10 @@ from tests.doubles import ManualClock
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Message
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
+from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import EngineSettings
-from trainwarden.topics import ACTIONS, Topic, topic_of
+from trainwarden.topics import ACTIONS, EVENTS, Topic, topic_of
 
 
 class Killed(BaseException):
@@ -87,7 +87,8 @@ class MemoryBus:
 class Rig:
     """An engine with its surroundings; `tick` plays one round of the service loop.
 
-    `remedies` are rungs by kind of incident, laid over the shipped table; `settings` those of the engine.
+    The ranks adopt every split at once, unless `adopting` is turned off. `remedies` are rungs by kind of incident, laid
+    over the shipped table; `settings` those of the engine.
     """
 
     def __init__(self, remedies: dict[str, Any] | None = None, **settings: Any) -> None:
@@ -95,6 +96,7 @@ class Rig:
         self.metrics = SelfMetrics("engine")
         self.settings = EngineSettings(**{"mode": "auto", **settings})
         self.remedies = remedies or {}
+        self.adopting, self._adopted = True, 0
         self.restart_engine()
 
     def restart_engine(self, **settings: Any) -> None:
@@ -124,6 +126,22 @@ class Rig:
         self.clock.sleep(seconds)
         for key, record in self.engine.tick(self.clock.now_s()):
             self.bus.publish(topic_of(record), key, record)
+        self.bus.flush()
+        if self.adopting and len(self.launcher.splits) > self._adopted:
+            self.adopt(*range(len(self.launcher.splits[-1])))
+            self.tick()
+
+    def adopt(self, *ranks: int, split: tuple[int, ...] | None = None) -> None:
+        """`ranks` say that they run by `split`; default the newest that the launcher has put."""
+        self._adopted = len(self.launcher.splits)
+        counts = ",".join(map(str, split or self.launcher.splits[-1]))
+        for rank in ranks:
+            fields: dict[str, Any] = {"number": self._adopted, "micro_batches": counts}
+            event = EventRecord(
+                id=f"microbatch_plan/n0/{rank}/{self.clock.now_s()}", job="job", node="n0", time_s=self.clock.now_s(),
+                kind="microbatch_plan", rank=rank, fields=fields,
+            )  # fmt: skip
+            self.bus.publish(EVENTS, "job", event)
         self.bus.flush()
 
     def story(self) -> list[tuple[str, str]]:

@@ -69,6 +69,25 @@ class EngineSettings(Config, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
+class LaunchSettings(Config, frozen=True, kw_only=True):
+    """The local launcher: how long it waits for whom, and where the job's checkpoints lie.
+
+    After a failure the other ranks are left for the engine, in ``auto`` mode for `engine_grace_s`, in ``confirm`` mode
+    for `person_grace_s`; in ``observe`` mode the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie
+    `stop_grace_s`. A restart is done when the job has gone on from its newest checkpoint, or cannot be seen to within
+    `resume_s`. Where somebody else has taken the port that the ranks were to meet at, all start again with another one,
+    at most `port_tries` times a start, before that counts as a failure.
+    """
+
+    checkpoints: str | None = None
+    resume_s: PositiveSeconds = 120.0
+    engine_grace_s: PositiveSeconds = 60.0
+    person_grace_s: PositiveSeconds = 3600.0
+    cascade_grace_s: PositiveSeconds = 3.0
+    stop_grace_s: PositiveSeconds = 3.0
+    port_tries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+
+
 class ArchiveSettings(Config, frozen=True, kw_only=True):
     """The archive service: where, how long rows wait in memory, when files are joined and when they go.
 
@@ -144,9 +163,15 @@ class Settings(Config, frozen=True, kw_only=True):
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
     runs: RunsSettings = msgspec.field(default_factory=RunsSettings)
+
+
+def checkpoints_of(settings: Settings, named: Path | None = None) -> Path | None:
+    """The folder of the job's checkpoints: `named` by a command, else the settings'; None if neither names it."""
+    return named or (Path(settings.launch.checkpoints) if settings.launch.checkpoints else None)
 
 
 def parse(kind: type[S], raw: Mapping[str, Any], where: str) -> S:
@@ -216,6 +241,7 @@ _SECTIONS: dict[str, type[Config]] = {
     "agent": AgentSettings,
     "detection": DetectionSettings,
     "engine": EngineSettings,
+    "launch": LaunchSettings,
     "archive": ArchiveSettings,
     "trainer": TrainerSettings,
     "runs": RunsSettings,

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from actions.engine.adoption import Adoptions
 from actions.engine.approval import answer_of, planned_at
 from actions.engine.brakes import restart_loop_incident
 from actions.engine.calls import VERBS, LauncherCalls
-from actions.engine.hearing import Hearing
+from actions.engine.hearing import OVERLAP_S, Hearing
 from actions.engine.memory import EVERY_JOB, Case, Memory, with_outcome
 from actions.engine.planner import next_intent
 from actions.engine.policy import Rules
@@ -27,10 +28,10 @@ from trainwarden.clock import Clock
 from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import ActionRecord, IncidentRecord, Outcome
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Outcome
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output
-from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, Topic
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, INCIDENTS, Topic
 
 log = logging.getLogger("trainwarden.engine")
 
@@ -55,8 +56,9 @@ class EngineHandler:
         self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
         self.group = "engine" if self._job is None else f"engine-{self._job}"
         self._calls = LauncherCalls(launcher, metrics)
-        self._under_way = UnderWay(self._calls, rules.config)
-        self._memory = Memory(rules.remedies.ladder)
+        self._adoptions = Adoptions()
+        self._memory = Memory(rules.remedies.ladder, self._adoptions)
+        self._under_way = UnderWay(self._calls, rules.config, self._adoptions.missing)
         self._bus: Bus | None = None
         self._hearing: Hearing | None = None
         self._outbox: list[Output] = []
@@ -76,12 +78,15 @@ class EngineHandler:
         now_s = self._clock.now_s()
         if self._hearing is None:
             self._hearing = Hearing(bus, now_s)
-        memory = Memory(self._rules.remedies.ladder)
+        memory = Memory(self._rules.remedies.ladder, self._adoptions)
         for topic, from_s in ((ACTIONS, now_s - MEMORY_S), (COMMANDS, None)):
             for message in bus.read(topic, from_time_s=from_s):
                 self._take(memory, message)
         for _, record in self._outbox:
             memory.take(record)
+        if splits := [action.at_s for action in memory.under_way.values() if action.kind == "rebalance"]:
+            for message in bus.read(EVENTS, from_time_s=min(splits) - OVERLAP_S):
+                self._take(memory, message)
         elsewhere = self._take_incidents(memory, bus, consumer, now_s - MEMORY_S)
         self._memory = memory
         started = [action for action in memory.under_way.values() if action.incident not in elsewhere]
@@ -142,7 +147,7 @@ class EngineHandler:
             return None
         for message in messages:
             self._take(self._memory, message)
-        return {getattr(message.record, "job", EVERY_JOB) for message in messages}
+        return {message.record.job for message in messages if isinstance(message.record, ActionRecord | CommandRecord)}
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
@@ -163,7 +168,7 @@ class EngineHandler:
             away_s=lambda: self._calls.away_s(case.incident.job, now_s),
         )
         intent = self._planned(view)
-        if intent is not None:
+        if intent is not None and not (intent.kind == "rebalance" and self._under_way.adopting_in(case.incident.job)):
             self._decide(intent, case, now_s)
 
     def _planned(self, view: View) -> Intent | None:
@@ -180,10 +185,11 @@ class EngineHandler:
             return None
 
     def _busy(self, incident: IncidentRecord, now_s: float) -> bool:
-        """Whether something is being done for it or to the ranks of its job; beside a drain of hours all goes on."""
+        """Whether something is being done for it or to its job's ranks; not a drain of hours, nor what is adopted."""
         return any(
             (a.incident == incident.id or (a.job == incident.job and VERBS.get(a.kind) not in NODE_VERBS))
             and (a.id in self._mine or self._may_last(a, now_s))
+            and not self._under_way.adopting(a.id)
             for a in self._memory.under_way.values()
         )
 

@@ -1,4 +1,4 @@
-"""What every engine hears, whichever jobs are its own: people's words, and what other engines do.
+"""What every engine hears, whichever jobs are its own: people's words, what other engines do, and facts of the jobs.
 
 Incidents are shared out among the members of a group. A stop must reach all of them, and an approval whoever owns its
 job, so these topics are read here by a reader of its own, before every decision and every call of a launcher.
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.topics import ACTIONS, COMMANDS, Topic
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, Topic
 
-TOPICS: Final[tuple[Topic[Any], ...]] = (COMMANDS, ACTIONS)
+TOPICS: Final[tuple[Topic[Any], ...]] = (COMMANDS, ACTIONS, EVENTS)
 JOINING_S: Final = 0.1  # how long one call waits for the bus to let the reader in: Kafka wants several answers for that
 OVERLAP_S: Final = 300.0  # what came while the reader was being let in is read again; the bus's clock may be off
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from actions.engine.adoption import Adoptions
 from actions.planners import slow
 from actions.planners.ladder import Ladder
-from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, IncidentRecord, Outcome, Record
+from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentKind, IncidentRecord, Outcome, Record
 
 EVERY_JOB = "*"  # a stop or resume command for this job name is meant for all
 
@@ -61,14 +62,17 @@ class Memory:
     ----------
     new_ladder : callable
         Makes the ladder of a new incident of some kind.
+    adoptions : Adoptions, optional
+        What ranks were heard to run by; that is so whoever acts on their job.
     """
 
-    def __init__(self, new_ladder: Callable[[IncidentKind], Ladder]) -> None:
+    def __init__(self, new_ladder: Callable[[IncidentKind], Ladder], adoptions: Adoptions | None = None) -> None:
         self.cases: dict[str, Case] = {}
         self.actions: dict[str, ActionRecord] = {}
         self.under_way: dict[str, ActionRecord] = {}
         self.approved: dict[str, Approval] = {}
         self.denied: dict[str, str] = {}
+        self.adoptions = adoptions or Adoptions()
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
         self._stops: dict[str, tuple[int, str | None]] = {}
@@ -99,6 +103,8 @@ class Memory:
                         self.under_way[record.id] = record
             case CommandRecord():
                 self._take_command(record, offset)
+            case EventRecord():
+                self.adoptions.take(record)
             case _:
                 pass
 
@@ -127,6 +133,7 @@ class Memory:
 
     def forget(self, before_s: float) -> None:
         """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
+        self.adoptions.forget({action.job for action in self.under_way.values()})
         old = [name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s]
         for name, actions in self._of_incident.items():
             if name not in self.cases and all(self.actions[action].at_s < before_s for action in actions):

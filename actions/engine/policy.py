@@ -35,7 +35,8 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     """Limits of the engine as a whole; those of single remedies stand in the table of remedies.
 
     An action fails if its launcher cannot be reached for `launcher_deadline_s`, or has accepted it and has not carried
-    it out within `operation_deadline_s` of its kind. Nothing is begun about an incident not heard of for `stale_s`. A
+    it out within `operation_deadline_s` of its kind; a new split of micro-batches also if not all ranks have adopted it
+    `adoption_deadline_s` after the launcher put it. Nothing is begun about an incident not heard of for `stale_s`. A
     plan that waits for a person's word stands for `replan_s` at least before a better one is shown in its place.
     """
 
@@ -43,6 +44,7 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     operation_deadline_s: dict[Verb, Long] = msgspec.field(default_factory=dict)
     stale_s: PositiveSeconds = 3600.0
     replan_s: PositiveSeconds = 60.0
+    adoption_deadline_s: PositiveSeconds = 300.0
 
     def deadline_s(self, verb: Verb) -> float:
         """Seconds within which an operation of that kind must be done.

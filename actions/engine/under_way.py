@@ -6,10 +6,11 @@ accepted it; so a lost answer, a killed engine or a killed launcher repeats noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from actions.engine.adoption import names
 from actions.engine.calls import VERBS, Away, LauncherCalls
 from actions.engine.policy import PolicyConfig
 from trainwarden.launching import Report
@@ -34,6 +35,8 @@ class _Trail(msgspec.Struct):
     ask_at_s: float = float("-inf")
     told: bool = False  # the launcher may have heard of it
     inherited: bool = False  # started by an engine before this one
+    job: str = ""
+    put_s: float | None = None  # when the launcher had done its part of a rebalance
 
 
 class UnderWay:
@@ -43,10 +46,14 @@ class UnderWay:
     ----------
     config : PolicyConfig
         How long the launcher may be away, and an operation may take.
+    missing : callable
+        Ranks that have not adopted the split of a rebalance.
     """
 
-    def __init__(self, calls: LauncherCalls, config: PolicyConfig) -> None:
-        self._calls, self._config = calls, config
+    def __init__(
+        self, calls: LauncherCalls, config: PolicyConfig, missing: Callable[[ActionRecord], Sequence[int]]
+    ) -> None:
+        self._calls, self._config, self._missing = calls, config, missing
         self._trails: dict[str, _Trail] = {}
 
     def inherit(self, actions: Iterable[str]) -> None:
@@ -54,6 +61,15 @@ class UnderWay:
         for name in actions:
             if name not in self._trails:
                 self._trails[name] = _Trail(told=True, inherited=True)
+
+    def adopting(self, action: str) -> bool:
+        """Whether the launcher has done its part of `action`, and the ranks have not yet done theirs."""
+        trail = self._trails.get(action)
+        return trail is not None and trail.put_s is not None
+
+    def adopting_in(self, job: str) -> bool:
+        """Whether the ranks of `job` are still to adopt a split."""
+        return any(trail.put_s is not None and trail.job == job for trail in self._trails.values())
 
     def go_on(self, action: ActionRecord, now_s: float, *, by: str, unwanted: str | None) -> End | None:
         """One step further; the action's end once it has one.
@@ -66,6 +82,8 @@ class UnderWay:
             Why the launcher should not hear of it any more, if it has not yet.
         """
         trail = self._trails.setdefault(action.id, _Trail())
+        if trail.put_s is not None:
+            return self._adopted(action, trail, trail.put_s, now_s)
         if now_s < trail.ask_at_s:
             return None
         report = self._calls.poll(action) if trail.told else None
@@ -98,6 +116,9 @@ class UnderWay:
 
     def _judge(self, action: ActionRecord, trail: _Trail, report: Report, now_s: float) -> End | None:
         if report.state == "done":
+            if action.kind == "rebalance":
+                trail.put_s, trail.job = now_s, action.job
+                return self._adopted(action, trail, now_s, now_s)
             earlier = "the launcher had done it before the engine was restarted" if trail.inherited else ""
             return self._end(action, "done", earlier)
         if report.state == "refused":
@@ -111,6 +132,16 @@ class UnderWay:
             said = f"; the launcher last said: {report.text}" if report.text else ""
             return self._end(action, "failed", f"it was not done within {deadline_s:.0f} s{said}")
         trail.ask_at_s = now_s + min(LONGEST_PAUSE_S, max(0.0, PACE * age_s))
+        return None
+
+    def _adopted(self, action: ActionRecord, trail: _Trail, put_s: float, now_s: float) -> End | None:
+        """A rebalance is done when every rank has said that it runs by the new split."""
+        missing = self._missing(action)
+        if not missing:
+            earlier = "the launcher had done it before the engine was restarted" if trail.inherited else ""
+            return self._end(action, "done", earlier)
+        if now_s - put_s > (deadline_s := self._config.adoption_deadline_s):
+            return self._end(action, "failed", f"{names(missing)} did not adopt it within {deadline_s:.0f} s")
         return None
 
     def _end(self, action: ActionRecord, outcome: Outcome, more: str) -> End:

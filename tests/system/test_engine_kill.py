@@ -29,8 +29,8 @@ from trainwarden import rundir
 from trainwarden.bus.address import connect
 from trainwarden.launching import LauncherState, Report, refusal
 from trainwarden.protocols import Bus
-from trainwarden.records import ActionRecord, IncidentRecord
-from trainwarden.topics import ACTIONS, INCIDENTS
+from trainwarden.records import ActionRecord, EventRecord, IncidentRecord
+from trainwarden.topics import ACTIONS, EVENTS, INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -54,6 +54,7 @@ class CountingLauncher:
         self.effects: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self._done_at_s: dict[str, float] = {}
+        self.splits: list[tuple[int, ...]] = []
         self.arrived = threading.Event()
         self._rng = random.Random(seed)
         self._over = False
@@ -84,6 +85,7 @@ class CountingLauncher:
             return Reply(report=no)
         else:
             self.effects[operation.id] += 1
+            self.splits += [operation.plan.micro_batches] if operation.kind == "rebalance" else []
             self._done_at_s[operation.id] = time.monotonic() + self._rng.choice([0.0, 0.0, 0.1, 0.5])
         self._sleep()  # ... or after it, before the answer
         return Reply(report=self._report(operation.id))
@@ -123,6 +125,38 @@ def launcher(request: pytest.FixtureRequest, run_dir: Path) -> Iterator[Counting
     made = CountingLauncher(run_dir / rundir.LAUNCHER_SOCKET, request.getfixturevalue("seed"))
     yield made
     made.close()
+
+
+class Ranks:
+    """Adopt every split that the launcher puts, and say so on a bus of their own."""
+
+    def __init__(self, address: str, launcher: CountingLauncher) -> None:
+        self._bus, self._launcher = connect(address), launcher
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._loop)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        adopted = 0
+        while not self._over.wait(0.02):
+            if len(self._launcher.splits) > adopted:
+                adopted, split = len(self._launcher.splits), self._launcher.splits[-1]
+                for rank in range(len(split)):
+                    self._bus.publish(EVENTS, "job", adoption(rank, split))
+                self._bus.flush()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._bus.close()
+
+
+def adoption(rank: int, split: tuple[int, ...]) -> EventRecord:
+    now_s, fields = time.time(), {"micro_batches": ",".join(map(str, split))}
+    return EventRecord(
+        id=f"microbatch_plan/{rank}/{now_s}", job="job", node="n0", time_s=now_s, kind="microbatch_plan", rank=rank,
+        fields=fields,
+    )  # fmt: skip
 
 
 class Engine:
@@ -174,7 +208,7 @@ def test_no_action_twice_and_none_lost(seed: int, launcher: CountingLauncher, ru
     rng = random.Random(seed)
     address = f"embedded:{run_dir / 'bus.db'}"
     bus = connect(address)
-    engine = Engine(address, run_dir)
+    engine, ranks = Engine(address, run_dir), Ranks(address, launcher)
     expected = {"i0/restart/1", *(f"i{number}/rebalance/1" for number in range(1, INCIDENTS_PER_SEED))}
     try:
         numbers = iter(range(INCIDENTS_PER_SEED))
@@ -195,6 +229,7 @@ def test_no_action_twice_and_none_lost(seed: int, launcher: CountingLauncher, ru
             time.sleep(0.05)
         time.sleep(0.3)  # time for a second action to show itself
     finally:
+        ranks.close()
         engine.close()
         bus.close()
     assert set(launcher.effects) == expected

@@ -37,7 +37,9 @@ import os, pathlib, signal, subprocess, sys, time
 run, rank = pathlib.Path(os.environ["TRAINWARDEN_RUN_DIR"]), os.environ["RANK"]
 if os.environ.get("STUBBORN"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen(
+    [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=bool(os.environ.get("OWN_SESSION"))
+)
 words = "attempt", os.environ["TRAINWARDEN_ATTEMPT"], "port", os.environ["MASTER_PORT"], "pids", os.getpid(), child.pid
 print(*words, flush=True)
 while True:
@@ -200,6 +202,21 @@ def test_a_stopped_and_stubborn_rank_is_restarted_all_the_same(runs: Callable[..
     assert time.monotonic() - began_s < 0.4  # the answer does not wait for the grace of 0.5 s
     run.wait(lambda: len(run.lives(0)) == len(run.lives(1)) == 2)
     assert {event.fields["signal"] for event in run.events("process_exit")} == {"SIGKILL"}
+
+
+def test_pipes_that_somebody_holds_cost_one_grace_and_not_one_a_rank(runs: Callable[..., Run]) -> None:
+    run = runs(mode="auto", ranks=8)
+    held = [os.open(f"/proc/{run.lives(rank)[0]['pid']}/fd/1", os.O_WRONLY) for rank in range(8)]
+    try:
+        began_s = time.monotonic()
+        assert submit(run.launcher, "restart", "op").state == "running"
+        run.wait(lambda: run.launcher.state("job").attempt == 1)
+        took_s = time.monotonic() - began_s
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    run.wait(lambda: all(len(run.lives(rank)) == 2 for rank in range(8)))
+    assert took_s < 3.0  # one by one it was more than four
 
 
 def test_asked_to_stop_it_stops_its_ranks(runs: Callable[..., Run]) -> None:

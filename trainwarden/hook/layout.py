@@ -54,13 +54,14 @@ class Words(NamedTuple):
     code: int
     errors: int
     attempt: int
+    first: int  # 1 more than the first step that the script itself gave a number; 0 if it gives none
 
 
 # Where the writer finds them.
 (
     AT_MAGIC, AT_VERSION, AT_PID, AT_RANK, AT_WORLD, AT_START_NS, AT_OFFSET_NS, AT_PHASE, AT_CALLS, AT_P2P, AT_RECORDED,
     AT_STEP, AT_STEP_END, AT_MICRO, AT_SOURCE, AT_PLAN, AT_PLAN_STEP, AT_PAUSES, AT_ROLE, AT_OWN_NS, AT_CODE, AT_ERRORS,
-    AT_ATTEMPT,
+    AT_ATTEMPT, AT_FIRST,
 ) = range(len(Words._fields))  # fmt: skip
 NO_CODE = -(2**62)  # the process has not ended yet
 

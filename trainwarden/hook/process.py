@@ -146,6 +146,8 @@ class Hook:
 
     def marked(self, number: int | None) -> None:
         """An explicit end of an iteration."""
+        if number is not None:
+            self.steps.numbered = True
         self.ends.marked(number)
 
     def number(self, step: int) -> None:

@@ -56,6 +56,7 @@ class Header(NamedTuple):
     errors: int
     attempt: int
     start_monotonic_s: float  # of the process, by the machine's monotonic clock, which no step of the wall clock moves
+    first_step: int | None = None  # finished under a number that the script itself gave
 
 
 class Step(NamedTuple):
@@ -124,6 +125,7 @@ def read_header(source: int | str | os.PathLike[str]) -> Header | None:
         errors=words.errors,
         attempt=words.attempt,
         start_monotonic_s=(words.start_ns - offset) / 1e9,
+        first_step=words.first - 1 if words.first > 0 else None,
     )
 
 

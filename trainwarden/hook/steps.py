@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from .layout import (
+    AT_FIRST,
     AT_OFFSET_NS,
     AT_OWN_NS,
     AT_PHASE,
@@ -46,7 +47,7 @@ class Steps:
         Puts the watches in place whose modules have been imported by now; asked over the first steps.
     """
 
-    __slots__ = ("count", "install", "mark", "memory", "micro", "source", "step", "tally", "thread")
+    __slots__ = ("count", "install", "mark", "memory", "micro", "numbered", "source", "step", "tally", "thread")
 
     def __init__(self, memory: Memory, thread: TrainingThread, tally: Tally, install: Callable[[], None]) -> None:
         self.memory = memory
@@ -57,6 +58,7 @@ class Steps:
         self.source = NO_SOURCE  # what ends steps now
         self.count = 0  # steps recorded
         self.step = 0  # number of the step in progress
+        self.numbered = False  # by the script itself
         self.micro = 0  # micro-batches of a step as declared; 0: count backward passes
 
     def close(self, end: Mark, number: int | None = None) -> None:
@@ -73,7 +75,7 @@ class Steps:
         before = self.count
         serial = before + 1
         if serial <= _SETTLING_STEPS or not serial & 15:
-            self._settle()
+            self._settle(step)
         _pack(
             memory.buffer, HEADER_BYTES + (before % RING) * STEP_BYTES, serial, step, now + memory.offset_ns,
             now - began, compute_ns if compute_ns > 0 else 0, wait_ns, pause_ns,
@@ -86,7 +88,7 @@ class Steps:
         words[AT_OWN_NS] = tally.own_ns = tally.own_ns + tally.events * tally.unit_ns
         tally.events = tally.stage = 0
 
-    def _settle(self) -> None:
+    def _settle(self, step: int) -> None:
         """What becomes clear over the first steps (late imports, role, source), and the wall clock, which may step."""
         memory, thread, stage = self.memory, self.thread, self.tally.stage
         words = memory.words
@@ -94,6 +96,8 @@ class Steps:
         if self.count < _SETTLING_STEPS:
             self.install()
         words[AT_SOURCE] = self.source
+        if self.numbered and not words[AT_FIRST]:
+            words[AT_FIRST] = step + 1
         if stage:
             words[AT_ROLE] = 1 + stage  # first, last, middle: see ROLES
         elif not words[AT_ROLE] and words[AT_WORLD] > 1:
@@ -110,6 +114,6 @@ class Steps:
         """The step in progress is the job's own `step`."""
         if step >= 2**62:
             return
-        self.step = step
+        self.step, self.numbered = step, True
         if self.memory.live:
             self.memory.words[AT_STEP] = step

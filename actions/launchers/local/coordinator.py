@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from actions.launchers.checkpoints.resumption import Resumption
 from actions.launchers.local.control import Poll, Reply, Request, Submit
 from actions.launchers.local.journal import CUT_SHORT, Journal
 from actions.launchers.local.microbatch_plan import PlanFile
@@ -29,11 +31,12 @@ from trainwarden.launching import (
     refusal,
     refused,
 )
-from trainwarden.settings import Config, PositiveSeconds
+from trainwarden.settings import LaunchSettings
 
 log = logging.getLogger("trainwarden.supervisor")
 
 STOPPED_CODE = 143  # what a shell shows for SIGTERM
+STARTED_OVER_CODE = 1  # of a job that was stopped because it did not go on from its checkpoint
 CAPABILITIES: Final = Capabilities(
     can=frozenset({"restart", "rebalance", "stop"}),
     cannot={
@@ -49,18 +52,10 @@ CAPABILITIES: Final = Capabilities(
 )
 
 
-class SupervisorConfig(Config, frozen=True, kw_only=True):
-    """How long to wait for whom.
-
-    In ``observe`` mode nobody restarts: after a failure the job ends. Else the other ranks are left for the engine,
-    in ``auto`` mode for `engine_grace_s`, in ``confirm`` mode for `person_grace_s`.
-    """
+class SupervisorConfig(LaunchSettings, frozen=True, kw_only=True):
+    """How long to wait for whom, and in which mode: in ``observe`` nobody restarts."""
 
     mode: Literal["observe", "confirm", "auto"] = "observe"
-    engine_grace_s: PositiveSeconds = 60.0
-    person_grace_s: PositiveSeconds = 3600.0
-    cascade_grace_s: PositiveSeconds = 3.0
-    stop_grace_s: PositiveSeconds = 3.0
 
     @property
     def failure_grace_s(self) -> float:
@@ -72,13 +67,17 @@ class SupervisorConfig(Config, frozen=True, kw_only=True):
 class Runner(Protocol):
     """What the coordinator asks of the node runner (`actions.launchers.local.node_runner.NodeRunner`)."""
 
-    failure: Failure | None
-
+    @property
+    def failure(self) -> Failure | None: ...
+    @property
+    def failed(self) -> Collection[int]: ...
     @property
     def running(self) -> Collection[int]: ...
-    def start(self, ranks: Sequence[int], attempt: int) -> None: ...
+    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None: ...
     def ask_to_stop(self, ranks: Sequence[int]) -> None: ...
     def step(self) -> int | None: ...
+    def first_steps(self) -> Mapping[int, int | None]: ...
+    def say(self, sentence: str) -> None: ...
 
 
 class Coordinator:
@@ -91,12 +90,18 @@ class Coordinator:
         self._events = EventFile(place)
         self._waiting: deque[Operation] = deque()
         self._current: Operation | None = None
+        self._resumption = Resumption(place.checkpoints, clock, config.resume_s)
+        self._noted: set[str] = set()
+        self._failed_before: set[int] = set()  # ranks that the restart under way is not about
+        self._unproven: Operation | None = None  # a restart that is carried out; whether the job goes on is not known
         self._ending: int | None = None  # the job is being stopped for good and will return this code
 
     def begin(self) -> None:
         """Start all ranks, in a new attempt if a launcher before this one was killed."""
         self._journal.save()
-        self._runner.start(range(self._place.ranks), self._journal.attempt)
+        self._resumption.settle()
+        ranks, attempt = range(self._place.ranks), self._journal.attempt
+        self._runner.start(ranks, attempt, self._resumption.begin(ranks, attempt))
 
     @property
     def phase(self) -> JobPhase:
@@ -137,6 +142,7 @@ class Coordinator:
         if self._ending is not None:
             return
         self._work()
+        self._see_what_became_of_the_restart()
         failure = self._runner.failure
         if failure is None or self._current is not None or self._ending is not None:
             return
@@ -211,6 +217,9 @@ class Coordinator:
             if left:  # waits for the ends of ranks that were asked to stop
                 self._journal.running(self._current, f"waits for {len(left)} ranks to end")
                 return
+            if self._current.kind == "restart" and not self._resumption.ready():
+                self._journal.running(self._current, "looks for the newest checkpoint")
+                return
             self._finish(self._current)
 
     def _targets(self, operation: Operation) -> Sequence[int]:
@@ -225,6 +234,7 @@ class Coordinator:
     def _begin(self, operation: Operation) -> None:
         log.info("operation begins", extra={"fields": {"operation": operation.id, "why": operation.why}})
         if operation.kind == "restart":
+            self._prove("it was restarted again before its first step")
             self._events.restart(operation, "started", self._journal.attempt + 1, self._clock.now_s())
         self._runner.ask_to_stop(self._targets(operation))
 
@@ -236,14 +246,47 @@ class Coordinator:
             self._journal.end(operation.id, f"{operation.id}: {error}")
             log.exception("operation failed", extra={"fields": {"operation": operation.id}})
         else:
-            self._journal.end(operation.id)
+            if operation is not self._unproven:
+                self._journal.end(operation.id)
+
+    # --- whether a restart was one -----------------------------------------------------------------------------------
+
+    def _see_what_became_of_the_restart(self) -> None:
+        """End the job if it began anew; a restart that was carried out is done only once the job goes on."""
+        watches = self._resumption.watches
+        outcome = self._resumption.outcome(self._runner.first_steps()) if watches else None
+        if outcome is not None and outcome.wrong is not None:
+            log.error("the job started over", extra={"fields": {"reason": outcome.wrong}})
+            self._runner.say(outcome.wrong)
+            self._prove(outcome.wrong)
+            self.end(STARTED_OVER_CODE)
+        elif outcome is not None:
+            self._prove()
+            if outcome.note is not None and outcome.note not in self._noted:
+                self._noted.add(outcome.note)
+                log.warning("restart not verified", extra={"fields": {"reason": outcome.note}})
+                self._runner.say(outcome.note)
+        elif new := set(self._runner.failed) - self._failed_before:
+            self._prove(f"rank {min(new)} failed before all had made a step")
+        elif not self._runner.running and self._current is None:
+            self._prove()
+
+    def _prove(self, error: str | None = None) -> None:
+        """The restart that was still to be proved has ended."""
+        operation, self._unproven = self._unproven, None
+        if operation is not None:
+            self._journal.end(operation.id, error)
 
     def _carry_out(self, operation: Operation) -> None:
         if operation.kind == "rebalance":
             self._plan.put(operation.plan.micro_batches, operation.why, operation.id)
         elif operation.kind == "restart":
             attempt = self._journal.new_attempt()
-            self._runner.start(self._targets(operation), attempt)
+            ranks = self._targets(operation)
+            self._runner.start(ranks, attempt, self._resumption.begin(ranks, attempt))
+            if self._resumption.awaited:
+                self._unproven, self._failed_before = operation, set(self._runner.failed)
+                self._journal.running(operation, "waits for the first step")
             self._events.restart(operation, "done", attempt, self._clock.now_s())
         elif not self._runner.running:
             self._ending = self._runner.failure.code if self._runner.failure is not None else STOPPED_CODE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,11 @@ import psutil
 
 import trainwarden
 from trainwarden import hook, rundir
-from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, join_all
+from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings, join_all
 
 _EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
-_LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
+LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
 
@@ -28,6 +27,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks of a job on this machine share.
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
+    `checkpoints` is the folder that their checkpoints lie in, where a person has named it.
     """
 
     command: tuple[str, ...]
@@ -37,6 +37,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     log_bytes: int = LOG_BYTES
     show: int | None = None
+    checkpoints: Path | None = None
 
 
 class RanksOutput:
@@ -45,6 +46,7 @@ class RanksOutput:
     def __init__(self, place: Place) -> None:
         self._run_dir = place.run_dir
         self._outlet = None if place.show is None else Outlet(place.show)
+        self._sayings = None if self._outlet is None else Sayings(self._outlet)
         self._logs = LogKeeper(max(_LEAST_LOG_BYTES, place.log_bytes // place.ranks))
 
     def drain(self, rank: int, source: int) -> Drain:
@@ -56,18 +58,28 @@ class RanksOutput:
         """Sentences about what is not kept, each once; shown as well, where output is."""
         news = self._logs.news()
         for sentence in news:
-            if self._outlet is not None:
-                self._outlet.write(f"trainwarden: {sentence}\n".encode())
+            self.say(sentence)
         return news
 
+    def say(self, sentence: str) -> None:
+        """Show `sentence` as ours, where output is shown."""
+        if self._sayings is not None:
+            self._sayings.say(sentence)
+
+    def settled(self, drain: Drain) -> bool:
+        """Whether all that came through `drain` has been passed on and kept."""
+        return drain.join(0.0) and self._logs.settle(0.0)
+
     def settle(self, drains: list[Drain]) -> None:
-        """Wait a little for the last words of ranks that have ended: whoever reads of their end finds them."""
-        join_all(drains, _LAST_OUTPUT_S)
-        self._logs.settle(_LAST_OUTPUT_S)
+        """Wait a little, once for all `drains`, for the last words of ranks that have ended."""
+        join_all(drains, LAST_OUTPUT_S)
+        self._logs.settle(LAST_OUTPUT_S)
 
     def close(self) -> None:
-        """Everything is in its log, where the disk lets it."""
+        """Everything is in its log, where the disk lets it, and said, where anybody listens."""
         self._logs.close()
+        if self._sayings is not None:
+            self._sayings.close(LAST_OUTPUT_S)
 
 
 class RankProcess:
@@ -78,7 +90,7 @@ class RankProcess:
 
     def __init__(self, place: Place, rank: int, environ: Mapping[str, str], output: RanksOutput) -> None:
         self.rank = rank
-        self.asked_to_stop = False
+        self.asked_to_stop = self._reaped = False
         self._place = place
         command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), *place.command]
         source, end = os.pipe()
@@ -91,7 +103,7 @@ class RankProcess:
             raise
         finally:
             os.close(end)
-        self._output, self._drain = output, output.drain(rank, source)
+        self.drain = output.drain(rank, source)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self._start_s = psutil.Process(self.pid).create_time()
@@ -108,12 +120,16 @@ class RankProcess:
 
     def ask_to_stop(self) -> None:
         """SIGTERM to all of its group, and SIGCONT so that a stopped process can follow it."""
+        if self._reaped:
+            return
         self.asked_to_stop = True
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to all of its group."""
+        if self._reaped:
+            return
         self.asked_to_stop = True
         self._signal(signal.SIGKILL)
 
@@ -125,8 +141,8 @@ class RankProcess:
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         self._signal(signal.SIGKILL)
         code = self._process.wait()
+        self._reaped = True  # its number may be another's from here on
         os.close(self.pidfd)
-        self._output.settle([self._drain])
         return code
 
     def _signal(self, number: signal.Signals) -> None:
@@ -136,8 +152,12 @@ class RankProcess:
             return  # all gone already, which is what was wanted
 
 
-def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    place: Place, rank: int, attempt: int, port: int, base: Mapping[str, str], *, resume_from: Path | None = None
+) -> dict[str, str]:
     """The environment of `rank`: torch's own words, where the hook reports to, and one thread by default.
+
+    What it says of checkpoints is in docs/checkpoints.md.
 
     Examples
     --------
@@ -147,6 +167,11 @@ def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[
     ('1', '2', '1', True)
     """
     run_dir = place.run_dir.absolute()
+    if place.checkpoints is not None:
+        base = {name: value for name, value in base.items() if name != "TRAINWARDEN_RESUME_FROM"}
+        base["TRAINWARDEN_CHECKPOINTS"] = str(place.checkpoints.absolute())
+        if resume_from is not None:
+            base["TRAINWARDEN_RESUME_FROM"] = str(resume_from.absolute())
     paths = [str(_INJECT), *filter(None, [base.get("PYTHONPATH")])]
     return {
         "OMP_NUM_THREADS": "1",
@@ -169,14 +194,6 @@ def environment(place: Place, rank: int, attempt: int, port: int, base: Mapping[
         "TRAINWARDEN_NODE": place.node,
         "TRAINWARDEN_ATTEMPT": str(attempt),
     }
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def exit_code(code: int) -> int:

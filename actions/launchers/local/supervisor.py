@@ -18,6 +18,7 @@ from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 
 LONGEST_WAIT_S = 0.1
+SETTLING_WAIT_S = 0.005  # the last words of a rank that has ended take about a millisecond
 
 
 class Supervisor:
@@ -30,6 +31,8 @@ class Supervisor:
         the interpreter that runs us.
     environ : mapping, optional
         Environment to build the ranks' on; default this process's.
+    adopt : bool
+        This process has no other children than the ranks: what they leave behind ends with them.
 
     Raises
     ------
@@ -43,6 +46,8 @@ class Supervisor:
         clock: Clock,
         environ: Mapping[str, str] | None = None,
         config: SupervisorConfig | None = None,
+        *,
+        adopt: bool = False,
     ) -> None:
         if not place.command or place.ranks < 1:
             words = list(place.command)
@@ -52,7 +57,10 @@ class Supervisor:
         rundir.prepare(place.run_dir)
         self._selector = selectors.DefaultSelector()
         environ = dict(os.environ if environ is None else environ)
-        self._runner = NodeRunner(self._place, environ, self._selector, clock, config.stop_grace_s)
+        self._runner = NodeRunner(
+            self._place, environ, self._selector, clock,
+            stop_grace_s=config.stop_grace_s, port_tries=config.port_tries, adopt=adopt,
+        )  # fmt: skip
         self._coordinator = Coordinator(self._place, self._runner, clock, config)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:
@@ -74,7 +82,7 @@ class Supervisor:
         try:
             coordinator.begin()
             while not coordinator.over:
-                for key, _ in self._selector.select(LONGEST_WAIT_S):
+                for key, _ in self._selector.select(SETTLING_WAIT_S if runner.settling else LONGEST_WAIT_S):
                     key.data()
                 if stop():
                     coordinator.end()

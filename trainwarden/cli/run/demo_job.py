@@ -59,7 +59,8 @@ class Demo:
         """Run the job to its end; the job's exit code, None if it had to be ended."""
         run, plan = self.run, self.plan
         run.tell("job_start", world_size=plan.ranks)
-        run.stack.start("supervise", "--nproc", str(plan.ranks), "--mode", plan.mode, "--", *self._command)
+        words = ("--nproc", str(plan.ranks), "--mode", plan.mode, "--checkpoints", str(run.run_dir / "checkpoints"))
+        run.stack.start("supervise", *words, "--", *self._command)
         deadline = time.monotonic() + DEADLINE_S
         code: int | None = None
         try:
@@ -72,7 +73,7 @@ class Demo:
                 run.stack.check(("agent", "detector", "engine"))
         finally:
             self.fault.end()
-            run.stack.stop("supervise")
+            run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
         shutil.rmtree(run.run_dir / "checkpoints", ignore_errors=True)  # the run is kept, its model is not
         run.tell("job_end", exit_code=code)
         run.drain(self.voice)

@@ -10,8 +10,10 @@ import typer
 
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.shared.follow import record_line
-from trainwarden.cli.shared.options import Command, ConfigFile, EngineMode, JobName, Json, Keep
+from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.words import NO_CHECKPOINTS
+from trainwarden.settings import checkpoints_of
 
 
 def launch(
@@ -19,6 +21,7 @@ def launch(
     *,
     nproc: Annotated[int, typer.Option("--nproc", min=1, max=1024, help="Training processes to start.")],
     mode: EngineMode = "observe",
+    checkpoints: Checkpoints = None,
     job: JobName = None,
     json: Json = None,
     keep: Keep = None,
@@ -26,7 +29,7 @@ def launch(
 ) -> int:
     """Start the ranks of a training command under the local launcher, watched, and acted on if allowed.
 
-    Example: trainwarden launch --nproc 4 --mode auto -- python train.py
+    Example: trainwarden launch --nproc 4 --mode auto --checkpoints ckpt -- python train.py
     """
     voice = Voice(json)
     settings = settings_for(config, job, "launch")
@@ -43,8 +46,11 @@ def launch(
         for word in run.words:
             voice.say(f"trainwarden: {word}")
         voice.say(f"job {settings.job}: {nproc} ranks, mode {mode}, bus {run.bus_address}")
+        if mode != "observe" and checkpoints_of(settings, checkpoints) is None:
+            voice.say(f"trainwarden: {NO_CHECKPOINTS}")
         run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
-        code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--show", "--", *command), voice)
+        named = () if checkpoints is None else ("--checkpoints", str(checkpoints))
+        code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--show", *named, "--", *command), voice)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
         run.tell("job_end", exit_code=code)
@@ -70,5 +76,5 @@ def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice) -> int:
     while (code := run.stack.returncode("supervise")) is None:
         run.look(voice)
         if asked:
-            run.stack.stop("supervise")
+            run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
     return code

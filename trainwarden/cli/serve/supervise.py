@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import msgspec
 import typer
 
 from trainwarden.cli.serve.process import StopFlag, folders
-from trainwarden.cli.shared.options import Command, ConfigFile, Mode, RunDir, WithParent
+from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, Mode, RunDir, WithParent
 from trainwarden.clock import SystemClock
-from trainwarden.settings import load
+from trainwarden.settings import checkpoints_of, load
 
 
 def supervise(
@@ -19,6 +20,7 @@ def supervise(
     nproc: Annotated[int, typer.Option("--nproc", min=1, max=1024)],
     mode: Annotated[Mode, typer.Option()] = "observe",
     show: Annotated[bool, typer.Option("--show", help="Pass the ranks' output on to standard output.")] = False,
+    checkpoints: Checkpoints = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
     with_parent: WithParent = False,
@@ -40,6 +42,8 @@ def supervise(
         node=settings.node,
         log_bytes=settings.runs.log_bytes,
         show=sys.stdout.fileno() if show else None,
+        checkpoints=checkpoints_of(settings, checkpoints),
     )
-    launcher = Supervisor(place, SystemClock(), config=SupervisorConfig(mode=mode))
+    config_of_launch = SupervisorConfig(mode=mode, **msgspec.structs.asdict(settings.launch))
+    launcher = Supervisor(place, SystemClock(), config=config_of_launch, adopt=True)
     return launcher.run(StopFlag(with_parent=with_parent))

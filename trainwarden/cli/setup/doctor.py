@@ -12,10 +12,11 @@ from trainwarden import plugins, rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.words import NO_CHECKPOINTS
 from trainwarden.errors import LauncherUnavailable, WardenError
 from trainwarden.protocols import Scope
 from trainwarden.records import HeartbeatRecord
-from trainwarden.settings import Settings, load
+from trainwarden.settings import Settings, checkpoints_of, load
 from trainwarden.topics import HEARTBEATS
 
 MAX_CLOCK_STEP_S = 1.0  # more between two reads of one machine's clock means that it jumps
@@ -37,6 +38,7 @@ def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
         _check_clocks(settings),
         _check_shm(),
         _check_launcher(settings),
+        _check_checkpoints(settings),
         _check_registry(settings),
         _check_archive(settings),
         *_check_collectors(settings),
@@ -63,6 +65,18 @@ def _check_bus(settings: Settings) -> dict[str, str]:
     except WardenError as error:
         return _row("bus", "bad", f"{settings.bus}: {error}")
     return _row("bus", "fine", settings.bus)
+
+
+def _check_checkpoints(settings: Settings) -> dict[str, str]:
+    """Whether restarts under the local launcher can be verified."""
+    folder = checkpoints_of(settings)
+    if folder is None:
+        return _row("checkpoints", "note", NO_CHECKPOINTS)
+    if not folder.is_dir():
+        return _row("checkpoints", "note", f"{folder} does not exist yet; the training script makes it")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return _row("checkpoints", "bad", f"{folder} may not be read")
+    return _row("checkpoints", "fine", f"restarts are verified against {folder}")
 
 
 def _check_clock() -> dict[str, str]:

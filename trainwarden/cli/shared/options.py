@@ -15,6 +15,12 @@ Json = Annotated[
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="Run folder shared with the training processes.")]
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoints", metavar="DIR", help="Folder of the job's checkpoints: a restart must go on from them."
+    ),
+]
 BusAddress = Annotated[str | None, typer.Option("--bus", help="embedded:PATH or kafka://host:port.")]
 JobName = Annotated[str | None, typer.Option("--job", help="Name of the job.")]
 Keep = Annotated[Path | None, typer.Option("--keep", help="Leave a recorded folder of the run in this folder.")]

@@ -88,14 +88,14 @@ class LocalStack:
                 tail = self.log_path(service).read_text(errors="replace")[-2000:]
                 raise WardenError(f"{service} ended with exit code {code}:\n{tail}")
 
-    def stop(self, *services: str) -> None:
-        """Stop `services` (all if none are named): politely, then for good."""
+    def stop(self, *services: str, more_s: float = 0.0) -> None:
+        """Stop `services` (all if none are named): politely, then for good; `more_s` is for what they stop first."""
         names = services or tuple(self._processes)
         processes = [self._processes[name] for name in names if name in self._processes]
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_GRACE_S
+        deadline = time.monotonic() + STOP_GRACE_S + more_s
         for process in processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,11 @@ from typing import Final
 
 EPOCH_FROM_S: Final = 1e8  # 1973: below, a time is counted from the start of a recording
 
+NO_CHECKPOINTS: Final = (
+    "no checkpoint folder is named (launch --checkpoints DIR): "
+    "nobody verifies that a restart goes on from the newest checkpoint"
+)
+
 
 def counted(number: int, one: str, many: str | None = None) -> str:
     """A number with its noun.

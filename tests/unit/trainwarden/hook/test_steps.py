@@ -105,3 +105,24 @@ def test_compute_wait_and_pause_add_up_whatever_happens(
     ends = [row.end_s for row in rows]
     assert ends == sorted(ends)
     target.memory.live = False
+
+
+def test_the_first_step_is_told_only_where_the_script_numbers_its_steps(
+    make: Callable[..., Hook], clock: HandClock
+) -> None:
+    target = make()
+    for number in (None, 40, 41):
+        if number is not None:
+            hook.set_step(number)
+        assert header_of(target).first_step is None or number == 41
+        backward(target, clock)
+        target.ends.optimizer_stepped()
+    assert header_of(target).first_step == 40
+
+
+def test_a_mark_with_a_number_tells_the_first_step_too(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make()
+    hook.iteration()
+    assert header_of(target).first_step is None
+    hook.iteration(0)
+    assert header_of(target).first_step == 0

@@ -20,20 +20,28 @@ class FakeRunner:
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
-        self.failure: Failure | None = None
+        self.failures: dict[int, Failure] = {}
         self.running: set[int] = set()
         self.asked: set[int] = set()
         self.starts: list[tuple[int, tuple[int, ...]]] = []
         self.broken: OSError | None = None
+        self.resumed_from: list[Path | None] = []
+        self.steps: dict[int, int | None] = {}
+        self.said: list[str] = []
 
-    def start(self, ranks: Sequence[int], attempt: int) -> None:
-        self.failure = Failure(126, self._clock.monotonic_s())
+    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
+        for rank in ranks:
+            self.failures.pop(rank, None)
+            self.failures[rank] = Failure(126, self._clock.monotonic_s())
         if self.broken is not None:
             raise self.broken
         self.starts.append((attempt, tuple(ranks)))
+        self.resumed_from.append(resume_from)
+        self.steps = {rank: step for rank, step in self.steps.items() if rank not in ranks}
         self.running |= set(ranks)
         self.asked -= set(ranks)
-        self.failure = None
+        for rank in ranks:
+            del self.failures[rank]
 
     def ask_to_stop(self, ranks: Sequence[int]) -> None:
         self.asked |= set(ranks) & self.running
@@ -46,19 +54,35 @@ class FakeRunner:
     def fail(self, rank: int, code: int) -> None:
         """`rank` ends with `code` by itself."""
         self.running.discard(rank)
-        if code and self.failure is None:
-            self.failure = Failure(code, self._clock.monotonic_s())
+        if code:
+            self.failures.setdefault(rank, Failure(code, self._clock.monotonic_s()))
+
+    @property
+    def failure(self) -> Failure | None:
+        return next(iter(self.failures.values()), None)
+
+    @property
+    def failed(self) -> set[int]:
+        return set(self.failures)
 
     def step(self) -> int | None:
         return 7
+
+    def first_steps(self) -> dict[int, int | None]:
+        return self.steps
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
 
 
 class Launch:
     """A coordinator on a fake runner in a run folder that outlives it; `kill` is kill -9 and a new launcher."""
 
-    def __init__(self, run_dir: Path, mode: str = "auto") -> None:
+    def __init__(self, run_dir: Path, mode: str = "auto", checkpoints: Path | None = None) -> None:
         self.clock = ManualClock(100.0)
-        self._place = Place(command=("true",), ranks=RANKS, run_dir=run_dir, job="job", node="n0")
+        self._place = Place(
+            command=("true",), ranks=RANKS, run_dir=run_dir, job="job", node="n0", checkpoints=checkpoints
+        )
         self._config = SupervisorConfig(mode=mode)  # type: ignore[arg-type]
         self.runners: list[FakeRunner] = []
         self.kill()

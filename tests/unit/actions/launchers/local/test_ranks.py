@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from actions.launchers.local.ranks import Place, check_command, environment, exit_code
+from actions.launchers.local.ranks import Place, RanksOutput, check_command, environment, exit_code
 
 PLACE = Place(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
 
@@ -24,6 +27,15 @@ def test_a_rank_is_told_who_it_is_and_keeps_the_rest() -> None:
     }  # fmt: skip
 
 
+def test_a_rank_is_told_of_its_checkpoints_where_their_folder_is_named() -> None:
+    place = msgspec.structs.replace(PLACE, checkpoints=Path("/ckpt"))
+    stale = {"TRAINWARDEN_RESUME_FROM": "/of/another/job"}
+    first = environment(place, 0, 0, 29500, stale)
+    assert (first["TRAINWARDEN_CHECKPOINTS"], first.get("TRAINWARDEN_RESUME_FROM")) == ("/ckpt", None)
+    again = environment(place, 0, 1, 29500, stale, resume_from=Path("/ckpt/step-40"))
+    assert again["TRAINWARDEN_RESUME_FROM"] == "/ckpt/step-40"
+
+
 def test_the_hooks_folder_comes_first_on_the_path() -> None:
     first, *rest = environment(PLACE, 0, 0, 1, {"PYTHONPATH": "a:b"})["PYTHONPATH"].split(os.pathsep)
     assert Path(first, "sitecustomize.py").is_file()
@@ -38,3 +50,33 @@ def test_python_means_the_interpreter_that_runs_us() -> None:
 @pytest.mark.parametrize(("code", "shown"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
 def test_exit_codes_are_a_shells(code: int, shown: int) -> None:
     assert exit_code(code) == shown
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_who_has_news(tmp_path: Path) -> None:
+    reading, show = os.pipe()
+    output = RanksOutput(msgspec.structs.replace(PLACE, run_dir=tmp_path, show=show))  # without a folder for logs
+    source, rank = os.pipe()
+    drain = output.drain(0, source)
+    os.write(rank, b"a word that cannot be kept\n")
+    os.close(rank)
+    output.settle([drain])
+    os.set_blocking(show, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(show, b"x" * 65_536)
+    news: list[str] = []
+    speaker = threading.Thread(target=lambda: news.extend(output.news()), daemon=True)
+    speaker.start()
+    speaker.join(5.0)
+    assert len(news) == 1, "it waits for the reader"
+    for number in range(1000):
+        output.say(f"sentence {number}")
+    os.set_blocking(show, True)
+    seen = b""
+    while b"more sentences were not shown" not in seen.rpartition(b"xx")[2]:
+        seen += os.read(reading, 1 << 20)
+        output.say("go on")
+    assert b"is not kept any more" in seen
+    output.close()
+    os.close(show)
+    os.close(reading)

@@ -1,0 +1,153 @@
+"""Who chooses the checkpoint: the newest whole one in the folder that a person named, by its trainer's own mark.
+
+The folder is written by others and may be anything: nothing in it is unpickled, reads are small, and whatever cannot be
+read is no checkpoint. A file system may stand still for ever, so a `Search` runs in a thread of its own and whoever
+waits for it gives up after a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from heapq import nlargest
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actions.launchers.checkpoints.layouts import ENTRIES, POINTERS, Entry, Pointer
+
+MOST_LISTED: Final = 1_000_000  # entries of the folder; more are not looked at
+MOST_TRIED: Final = 256  # candidates, newest first: a folder of half-written ones is a defect of its own
+_POINTER_BYTES: Final = 4096
+_JSON_BYTES: Final = 64 * 1024 * 1024  # a trainer's state holds its whole log
+_ZIP_END: Final = b"PK\x05\x06"
+_ZIP_TAIL_BYTES: Final = 65_557  # the end record and the longest comment after it
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A whole checkpoint: training goes on with step `step` or a later one."""
+
+    path: Path
+    step: int
+    trainer: str
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint in `folder`; None if there is none, whatever the reason.
+
+    Examples
+    --------
+    >>> newest(Path("/no/such/folder")) is None
+    True
+    """
+    for pointer in POINTERS:
+        text = _read(folder / pointer.file, _POINTER_BYTES)
+        if text is not None:  # its trainer alone says what is whole
+            return _pointed(folder, pointer, text)
+    tried = nlargest(MOST_TRIED, _candidates(folder), key=lambda found: found[0])
+    for step, entry, name in tried:
+        path = folder / name
+        if _whole(path, step, entry):
+            return Checkpoint(path, step, entry.trainer)
+    return None
+
+
+class Search:
+    """`newest` on its way, from a thread that may never come back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.found: Checkpoint | None = None
+        self._thread = threading.Thread(target=self._run, args=(folder,), name="checkpoint-search", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether `found` is final."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end, at most so long; whether it has come."""
+        self._thread.join(timeout_s)
+        return self.done
+
+    def _run(self, folder: Path) -> None:
+        self.found = newest(folder)
+
+
+def _pointed(folder: Path, pointer: Pointer, text: bytes) -> Checkpoint | None:
+    match = pointer.text.fullmatch(text.decode("utf-8", "replace").strip())
+    if match is None:
+        return None
+    step = int(match[1])
+    path = folder / pointer.entry.format(step=step, text=match[0])
+    inside = path.parent == folder  # a name, not a way to somewhere else
+    return Checkpoint(path, step, pointer.trainer) if inside and _kind(path) == stat.S_IFDIR else None
+
+
+def _candidates(folder: Path) -> Iterator[tuple[int, Entry, str]]:
+    for name in _names(folder):
+        for entry in ENTRIES:
+            if (match := entry.name.fullmatch(name)) is not None:
+                yield int(match[1]), entry, name
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            for count, entry in enumerate(entries):
+                if count == MOST_LISTED:
+                    return
+                yield entry.name
+    except OSError:
+        return  # not there, not ours to read, or gone while we looked
+
+
+def _whole(path: Path, step: int, entry: Entry) -> bool:
+    if entry.mark == "zip_end":
+        tail = _read(path, _ZIP_TAIL_BYTES, from_end=True)
+        return tail is not None and _ZIP_END in tail
+    content = _read(path / entry.inside, 1 if entry.mark == "file" else _JSON_BYTES)
+    if not content:
+        return False
+    return entry.mark == "file" or _says_step(content, entry.key, step)
+
+
+def _says_step(content: bytes, key: str, step: int) -> bool:
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(state, dict) and state.get(key) == step
+
+
+def _read(path: Path, most: int, *, from_end: bool = False) -> bytes | None:
+    """The first or last `most` bytes of a plain file; None if it is none, or cannot be read."""
+    try:
+        # A named pipe would wait for a writer; of what is no plain file nothing is read.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                return None
+            return os.pread(descriptor, most, max(0, about.st_size - most) if from_end else 0)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return None
+
+
+def _kind(path: Path) -> int | None:
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except (OSError, ValueError):
+        return None
+
+
+def words(path: Path) -> str:
+    """`path` as it can be shown and sent: names need not be text."""
+    return re.sub(r"[\x00-\x1f\x7f]", "?", os.fsencode(path).decode("utf-8", "replace"))
