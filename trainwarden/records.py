@@ -1,8 +1,7 @@
 """The typed records that travel on the bus; their topics and codec are in `trainwarden.topics`.
 
-Records grow by optional fields only, so an old reader skips what it does not know and a new reader fills in what an old
-writer did not send. Absent means not measured; there is no NaN, -1 or 0 for it. All times are seconds since the Unix
-epoch in UTC (event time); all durations are seconds.
+Records grow by optional fields only, so an old reader skips what it does not know and a new one fills in what an old
+writer did not send. Absent means not measured: no NaN, -1 or 0 for it. Times are seconds since the epoch in UTC.
 """
 
 from __future__ import annotations

@@ -54,6 +54,9 @@ EXAMPLES: list[Record] = [
     ),
     records.CommandRecord(id="c", job="j", at_s=1.0, kind="approve", by="me", action="a"),
     records.DeadLetter(topic="t", partition=0, offset=5, reason="r", value=b"\x00\xff"),
+    records.SnapshotRecord(
+        job="j", number=3, part=0, parts=1, partition=2, positions={"t": 7}, floors={}, digest="d", value=b"\x00\xff",
+    ),
 ]  # fmt: skip
 
 
