@@ -63,8 +63,13 @@ class LastWords:
         sys.exit = on_sys_exit
         atexit.register(self.at_exit)
         if not faulthandler.is_enabled():
-            self.fault_file = open(self.memory.path + ".fault", "w", encoding="utf-8")  # noqa: SIM115 - for life
+            self.fault_file = self._fault_words()
             faulthandler.enable(self.fault_file, all_threads=False)
+
+    def _fault_words(self) -> Any:
+        """The file for the interpreter's words, open for the life of the process."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return open(os.open(self.memory.path + ".fault", flags, self.memory.readable), "w", encoding="utf-8")
 
     def disarm_faults(self) -> None:
         """No more words at a fatal signal, where they are ours."""
@@ -125,7 +130,11 @@ class LastWords:
             "time_s": time.time(),
         }
         line = json.dumps(fact).encode()
-        descriptor = os.open(memory.path + ".last", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            memory.path + ".last",
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+            memory.readable,
+        )
         try:
             os.write(descriptor, line + b"\n")
         finally:
@@ -154,6 +163,7 @@ class Requests:
             os.mkfifo(memory.path + ".ask", 0o600)
             # Both ends, so that opening does not wait for the agent and its leaving is no end of file.
             self.pipe = os.open(memory.path + ".ask", os.O_RDWR | os.O_CLOEXEC)
+            os.fchmod(self.pipe, 0o600 | memory.shared & 0o020)  # whoever the folder lets write may ask
             start_new_thread(self._answer, ())  # threading's own start waits for the thread to run
         except (OSError, RuntimeError):
             memory.failed()
@@ -187,7 +197,9 @@ class Requests:
         if b'"entries"' not in text or len(text) > _MAX_CALLS_BYTES:
             return
         partial = self.memory.path + ".calls.tmp"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, self.memory.readable
+        )
         with open(descriptor, "wb") as file:
             file.write(text)
         os.rename(partial, self.memory.path + ".calls")
