@@ -21,7 +21,7 @@ from typing import Any
 
 from .ends import ByHand
 from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
-from .memory import Memory
+from .memory import Memory, let_through
 from .thread import TrainingThread, clock
 
 _MAX_CAUSES = 8
@@ -33,13 +33,14 @@ _MAX_CALLS_BYTES = 64_000_000  # 2,000 calls, torch's default, have about 1 MB
 class LastWords:
     """How the process ended: an exception, an exit code, a fatal signal."""
 
-    __slots__ = ("by_hand", "exit_code", "fault_file", "memory", "notes", "thread")
+    __slots__ = ("by_hand", "disable_faults", "exit_code", "fault_file", "memory", "notes", "thread")
 
     def __init__(self, thread: TrainingThread, by_hand: ByHand) -> None:
         self.memory: Memory = thread.memory
         self.thread = thread
         self.by_hand = by_hand
-        self.fault_file: Any = None
+        self.fault_file: Any = None  # while it is ours that the interpreter writes to
+        self.disable_faults: Any = None
         self.exit_code: int | None = None
         self.notes = 0
 
@@ -63,8 +64,34 @@ class LastWords:
         sys.exit = on_sys_exit
         atexit.register(self.at_exit)
         if not faulthandler.is_enabled():
-            self.fault_file = self._fault_words()
-            faulthandler.enable(self.fault_file, all_threads=False)
+            self._arm_faults()
+
+    def _arm_faults(self) -> None:
+        """Have the interpreter's words at a fatal signal, until the program wants them or none.
+
+        To the program it is as if nobody had asked for them: it is told that they are not enabled.
+        """
+        disable: Any = faulthandler.disable  # it does return whether they were enabled
+        enable, is_enabled = faulthandler.enable, faulthandler.is_enabled
+        self.disable_faults = disable
+        self.fault_file = self._fault_words()
+        enable(self.fault_file, all_threads=False)
+
+        @functools.wraps(enable)
+        def enabled(*args: Any, **kwargs: Any) -> Any:
+            enable(*args, **kwargs)
+            self.fault_file = None
+
+        @functools.wraps(disable)
+        def disabled() -> Any:
+            ours, self.fault_file = self.fault_file is not None, None
+            return disable() and not ours
+
+        @functools.wraps(is_enabled)
+        def asked() -> bool:
+            return is_enabled() and self.fault_file is None
+
+        faulthandler.enable, faulthandler.disable, faulthandler.is_enabled = enabled, disabled, asked
 
     def _fault_words(self) -> Any:
         """The file for the interpreter's words, open for the life of the process."""
@@ -74,7 +101,7 @@ class LastWords:
     def disarm_faults(self) -> None:
         """No more words at a fatal signal, where they are ours."""
         if self.fault_file is not None:
-            faulthandler.disable()
+            self.disable_faults()
 
     def at_exit(self) -> None:
         """The interpreter ends by itself."""
@@ -239,6 +266,7 @@ def words_of(error: BaseException) -> str:
     try:
         return str(error).encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
     except Exception:
+        let_through()
         return ""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -108,17 +110,42 @@ class Memory:
         return f"{path}-{self.ticks}" if taken else path
 
     def failed(self) -> None:
-        """Count an error of our own; it must go no further."""
+        """Count the error that is being handled, one of our own: it must go no further."""
+        let_through()
         if self.words is not None:
             self.words[AT_ERRORS] += 1
+
+
+def let_through() -> None:
+    """Raise the error that is being handled again if a signal handler of the program raised it: it is not ours."""
+    error = sys.exc_info()[1]
+    trace = error.__traceback__ if error is not None else None
+    if trace is None or trace.tb_next is None:
+        return
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    while codes and trace is not None:
+        if trace.tb_frame.f_code in codes:
+            raise error  # type: ignore[misc]  # there is one
+        trace = trace.tb_next
+
+
+def _code_of(handler: Any) -> Any:
+    """The code that runs when `handler` is called, as far as it is Python's."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    called = vars(type(function)).get("__call__")  # of an object that is no function
+    return getattr(function, "__code__", None) or getattr(called, "__code__", None)
 
 
 def who_am_i() -> tuple[int, int, bool]:
     """(rank, world size, known for sure)."""
     distributed = sys.modules.get("torch.distributed")
-    with contextlib.suppress(Exception):
+    try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size(), True
+    except Exception:
+        let_through()
     # SLURM_PROCID is that of the launcher, not of the rank, under torchrun and the like: hence last.
     pairs = (
         ("RANK", "WORLD_SIZE"),
@@ -145,6 +172,7 @@ def _start_ticks() -> int:
             text = file.read()
         return int(text[text.rfind(b")") + 2 :].split()[19])
     except Exception:
+        let_through()
         return 0
 
 
@@ -155,6 +183,7 @@ def _start_ns(ticks: int, otherwise: int) -> int:
             boot_s = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
         return boot_s * 1_000_000_000 + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") if ticks else otherwise
     except Exception:
+        let_through()
         return otherwise
 
 
