@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 
 from trainwarden import hook
 from trainwarden.hook import Hook
+from trainwarden.hook.layout import FILE_BYTES, HEADER, HEADER_BYTES, MAGIC, NO_CODE, VERSION, Words
+from trainwarden.hook.memory import _pid_namespace, _start_ns
 from trainwarden.hook.watches.calls import watched_call
 
 MILLISECOND = 1_000_000
@@ -87,6 +92,20 @@ class Replica:
 
 class SimpleModule:
     training = True
+
+
+def write_header(path: Path, pid: int, **said: int) -> None:
+    """A hook file of process `pid`, with what the kernel says of it if there is one, and no steps."""
+    wall_ns, ticks = time.time_ns(), 1
+    with contextlib.suppress(OSError):
+        ticks = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    rank = int(path.name.split("-")[1])
+    words = Words._make([0] * len(Words._fields))._replace(
+        magic=MAGIC, version=VERSION, pid=pid, rank=rank, world=1, start_ns=_start_ns(ticks, wall_ns),
+        offset_ns=wall_ns - time.monotonic_ns(), start_ticks=ticks, pid_namespace=_pid_namespace(), code=NO_CODE,
+    )  # fmt: skip
+    words = words._replace(**said)
+    path.write_bytes(HEADER.pack(*words, *[0] * (HEADER_BYTES // 8 - len(words))) + bytes(FILE_BYTES - HEADER_BYTES))
 
 
 def steps_of(target: Hook) -> list[hook.Step]:

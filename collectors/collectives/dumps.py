@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from collectors.collectives.call_records import pack, read_record
-from collectors.ranks import RankProcess, rank_processes
+from collectors.ranks import Lookout, RankProcess, rank_processes
 from trainwarden import hook
 from trainwarden.clock import Clock
 from trainwarden.errors import DataError
@@ -89,6 +89,7 @@ class CollectiveDumpsCollector:
         self._config = config
         self._scope = scope
         self._run_dir = Path(scope.run_dir)
+        self._lookout = Lookout(config.proc)
         self._watched: dict[str, _Watched] = {}  # by hook file
         self._told: dict[str, list[int]] = {}  # path -> time (ns) and size of the dump that was sent last
         self._growing: dict[str, list[int]] = {}  # files seen, not yet known to be whole
@@ -151,15 +152,15 @@ class CollectiveDumpsCollector:
                     owner = os.stat(process.path).st_uid  # noqa: PTH116 - as above
                 except OSError:
                     continue
-                self._watched[process.path] = _Watched(process, self._prefixes(process.pid), owner)
+                self._watched[process.path] = _Watched(process, self._prefixes(self._lookout.look(header).pid), owner)
             self._watched[process.path].header = header
 
     def _trains(self, header: hook.Header) -> tuple[bool, int, float]:
         """How much speaks for a process as its rank's trainer: that it lives, its steps, that it began late."""
-        return self._runs(header.pid), header.recorded, header.start_monotonic_s
+        return self._runs(header), header.recorded, header.start_monotonic_s
 
-    def _prefixes(self, pid: int) -> tuple[str, ...]:
-        """Where the dump files of a process begin, by its environment as the kernel keeps it."""
+    def _prefixes(self, pid: int | None) -> tuple[str, ...]:
+        """Where the dump files of a process begin, by its environment as the kernel keeps it; None: unseen."""
         if self._config.prefix is not None:
             return (self._config.prefix,)
         said: dict[str, str] = {}
@@ -181,7 +182,7 @@ class CollectiveDumpsCollector:
 
     def _ask(self, now_s: float) -> None:
         """Ask every hook of this node if none of its ranks has moved for long."""
-        alive = [one for one in self._watched.values() if one.header is not None and self._lives(one)]
+        alive = [one for one in self._watched.values() if one.header is not None and self._runs(one.header)]
         headers = [one.header for one in alive if one.header is not None]
         if not headers or self._config.stalled_steps == 0.0:
             return
@@ -198,7 +199,7 @@ class CollectiveDumpsCollector:
             return
         self._asked.append(now_s)
         for one in alive:
-            if _request(one.process.path):
+            if _request(one.process.path, one.owner):
                 self._awaited.add(one.process.path)
 
     def _patience_s(self, alive: list[_Watched], headers: list[hook.Header]) -> float:
@@ -211,11 +212,9 @@ class CollectiveDumpsCollector:
             patience_s = max(patience_s, self._config.pause_s)
         return max(patience_s, self._config.stalled_s)
 
-    def _lives(self, one: _Watched) -> bool:
-        return self._runs(one.process.pid)
-
-    def _runs(self, pid: int) -> bool:
-        return os.path.exists(f"{self._config.proc}/{pid}")  # noqa: PTH110 - as above
+    def _runs(self, header: hook.Header) -> bool:
+        """One that cannot be seen from here may well run; nobody reads the pipe of one that does not."""
+        return self._lookout.look(header).state != "X"
 
     def _answers(self, now_s: float) -> Iterator[Record]:
         for path, one in self._watched.items():
@@ -260,14 +259,17 @@ class CollectiveDumpsCollector:
         )  # fmt: skip
 
 
-def _request(path: str) -> bool:
+def _request(path: str, owner: int) -> bool:
     """Ask the hook whose file is `path`; False if nobody listens. Never waits."""
     try:
-        descriptor = os.open(f"{path.removesuffix('hook')}ask", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(f"{path.removesuffix('hook')}ask", flags)
     except OSError:  # no pipe, or no reader: a process alone, an older hook, one that is gone
         return False
     try:
-        return os.write(descriptor, b"?") == 1
+        found = os.fstat(descriptor)
+        own = stat.S_ISFIFO(found.st_mode) and found.st_uid == owner  # into no other file is anything written
+        return own and os.write(descriptor, b"?") == 1
     except OSError:  # full: it has been asked thousands of times and does not answer
         return False
     finally:

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from collectors.collectives.ras_client import PORT, Conversation, NoGreetingError, parse_address
-from collectors.ranks import rank_processes
+from collectors.ranks import Lookout, rank_processes
 from trainwarden.clock import Clock
 from trainwarden.errors import CollectorError
+from trainwarden.hook import read_header
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, Record
 from trainwarden.settings import Config, PositiveSeconds
@@ -62,6 +63,7 @@ class NcclRasCollector:
         self._config = config
         self._scope = scope
         self._run_dir = Path(scope.run_dir)
+        self._lookout = Lookout(config.proc)
         self._talk: Conversation | None = None
         self._ungreeted = 0  # connections of this question that nobody has greeted
         self._next_s = float("-inf")
@@ -147,7 +149,9 @@ class NcclRasCollector:
             if process.rank:
                 break
             try:
-                with open(f"{self._config.proc}/{process.pid}/environ", "rb") as file:
+                header = read_header(process.path)
+                pid = self._lookout.look(header).pid if header is not None else None
+                with open(f"{self._config.proc}/{pid}/environ", "rb") as file:
                     for pair in file.read(_MAX_ENVIRON_BYTES).split(b"\0"):
                         if pair.startswith(b"NCCL_RAS_ADDR="):
                             return os.fsdecode(pair.partition(b"=")[2])

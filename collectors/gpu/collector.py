@@ -11,7 +11,7 @@ import pynvml as nvml
 
 from collectors.gpu.fields import READINGS, Gpu, Reading
 from collectors.kernel_log import boot_id
-from collectors.ranks import rank_of_pid
+from collectors.ranks import Ranks
 from trainwarden.clock import Clock
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import JsonObject, Scope
@@ -47,6 +47,7 @@ class GpuCollector:
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._scope = scope
+        self._rank_pids = Ranks(Path(scope.run_dir))
         self._gpus: list[Gpu] = []
         self._open = False
         self._events: Any = None
@@ -197,8 +198,8 @@ class GpuCollector:
         return True
 
     def _find_ranks(self) -> None:
-        """Which rank uses which GPU, by the process ids of both."""
-        ranks = rank_of_pid(Path(self._scope.run_dir))
+        """Which rank uses which GPU, by the process ids of both in this namespace."""
+        ranks = self._rank_pids.by_pid()
         for gpu in self._gpus:
             if gpu.lost or "processes" in gpu.missing:
                 continue

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from collectors.host.proc_files import NfsMount, nfs_mounts, numbered_lines, pressure_seconds, rank_usage
-from collectors.ranks import rank_of_pid
+from collectors.ranks import Ranks
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import MetricsRecord, Record
@@ -45,6 +45,7 @@ class HostCollector:
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._scope = scope
+        self._rank_pids = Ranks(Path(scope.run_dir), config.proc)
         self._clock = clock
         self._proc = config.proc
         self._tick = 0
@@ -205,7 +206,7 @@ class HostCollector:
         """CPU and memory of each rank's process, by pid so that a restarted rank is not mixed with its predecessor."""
         before, self._ranks = self._ranks, {}
         rows: dict[str, Values] = {}
-        for pid, rank in rank_of_pid(Path(self._scope.run_dir)).items():
+        for pid, rank in self._rank_pids.by_pid().items():
             usage = rank_usage(self._proc, pid)
             if usage is None:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from collectors.iterations.hook_source import MAX_NOTE_BYTES, Note, decode_note
@@ -41,18 +42,23 @@ class AgentSocket:
         if self._socket is not None or not self._folder.is_dir():
             return
         path = self._folder / rundir.AGENT_SOCKET
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except PermissionError:
+            return  # a folder of another user's, which we may only read: the same facts lie in its files
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         # A socket's address holds 107 bytes at most; through the open folder any path is short.
+        os.fchmod(opened.fileno(), 0o600)  # before it has a name: by its name another file might be meant
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             opened.bind(f"/proc/self/fd/{folder}/{rundir.AGENT_SOCKET}")
-        except OSError:
+        except OSError as error:
             opened.close()
+            if isinstance(error, PermissionError):
+                return  # as above
             raise
         finally:
             os.close(folder)
-        path.chmod(0o600)
         self._socket = opened
 
     def notes(self) -> Iterator[Note | None]:
@@ -71,4 +77,5 @@ class AgentSocket:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            (self._folder / rundir.AGENT_SOCKET).unlink(missing_ok=True)
+            with suppress(PermissionError):
+                (self._folder / rundir.AGENT_SOCKET).unlink(missing_ok=True)

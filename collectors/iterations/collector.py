@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +14,13 @@ from collectors.iterations.agent_socket import AgentSocket
 from collectors.iterations.hook_source import HookSource, boot_id
 from collectors.iterations.records import HookRecords
 from collectors.iterations.trainers import Trainers
+from collectors.ranks import Lookout, hook_files
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import Record
 from trainwarden.settings import Config, PositiveSeconds
 
-_HOOK_FILE = re.compile(r"^rank-\d{1,6}-\d{1,10}\.hook$")
 _GARBAGE_AFTER_LOOKS = 25  # a file that is being made is whole within milliseconds
 _GONE_ROWS_S = 30.0  # how long heartbeats go on telling of a process that is gone
 _OVERHEAD_INTERVAL_S = 5.0
@@ -55,13 +54,14 @@ class IterationsCollector:
         self._config = config
         self._records = HookRecords(scope)
         self._clock = clock
-        self._folder = Path(scope.run_dir) / rundir.HOOK
-        self._proc = Path(config.proc)
-        self._boot = boot_id(self._proc)
+        self._run_dir = Path(scope.run_dir)
+        self._folder = self._run_dir / rundir.HOOK
+        self._boot = boot_id(Path(config.proc))
+        self._lookout = Lookout(config.proc)
         self._sources: dict[str, HookSource] = {}
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}
-        self._trainers = Trainers(self._proc)
+        self._trainers = Trainers(Path(config.proc))
         self._socket = AgentSocket(self._folder)
         self._scanned: tuple[int, float] = (0, float("-inf"))
         self._overhead_at_s = 0.0
@@ -82,7 +82,7 @@ class IterationsCollector:
         self._scan(now_s)
         looked = []
         for source in list(self._sources.values()):
-            if source.look(self._proc, now_s):
+            if source.look(self._lookout, now_s):
                 looked.append(source)
             elif source.failed_looks >= _GARBAGE_AFTER_LOOKS:
                 self._give_up(source)
@@ -131,13 +131,10 @@ class IterationsCollector:
             return
         self._scanned = (changed, now_s)
         found: set[str] = set()
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if not _HOOK_FILE.match(entry.name):
-                    continue
-                found.add(entry.name)
-                if entry.name not in self._sources and self._garbage.get(entry.name) != entry.stat().st_size:
-                    self._take_in(entry.name, now_s)
+        for entry in hook_files(self._run_dir):
+            found.add(entry.name)
+            if entry.name not in self._sources and self._garbage.get(entry.name) != entry.stat().st_size:
+                self._take_in(entry.name, now_s)
         for name in self._sources.keys() - found:
             self._sources.pop(name).close()
         self._resume = {name: position for name, position in self._resume.items() if name in found}
@@ -159,8 +156,12 @@ class IterationsCollector:
 
     def _forget_if_old(self, source: HookSource, now_s: float) -> None:
         if source.gone_since_s is not None and now_s - source.gone_since_s > self._config.forget_after_s:
-            self._sources.pop(f"{source.name}.hook")
-            source.remove()
+            name = f"{source.name}.hook"
+            self._sources.pop(name)
+            try:
+                source.remove()
+            except OSError:  # another user's: not to be taken in again
+                self._garbage[name] = (self._folder / name).stat().st_size
 
     # -- what a process tells
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from collectors.ranks import is_another
+from collectors.ranks import Lookout
 from trainwarden import hook
 from trainwarden.protocols import JsonObject
 
@@ -64,10 +64,11 @@ def decode_note(line: bytes) -> Note | None:
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """State letter (X: gone) and CPU seconds used so far (None: not known) of a process."""
+    """State letter (X: gone, empty: not to be seen), CPU seconds used so far and pid here (None: not known)."""
 
     state: str
     cpu_s: float | None = None
+    pid: int | None = None
 
 
 def boot_id(proc: Path) -> str:
@@ -106,8 +107,7 @@ class HookSource:
         self.fault_told = False
         self.failed_looks = 0
         self._path = path
-        self._stat_path = ""
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Let go of the file. Safe twice."""
@@ -115,17 +115,17 @@ class HookSource:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def look(self, proc: Path, now_s: float) -> bool:
+    def look(self, lookout: Lookout, now_s: float) -> bool:
         """Read header and kernel's word anew; False if the file is no whole hook file (now)."""
         # Looked at before the header: of a process that is gone by then, the header read next is the last one.
         if self.header is not None:
-            self.kernel = self._kernel(proc, self.header)
+            self.kernel = _kernel(lookout, self.header)
         header = hook.read_header(self._descriptor)
         if header is None:
             self.failed_looks += 1
             return False
         if self.header is None:
-            self.kernel = self._kernel(proc, header)
+            self.kernel = _kernel(lookout, header)
         self.header = header
         self.failed_looks = 0
         if self.kernel.state not in ("X", "Z"):
@@ -187,7 +187,13 @@ class HookSource:
         return signal, frame.decode(errors="replace").strip()[:300]
 
     def remove(self) -> None:
-        """Delete the files of a process that is long gone; its last words stay for people to read."""
+        """Delete the files of a process that is long gone; its last words stay for people to read.
+
+        Raises
+        ------
+        OSError
+            If they may not be deleted.
+        """
         self.close()
         self._path.unlink(missing_ok=True)
         fault = self._path.with_name(f"{self.name}.fault")
@@ -221,17 +227,9 @@ class HookSource:
         self.trains = bool(position.get("trains", False))
         self.trained = bool(position.get("trained", False))
 
-    def _kernel(self, proc: Path, header: hook.Header) -> Kernel:
-        self._stat_path = self._stat_path or str(proc / str(header.pid) / "stat")
-        try:
-            with open(self._stat_path, "rb", buffering=0) as file:
-                text = file.read(4096)
-        except OSError:
-            return Kernel("X")
-        # The name in brackets may hold anything, so count from its end: the state is field 3.
-        fields = text[text.rfind(b")") + 2 :].split()
-        if len(fields) < 20:
-            return Kernel("X")
-        if is_another(int(fields[19]), header):
-            return Kernel("X")  # the pid belongs to a younger process by now
-        return Kernel(fields[0].decode(errors="replace"), (int(fields[11]) + int(fields[12])) / _TICKS)
+
+def _kernel(lookout: Lookout, header: hook.Header) -> Kernel:
+    sight = lookout.look(header)
+    if not sight.fields:
+        return Kernel(sight.state)
+    return Kernel(sight.state, (int(sight.fields[11]) + int(sight.fields[12])) / _TICKS, sight.pid)

@@ -85,7 +85,9 @@ class Trainers:
         assert old is not None  # as above
         if new.attempt != old.attempt:  # our own launcher counts them
             return new.attempt > old.attempt
-        if seat.source.gone_since_s is not None and not source.trained:
+        # A container that begins anew is another namespace; of the old one nothing can be seen from outside of both.
+        lost = not seat.source.kernel.state and new.pid_namespace != old.pid_namespace
+        if (seat.source.gone_since_s is not None or lost) and not source.trained:
             last_sign_s = max(old.phase_since_s, old.step_end_s or 0.0)
             if new.start_s + _START_SLACK_S >= last_sign_s:
                 return True
@@ -96,17 +98,21 @@ class Trainers:
         made = new.recorded - seat.others.setdefault(source.name, new.recorded if old.recorded else 0)
         if made < TAKE_OVER_STEPS or hook.SOURCES.index(new.source) < hook.SOURCES.index(old.source):
             return False
-        return new.recorded > old.recorded or seat.source.gone_since_s is not None or not self._is_child(new, old)
+        if new.recorded > old.recorded or seat.source.gone_since_s is not None:
+            return True
+        return not self._is_child(source, seat.source)
 
-    def _is_child(self, header: hook.Header, of: hook.Header) -> bool:
+    def _is_child(self, source: HookSource, of: HookSource) -> bool:
         """Whether the one descends from the other, as far as the kernel knows."""
-        pid = header.pid
+        pid, parent = source.kernel.pid, of.kernel.pid
+        if pid is None or parent is None:
+            return False
         for _ in range(_GENERATIONS):
             try:
                 text = (self._proc / str(pid) / "stat").read_bytes()
                 pid = int(text[text.rfind(b")") + 2 :].split()[1])
             except (OSError, ValueError, IndexError):
                 return False
-            if pid in (0, 1, of.pid):
-                return pid == of.pid
+            if pid in (0, 1, parent):
+                return pid == parent
         return False

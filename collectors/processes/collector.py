@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 
 from collectors.processes import inotify
-from collectors.processes.exit_status import ExitStatus, boot_time_s, exit_status, read_stat, start_s
-from collectors.ranks import RankProcess, is_another, rank_processes
+from collectors.processes.exit_status import ExitStatus, exit_status
+from collectors.ranks import Lookout, RankProcess, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import RecordError
@@ -23,21 +23,29 @@ from trainwarden.topics import EVENTS, MAX_RECORD_BYTES
 
 _READ_BYTES = 1_000_000
 _BLIND_INTERVAL_S = 0.1  # where the kernel cannot tell of changes
-# A hook file is made after its process began. If its pid now belongs to a process younger than the file's last
-# change, that is another process. The kernel's boot time is whole seconds, hence the slack.
-_START_SLACK_S = 2.0
+_UNSEEN_EVERY_S = 1.0  # between two looks at hook files whose processes cannot be seen
 
 
 class _Watched(msgspec.Struct):
     """A process whose end is awaited."""
 
     process: RankProcess
-    incarnation: str
+    pid: int  # here
     pidfd: int
+
+
+class _Unseen(msgspec.Struct):
+    """A process that cannot be seen from here, or whose hook file is not whole yet; `incarnation` if it was known."""
+
+    process: RankProcess
+    incarnation: str | None
+    whole: bool
 
 
 class ProcessesCollector:
     """Forwards the run folder's events and, where no launcher of ours reports them, the ends of its ranks.
+
+    Of a process that cannot be seen from here nothing is told: it may well live.
 
     Parameters
     ----------
@@ -54,6 +62,8 @@ class ProcessesCollector:
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._scope = scope
+        self._clock = clock
+        self._lookout = Lookout()
         self._run_dir = Path(scope.run_dir)
         self._hook = str(self._run_dir / rundir.HOOK)
         self._events = str(self._run_dir / rundir.EVENTS)
@@ -65,6 +75,8 @@ class ProcessesCollector:
         self._known: dict[str, str] = {}  # hook file name -> incarnation, of every process seen so far
         self._ended: set[str] = set()  # hook file names whose end has been reported
         self._unwatched: dict[str, RankProcess] = {}  # those that had ended before they could be watched
+        self._unseen: dict[str, _Unseen] = {}
+        self._unseen_at_s = float("-inf")
         self._names: list[str] = []  # of the hook folder at the last look
         self.junk_lines = 0
         self._junk_told = 0
@@ -86,6 +98,7 @@ class ProcessesCollector:
         self._notify.watch(self._events, inotify.MODIFY)
         yield from self._forward()
         self._look()
+        self._look_again()
         ended = self._gone()
         if ended or self._unwatched:
             own = not os.path.exists(self._launcher)  # noqa: PTH110 - a plain string, ten times a second
@@ -117,6 +130,7 @@ class ProcessesCollector:
         self._ended = set(position.get("ended", ()))
         known = {str(name): str(value) for name, value in dict(position.get("known", {})).items()}
         self._names = []
+        self._unseen.clear()
         for process in rank_processes(self._run_dir):
             name = process.path.rpartition("/")[2]
             if name in known:
@@ -141,9 +155,22 @@ class ProcessesCollector:
         for name in self._known.keys() - processes.keys() - self._watched.keys():
             del self._known[name]
             self._ended.discard(name)
+        self._unseen = {name: what for name, what in self._unseen.items() if name in processes}
         for name, process in processes.items():
-            if name not in self._known:
+            if name not in self._known and name not in self._unseen:
                 self._watch(name, process)
+
+    def _look_again(self) -> None:
+        """At files that were not whole, and for processes that could not be seen."""
+        if not self._unseen:
+            return
+        now_s = self._clock.monotonic_s()
+        due = now_s - self._unseen_at_s >= _UNSEEN_EVERY_S
+        if due:
+            self._unseen_at_s = now_s
+        for name, one in tuple(self._unseen.items()):
+            if due or not one.whole:
+                self._watch(name, one.process, one.incarnation)
 
     def _gone(self) -> list[str]:
         """Hook file names of watched processes that have ended, reaped or not: their pidfds are readable."""
@@ -157,29 +184,23 @@ class ProcessesCollector:
 
     def _watch(self, name: str, process: RankProcess, incarnation: str | None = None) -> None:
         """Begin to wait for the end of `process`; one that has ended already is known but not watched."""
-        alive = self._incarnation(process)
-        same = alive is not None and (incarnation is None or _is_one(incarnation, alive))
-        if alive is not None and same and name not in self._ended:
-            try:
-                self._watched[name] = _Watched(process, alive, os.pidfd_open(process.pid))
-            except ProcessLookupError:
-                alive = None
-        self._known[name] = incarnation or alive or _told_incarnation(process)
-        if name not in self._watched and name not in self._ended:
-            self._unwatched[name] = process
-
-    def _incarnation(self, process: RankProcess) -> str | None:
-        """What the hook file calls itself; None if the process that made it is gone."""
-        stat = read_stat(process.pid)
-        if stat is None:
-            return None
+        self._unseen.pop(name, None)
         header = hook.read_header(process.path)
-        if header is not None:
-            return None if is_another(stat.start_ticks, header) else header.incarnation
-        begun_s = start_s(stat, boot_time_s())
-        if begun_s > _changed_s(process.path) + _START_SLACK_S:
-            return None
-        return f"{process.pid}-{begun_s * 1000:.0f}"
+        if header is None or (sight := self._lookout.look(header)).state == "":
+            self._unseen[name] = _Unseen(process, incarnation, header is not None)
+            if incarnation is not None:
+                self._known[name] = incarnation
+            return
+        self._known[name] = incarnation or header.incarnation
+        if name in self._ended:
+            return
+        pidfd = self._lookout.pidfd(header) if self._known[name] == header.incarnation else None
+        if pidfd is not None and sight.pid is not None:
+            self._watched[name] = _Watched(process, sight.pid, pidfd)
+        elif sight.state == "X" or self._known[name] != header.incarnation or self._lookout.look(header).state == "X":
+            self._unwatched[name] = process
+        else:
+            self._unseen[name] = _Unseen(process, incarnation, whole=True)
 
     def _unwatch(self, name: str) -> None:
         watched = self._watched.pop(name, None)
@@ -189,7 +210,7 @@ class ProcessesCollector:
     def _exit(self, name: str, now_s: float) -> EventRecord:
         watched = self._watched.get(name)
         process = watched.process if watched else self._unwatched[name]
-        status = exit_status(watched.pidfd, process.pid) if watched else _last_word(process.path)
+        status = exit_status(watched.pidfd, watched.pid) if watched else _last_word(process.path)
         incarnation = self._known[name]
         fields: dict[str, str | int | float | bool | None] = {"pid": process.pid, "incarnation": incarnation}
         if status.code is not None:
@@ -245,28 +266,7 @@ class ProcessesCollector:
         self._offset += whole
 
 
-def _is_one(known: str, alive: str) -> bool:
-    """Whether both name one process, though one was reckoned before its hook file was whole."""
-    (pid, _, begun), (other, _, other_begun) = known.partition("-"), alive.partition("-")
-    if known == alive or pid != other or not (begun.isdigit() and other_begun.isdigit()):
-        return known == alive
-    return abs(int(begun) - int(other_begun)) <= _START_SLACK_S * 1000
-
-
-def _told_incarnation(process: RankProcess) -> str:
-    """What the hook file says of a process that is gone; its last change stands in for a start it does not tell."""
-    header = hook.read_header(process.path)
-    return header.incarnation if header is not None else f"{process.pid}-{_changed_s(process.path) * 1000:.0f}"
-
-
 def _last_word(path: str) -> ExitStatus:
     """The exit code that the process itself left in its hook file before it ended."""
     header = hook.read_header(path)
     return ExitStatus(code=header.exit_code) if header is not None else ExitStatus()
-
-
-def _changed_s(path: str) -> float:
-    try:
-        return Path(path).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

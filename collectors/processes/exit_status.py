@@ -9,12 +9,13 @@ import struct
 
 import msgspec
 
+from collectors.ranks import stat_fields
+
 # linux/pidfd.h, kernel 6.13 and newer: struct pidfd_info, first published size 64 bytes; exit_code is its last
 # field. PIDFD_GET_INFO = _IOWR(0xFF, 11, struct pidfd_info). PIDFD_INFO_EXIT (6.15) asks for the exit status.
 _PIDFD_INFO = struct.Struct("<QQ11Ii")
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT = 1 << 3
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -34,32 +35,23 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
 def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
     """The stat line of `pid`; None if there is no such process or it may not be looked at."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    # The name in brackets may hold anything, brackets too, so count from its end: state is field 3.
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) < 20:
+    fields = stat_fields(f"{proc}/{pid}/stat")
+    if not fields:
         return None
     state = fields[0].decode()
-    status = int(fields[49]) if state == "Z" and len(fields) > 49 else None
-    return Stat(state, int(fields[19]), status)
+    told = state == "Z" and len(fields) > 49 and _may_ask(pid, proc)
+    return Stat(state, int(fields[19]), int(fields[49]) if told else None)
 
 
-def start_s(stat: Stat, boot_s: float) -> float:
-    """Wall time at which the process began, for a machine that was booted at `boot_s`."""
-    return boot_s + stat.start_ticks / _CLOCK_TICKS
-
-
-def boot_time_s() -> float:
-    """Wall time of the boot by the kernel's reckoning (field btime of /proc/stat)."""
-    with open("/proc/stat", "rb") as file:
-        for line in file:
-            if line.startswith(b"btime "):
-                return float(line.split()[1])
-    return 0.0
+def _may_ask(pid: int, proc: str) -> bool:
+    """Whether the kernel tells us the wait status of `pid`: where it does not, it says 0, which would be an exit."""
+    try:
+        os.readlink(f"{proc}/{pid}/ns/pid")  # noqa: PTH115 - a kernel's name; asks for the same right
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def exit_status(pidfd: int, pid: int) -> ExitStatus:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.hook_doubles import write_header
 from tests.servers.agent import AgentProcess
 from tests.servers.fake_nvml import CompilerMissing, FakeNvml
 from trainwarden.records import EventRecord, MetricsRecord
@@ -137,7 +138,7 @@ def test_values_that_change_are_seen_to_change(make_rig: Callable[..., Rig]) -> 
 def test_xid_events_name_gpu_and_rank(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.nvml.set(1, pid_0=os.getpid())
-    (rig.agent.run_dir / "hook" / f"rank-5-{os.getpid()}.hook").touch()
+    write_header(rig.agent.run_dir / "hook" / f"rank-5-{os.getpid()}.hook", os.getpid())
     rig.start()
     rig.nvml.xid(1, 79)
     rig.nvml.xid(0, 31)

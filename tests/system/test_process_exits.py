@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from collectors.processes.collector import ProcessesCollector
+from tests.hook_doubles import write_header
 from trainwarden.clock import SystemClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
@@ -61,7 +62,7 @@ def test_code_or_signal(
     code = f"import faulthandler, os, signal, sys; sys.stdin.read(); {last_act}"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert child.stdin is not None
-    (tmp_path / "hook" / f"rank-3-{child.pid}.hook").touch()
+    write_header(tmp_path / "hook" / f"rank-3-{child.pid}.hook", child.pid)
     assert list(collector.collect(1.0)) == []
     *_, pidfd = collector.wake_fds()
     child.stdin.close()
@@ -81,7 +82,7 @@ def test_an_end_while_the_agent_was_down_is_told_after_its_restart(
     collector: ProcessesCollector, tmp_path: Path
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    (tmp_path / "hook" / f"rank-3-{child.pid}.hook").touch()
+    write_header(tmp_path / "hook" / f"rank-3-{child.pid}.hook", child.pid)
     assert list(collector.collect(1.0)) == []
     position = collector.position()
     collector.close()

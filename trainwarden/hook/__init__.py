@@ -53,6 +53,7 @@ from .layout import (
     VERSION,
     Phase,
 )
+from .memory import let_through
 from .period import CallPeriod
 from .plan import MicroBatchPlan, micro_batches
 from .process import Hook, current
@@ -74,7 +75,7 @@ def autoload() -> None:
         if hook is not None:
             hook.install()
     except Exception:
-        pass  # torch would turn it into a failed import
+        let_through()  # torch would turn any other into a failed import
 
 
 @hide
@@ -91,7 +92,7 @@ def iteration(step: int | None = None) -> None:
         if hook is not None:
             hook.marked(step if step is None or 0 <= step < 2**62 else None)
     except Exception:
-        pass
+        let_through()
 
 
 @hide
@@ -102,7 +103,7 @@ def set_step(step: int) -> None:
         if hook is not None and step >= 0:
             hook.number(int(step))
     except Exception:
-        pass
+        let_through()
 
 
 @contextlib.contextmanager
@@ -110,17 +111,17 @@ def phase(name: str) -> Iterator[None]:
     """Name a pause: ``checkpoint``, ``data`` or ``evaluation``; other names mean nothing."""
     token, code = None, START
     try:
-        hook = current()
-        if hook is not None and name in PHASES[CHECKPOINT:EXIT] and (hook.live or hook.activate()):
-            code = PHASES.index(name)
-            token = hook.begin_pause(code)
-    except Exception:
-        pass
-    try:
+        try:
+            hook = current()
+            if hook is not None and name in PHASES[CHECKPOINT:EXIT] and (hook.live or hook.activate()):
+                code = PHASES.index(name)
+                token = hook.begin_pause(code)
+        except Exception:
+            let_through()
         yield
     finally:
         try:
             if token is not None:
                 hook.end_pause(token, code)
         except Exception:
-            pass
+            let_through()

@@ -6,14 +6,13 @@ which waits for them, to the return of the backward pass.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from typing import Any
 
 from .ends import Ends
 from .layout import AT_PHASE, COMPUTE, OPTIMIZER, START, WAIT
-from .memory import Memory
+from .memory import Memory, let_through
 from .pauses import Evaluation
 from .thread import Tally, TrainingThread, clock, thread_id
 
@@ -62,7 +61,7 @@ class Backward:
                 self.memory.words[AT_PHASE] = now << 3 | COMPUTE
             ends = self.ends
             if ends.steps.source < OPTIMIZER:
-                ends.by_hand.weigh(ends.optimizers)
+                ends.by_hand.weigh(0 if ends.compiled else ends.optimizers)
             ends.by_hand.fresh = True
             tally.backwards += 1
             self.tail = (0, 0)
@@ -88,14 +87,20 @@ class Backward:
         return node.register_prehook(self._on_root)
 
     def _on_root(self, _grads: Any) -> None:
-        with contextlib.suppress(Exception):
+        try:
             self.engine.queue_callback(self._on_tail)
+        except Exception:
+            let_through()
 
     def _on_tail(self) -> None:
         if self.thread.in_backward and not self.tail[0]:
             now = clock()
             self.tail = (now, self.tally.wait_ns)
             self.memory.words[AT_PHASE] = now << 3 | WAIT
+
+    def abandon(self) -> None:
+        """A signal handler raised in the midst of `end`."""
+        self.memory.words[AT_PHASE] = clock() << 3 | self.thread.phase
 
     def end(self, handle: Any) -> None:
         """The backward pass that gave `handle` returned or raised."""

@@ -95,7 +95,7 @@ class ByHand:
 class Ends:
     """Closes a step where the strongest source that has been seen says so."""
 
-    __slots__ = ("by_hand", "optimizers", "pauses", "pending", "period", "steps", "tally", "thread")
+    __slots__ = ("by_hand", "compiled", "optimizers", "pauses", "pending", "period", "steps", "tally", "thread")
 
     def __init__(self, thread: TrainingThread, tally: Tally, steps: Steps, pauses: Pauses) -> None:
         self.thread = thread
@@ -105,6 +105,7 @@ class Ends:
         self.by_hand = ByHand(steps, tally)
         self.period = CallPeriod()
         self.optimizers = 0  # made in this process
+        self.compiled = False  # one whose steps are in a graph, where nobody sees them
         self.pending = False  # one stepped inside a backward pass
 
     def marked(self, number: int | None) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from .ends import ByHand
 from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
-from .memory import Memory
+from .memory import Memory, let_through
 from .thread import TrainingThread, clock
 
 _MAX_CAUSES = 8
@@ -33,13 +33,14 @@ _MAX_CALLS_BYTES = 64_000_000  # 2,000 calls, torch's default, have about 1 MB
 class LastWords:
     """How the process ended: an exception, an exit code, a fatal signal."""
 
-    __slots__ = ("by_hand", "exit_code", "fault_file", "memory", "notes", "thread")
+    __slots__ = ("by_hand", "disable_faults", "exit_code", "fault_file", "memory", "notes", "thread")
 
     def __init__(self, thread: TrainingThread, by_hand: ByHand) -> None:
         self.memory: Memory = thread.memory
         self.thread = thread
         self.by_hand = by_hand
-        self.fault_file: Any = None
+        self.fault_file: Any = None  # while it is ours that the interpreter writes to
+        self.disable_faults: Any = None
         self.exit_code: int | None = None
         self.notes = 0
 
@@ -63,13 +64,44 @@ class LastWords:
         sys.exit = on_sys_exit
         atexit.register(self.at_exit)
         if not faulthandler.is_enabled():
-            self.fault_file = open(self.memory.path + ".fault", "w", encoding="utf-8")  # noqa: SIM115 - for life
-            faulthandler.enable(self.fault_file, all_threads=False)
+            self._arm_faults()
+
+    def _arm_faults(self) -> None:
+        """Have the interpreter's words at a fatal signal, until the program wants them or none.
+
+        To the program it is as if nobody had asked for them: it is told that they are not enabled.
+        """
+        disable: Any = faulthandler.disable  # it does return whether they were enabled
+        enable, is_enabled = faulthandler.enable, faulthandler.is_enabled
+        self.disable_faults = disable
+        self.fault_file = self._fault_words()
+        enable(self.fault_file, all_threads=False)
+
+        @functools.wraps(enable)
+        def enabled(*args: Any, **kwargs: Any) -> Any:
+            enable(*args, **kwargs)
+            self.fault_file = None
+
+        @functools.wraps(disable)
+        def disabled() -> Any:
+            ours, self.fault_file = self.fault_file is not None, None
+            return disable() and not ours
+
+        @functools.wraps(is_enabled)
+        def asked() -> bool:
+            return is_enabled() and self.fault_file is None
+
+        faulthandler.enable, faulthandler.disable, faulthandler.is_enabled = enabled, disabled, asked
+
+    def _fault_words(self) -> Any:
+        """The file for the interpreter's words, open for the life of the process."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return open(os.open(self.memory.path + ".fault", flags, self.memory.readable), "w", encoding="utf-8")
 
     def disarm_faults(self) -> None:
         """No more words at a fatal signal, where they are ours."""
         if self.fault_file is not None:
-            faulthandler.disable()
+            self.disable_faults()
 
     def at_exit(self) -> None:
         """The interpreter ends by itself."""
@@ -125,7 +157,11 @@ class LastWords:
             "time_s": time.time(),
         }
         line = json.dumps(fact).encode()
-        descriptor = os.open(memory.path + ".last", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            memory.path + ".last",
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+            memory.readable,
+        )
         try:
             os.write(descriptor, line + b"\n")
         finally:
@@ -154,6 +190,7 @@ class Requests:
             os.mkfifo(memory.path + ".ask", 0o600)
             # Both ends, so that opening does not wait for the agent and its leaving is no end of file.
             self.pipe = os.open(memory.path + ".ask", os.O_RDWR | os.O_CLOEXEC)
+            os.fchmod(self.pipe, 0o600 | memory.shared & 0o020)  # whoever the folder lets write may ask
             start_new_thread(self._answer, ())  # threading's own start waits for the thread to run
         except (OSError, RuntimeError):
             memory.failed()
@@ -187,7 +224,9 @@ class Requests:
         if b'"entries"' not in text or len(text) > _MAX_CALLS_BYTES:
             return
         partial = self.memory.path + ".calls.tmp"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, self.memory.readable
+        )
         with open(descriptor, "wb") as file:
             file.write(text)
         os.rename(partial, self.memory.path + ".calls")
@@ -227,6 +266,7 @@ def words_of(error: BaseException) -> str:
     try:
         return str(error).encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
     except Exception:
+        let_through()
         return ""
 
 

@@ -55,13 +55,15 @@ class Words(NamedTuple):
     errors: int
     attempt: int
     first: int  # 1 more than the first step that the script itself gave a number; 0 if it gives none
+    start_ticks: int  # of the process, in ticks since boot, as /proc/PID/stat has it; 0: not known
+    pid_namespace: int  # inode of the namespace that `pid` belongs to; 0: not known
 
 
 # Where the writer finds them.
 (
     AT_MAGIC, AT_VERSION, AT_PID, AT_RANK, AT_WORLD, AT_START_NS, AT_OFFSET_NS, AT_PHASE, AT_CALLS, AT_P2P, AT_RECORDED,
     AT_STEP, AT_STEP_END, AT_MICRO, AT_SOURCE, AT_PLAN, AT_PLAN_STEP, AT_PAUSES, AT_ROLE, AT_OWN_NS, AT_CODE, AT_ERRORS,
-    AT_ATTEMPT, AT_FIRST,
+    AT_ATTEMPT, AT_FIRST, AT_START_TICKS, AT_PID_NAMESPACE,
 ) = range(len(Words._fields))  # fmt: skip
 NO_CODE = -(2**62)  # the process has not ended yet
 

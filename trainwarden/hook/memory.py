@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -18,8 +20,10 @@ from .layout import (
     AT_OFFSET_NS,
     AT_PHASE,
     AT_PID,
+    AT_PID_NAMESPACE,
     AT_RANK,
     AT_START_NS,
+    AT_START_TICKS,
     AT_STEP,
     AT_VERSION,
     AT_WORLD,
@@ -35,7 +39,7 @@ from .layout import (
 class Memory:
     """What this process shares with the agent. `words` is the header, `buffer` the whole file; None before `open`."""
 
-    __slots__ = ("buffer", "folder", "live", "off", "offset_ns", "path", "rank_known", "words")
+    __slots__ = ("buffer", "folder", "live", "off", "offset_ns", "path", "rank_known", "shared", "ticks", "words")
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -46,12 +50,18 @@ class Memory:
         self.buffer: Any = None
         self.offset_ns = 0  # wall time less monotonic time
         self.rank_known = False
+        self.ticks = 0  # start of this process by the kernel's reckoning
+        self.shared = 0  # rights on the folder that its owner gives to the group, or to others by an access list
 
     def open(self, step: int, micro: int, phase: int) -> int:
         """Make and map the file with what is known already; the monotonic time of it. Whatever the system raises."""
         rank, world, self.rank_known = who_am_i()
-        self.path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
-        descriptor = os.open(self.path + ".hook", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.ticks, self.shared = _start_ticks(), os.stat(self.folder).st_mode & 0o060
+        self.path = self._free_path(rank)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path + ".hook")  # of this very process, before it ran another program by exec
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.path + ".hook", flags, self.readable)
         try:
             # Really allocated: a full tmpfs must fail here and not kill the process by SIGBUS at a later store.
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
@@ -62,7 +72,12 @@ class Memory:
         now, wall = time.monotonic_ns(), time.time_ns()
         self.offset_ns = wall - now
         words[AT_VERSION], words[AT_PID], words[AT_RANK], words[AT_WORLD] = VERSION, os.getpid(), rank, world
-        words[AT_START_NS], words[AT_OFFSET_NS], words[AT_PHASE] = _process_start_ns(wall), wall - now, now << 3 | phase
+        words[AT_START_NS], words[AT_OFFSET_NS], words[AT_PHASE] = (
+            _start_ns(self.ticks, wall),
+            wall - now,
+            now << 3 | phase,
+        )
+        words[AT_START_TICKS], words[AT_PID_NAMESPACE] = self.ticks, _pid_namespace()
         words[AT_CODE], words[AT_ATTEMPT] = NO_CODE, _integer("TRAINWARDEN_ATTEMPT") or 0
         words[AT_STEP], words[AT_MICRO] = step, micro
         words[AT_MAGIC] = MAGIC  # last, so that a reader never takes half a header for one
@@ -74,24 +89,63 @@ class Memory:
         self.rank_known = True  # asked once, at the first collective: later it will not be known any better
         self.words[AT_WORLD] = world
         if known and rank != self.words[AT_RANK]:
-            path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
+            path = self._free_path(rank)
             for kind in (".fault", ".last", ".ask", ".hook"):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self.path + kind, path + kind)
             self.words[AT_RANK], self.path = rank, path
 
+    @property
+    def readable(self) -> int:
+        """Mode of files that the agent reads: whoever the folder lets in may read what lies there."""
+        return 0o600 | self.shared & 0o040
+
+    def _free_path(self, rank: int) -> str:
+        """Where the files of this process go, without the suffix.
+
+        A container begins each time with the same pids: what an earlier process has left is not overwritten.
+        """
+        path = os.path.join(self.folder, f"rank-{rank}-{os.getpid()}")
+        taken = any(os.path.lexists(path + kind) for kind in (".hook", ".last"))
+        return f"{path}-{self.ticks}" if taken else path
+
     def failed(self) -> None:
-        """Count an error of our own; it must go no further."""
+        """Count the error that is being handled, one of our own: it must go no further."""
+        let_through()
         if self.words is not None:
             self.words[AT_ERRORS] += 1
+
+
+def let_through() -> None:
+    """Raise the error that is being handled again if a signal handler of the program raised it: it is not ours."""
+    error = sys.exc_info()[1]
+    trace = error.__traceback__ if error is not None else None
+    if trace is None or trace.tb_next is None:
+        return
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    while codes and trace is not None:
+        if trace.tb_frame.f_code in codes:
+            raise error  # type: ignore[misc]  # there is one
+        trace = trace.tb_next
+
+
+def _code_of(handler: Any) -> Any:
+    """The code that runs when `handler` is called, as far as it is Python's."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    called = vars(type(function)).get("__call__")  # of an object that is no function
+    return getattr(function, "__code__", None) or getattr(called, "__code__", None)
 
 
 def who_am_i() -> tuple[int, int, bool]:
     """(rank, world size, known for sure)."""
     distributed = sys.modules.get("torch.distributed")
-    with contextlib.suppress(Exception):
+    try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size(), True
+    except Exception:
+        let_through()
     # SLURM_PROCID is that of the launcher, not of the rank, under torchrun and the like: hence last.
     pairs = (
         ("RANK", "WORLD_SIZE"),
@@ -111,14 +165,31 @@ def _integer(name: str) -> int | None:
     return int(value) if value.isascii() and value.isdigit() else None
 
 
-def _process_start_ns(otherwise: int) -> int:
+def _start_ticks() -> int:
+    """Start of this process in ticks since boot, as everybody else reads it in /proc/PID/stat; 0 if it is not known."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            text = file.read()
+        return int(text[text.rfind(b")") + 2 :].split()[19])
+    except Exception:
+        let_through()
+        return 0
+
+
+def _start_ns(ticks: int, otherwise: int) -> int:
     """Wall time of this process's start by the kernel's reckoning, as everybody else names it, whole 10 ms."""
     try:
         with open("/proc/stat", "rb") as file:
             boot_s = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
-        with open("/proc/self/stat", "rb") as file:
-            text = file.read()
-        ticks = int(text[text.rfind(b")") + 2 :].split()[19])
-        return boot_s * 1_000_000_000 + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        return boot_s * 1_000_000_000 + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") if ticks else otherwise
     except Exception:
+        let_through()
         return otherwise
+
+
+def _pid_namespace() -> int:
+    """The namespace in which this process has its pid; 0 if the kernel does not say."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0

@@ -55,6 +55,13 @@ class Pauses:
             except Exception:
                 self.memory.failed()
 
+    def abandon(self, depth: int, phase: int) -> None:
+        """A signal handler raised in the midst of `begin` or `end`: back to `depth` pauses and `phase`."""
+        thread = self.thread
+        if thread_id() == thread.owner:
+            thread.paused, thread.phase = depth, phase
+            self.memory.words[AT_PHASE] = clock() << 3 | phase
+
     def _keep(self, phase: int, began: int, took: int) -> None:
         memory = self.memory
         serial = self.count + 1

@@ -16,7 +16,7 @@ from typing import Any
 from .backward import Backward, NoHandle
 from .ends import ByHand, Ends
 from .last_words import LastWords, Requests, user_frame
-from .memory import Memory, who_am_i
+from .memory import Memory, let_through, who_am_i
 from .pauses import Evaluation, Pauses
 from .period import CallPeriod, numel, smallest_period
 from .steps import Steps
@@ -91,6 +91,7 @@ class Hook:
             memory.off, memory.live, thread.owner = True, False, -1
             with contextlib.suppress(OSError):
                 os.unlink(memory.path + ".hook")
+            let_through()
         return memory.live
 
     def open(self) -> None:
@@ -118,6 +119,7 @@ class Hook:
                 if watch():
                     self.missing.remove(watch)
             except Exception:
+                let_through()
                 self.missing.remove(watch)
 
     @property
@@ -180,5 +182,5 @@ def current() -> Any:
 
 hide_all(
     Memory, TrainingThread, Tally, Pauses, Evaluation, Steps, ByHand, CallPeriod, Ends, Waits, Calls, Backward,
-    NoHandle, LastWords, Requests, Hook, who_am_i, smallest_period, numel, user_frame, current,
+    NoHandle, LastWords, Requests, Hook, let_through, who_am_i, smallest_period, numel, user_frame, current,
 )  # fmt: skip

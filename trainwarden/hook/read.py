@@ -57,6 +57,8 @@ class Header(NamedTuple):
     attempt: int
     start_monotonic_s: float  # of the process, by the machine's monotonic clock, which no step of the wall clock moves
     first_step: int | None = None  # finished under a number that the script itself gave
+    start_ticks: int | None = None  # as /proc/PID/stat has it
+    pid_namespace: int | None = None  # the one that `pid` belongs to, by its inode
 
 
 class Step(NamedTuple):
@@ -126,6 +128,8 @@ def read_header(source: int | str | os.PathLike[str]) -> Header | None:
         attempt=words.attempt,
         start_monotonic_s=(words.start_ns - offset) / 1e9,
         first_step=words.first - 1 if words.first > 0 else None,
+        start_ticks=words.start_ticks or None,
+        pid_namespace=words.pid_namespace or None,
     )
 
 
@@ -139,6 +143,7 @@ def _sound(words: Words) -> bool:
         and 0 <= words.source < len(SOURCES)
         and 0 <= words.role < len(ROLES)
         and min(words.recorded, words.pauses, words.calls, words.world, words.start_ns, words.step) >= 0
+        and min(words.start_ticks, words.pid_namespace) >= 0
     )
 
 
@@ -201,7 +206,8 @@ def _read_ring(source: int | str | os.PathLike[str], ring: _Ring, after: int, co
 def _pread(source: int | str | os.PathLike[str], size: int, at: int) -> bytes:
     if isinstance(source, int):
         return os.pread(source, size, at)
-    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    # Whatever lies there under that name, a pipe too: opening it must not wait.
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.pread(descriptor, size, at)
     finally:

@@ -56,6 +56,13 @@ class Waits:
         if self.steps.source < OPTIMIZER and not tally.stage:
             self.by_hand.waited(now)
 
+    def abandon(self) -> None:
+        """A signal handler raised in the midst of `enter` or `leave`, unless it is another thread that waits."""
+        thread = self.thread
+        if thread_id() == thread.owner:
+            thread.inside = False
+            self.memory.words[AT_PHASE] = clock() << 3 | thread.phase
+
     def calibrate(self) -> None:
         """What one watched call costs on this machine, so that the hook can state its own overhead."""
         began = time.perf_counter_ns()

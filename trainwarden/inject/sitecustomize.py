@@ -55,18 +55,21 @@ class _TorchWatcher:
             return None
         self.busy = True
         try:
-            spec = importlib.util.find_spec(name)
+            return self._telling(importlib.util.find_spec(name))
+        except Exception:  # noqa: BLE001 - then it is imported as if we were not there
+            return None
         finally:
             self.busy = False
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
 
-        def exec_module(module: types.ModuleType) -> None:
-            run(module)
-            _load_hook()
+    def _telling(self, spec: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
 
-        vars(spec.loader)["exec_module"] = exec_module
+            def exec_module(module: types.ModuleType) -> None:
+                run(module)
+                _load_hook()
+
+            vars(spec.loader)["exec_module"] = exec_module
         return spec
 
 

@@ -110,7 +110,10 @@ class RankProcess:
 
     def header(self) -> hook.Header | None:
         """What the hook inside the process says of itself; None if it has not come that far."""
-        return hook.read_header(self._place.run_dir / rundir.HOOK / f"rank-{self.rank}-{self.pid}.hook")
+        folder, name = self._place.run_dir / rundir.HOOK, f"rank-{self.rank}-{self.pid}"
+        # In a container a pid comes back with each start: of several files the newest is of this process.
+        found = [hook.read_header(path) for path in (folder / f"{name}.hook", *folder.glob(f"{name}-*.hook"))]
+        return max((one for one in found if one is not None), key=lambda one: one.start_monotonic_s, default=None)
 
     @property
     def incarnation(self) -> str:

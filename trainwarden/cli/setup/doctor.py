@@ -8,7 +8,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from trainwarden import plugins, rundir
+from collectors.ranks import Lookout, rank_processes
+from trainwarden import hook, plugins, rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
@@ -37,6 +38,7 @@ def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
         _check_clock(),
         _check_clocks(settings),
         _check_shm(),
+        *_check_run_folder(settings),
         _check_launcher(settings),
         _check_checkpoints(settings),
         _check_registry(settings),
@@ -162,6 +164,28 @@ def _check_shm() -> dict[str, str]:
     if free < rundir.HOOK_ROOM_BYTES:
         return _row("tmpfs", "note", f"/dev/shm has {free / 2**20:.0f} MiB free: hook files go to disk")
     return _row("tmpfs", "fine", "/dev/shm holds the hook's files")
+
+
+def _check_run_folder(settings: Settings) -> list[dict[str, str]]:
+    """Who may write where the hooks write, and whether their files can be read and their processes seen."""
+    if settings.run_dir is None or not (folder := Path(settings.run_dir) / rundir.HOOK).is_dir():
+        return [_row("run folder", "note", "there is none yet; the agent makes it for its own user alone")]
+    mode, owner = folder.stat().st_mode, folder.stat().st_uid
+    if mode & 0o002:
+        what = f"anybody may write to {folder}: files of strangers are left out; take that right away (chmod o-w)"
+        return [_row("run folder", "bad", what)]
+    shared = "" if mode & 0o020 else ": ranks of other users cannot report there (docs/operations.md, Other users)"
+    rows = [_row("run folder", "fine", f"{folder} belongs to user {owner}{shared}")]
+    headers = [(one, hook.read_header(one.path)) for one in rank_processes(Path(settings.run_dir))]
+    unread = [str(one.rank) for one, header in headers if header is None]
+    if unread:
+        rows.append(_row("ranks", "bad", f"hook files cannot be read, of ranks {', '.join(unread)}"))
+    lookout = Lookout()
+    unseen = [str(one.rank) for one, header in headers if header is not None and not lookout.look(header).state]
+    if unseen:
+        what = f"ranks {', '.join(unseen)} are in another pid namespace: their ends, CPU and memory are not known"
+        rows.append(_row("ranks", "note", f"{what}; run the agent with the host's (hostPID, --pid=host)"))
+    return rows
 
 
 def _check_collectors(settings: Settings) -> list[dict[str, str]]:

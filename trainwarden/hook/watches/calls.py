@@ -24,17 +24,24 @@ def watch_wait(waits: Waits) -> bool:
     c10d = loaded("torch._C._distributed_c10d")
     if c10d is None:
         return False
-    inner = c10d.Work.wait
+    inner, thread = c10d.Work.wait, waits.thread
 
     @functools.wraps(inner)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        began = waits.enter()
-        if not began:
-            return inner(self, *args, **kwargs)
+        free, began = not thread.inside, 0
         try:
+            began = waits.enter()
             return inner(self, *args, **kwargs)
         finally:
-            waits.leave(began)
+            if began:
+                thread.inside = False
+                try:
+                    waits.leave(began)
+                except BaseException:
+                    waits.abandon()
+                    raise
+            elif free and thread.inside:
+                waits.abandon()
 
     c10d.Work.wait = hide(wait)
     return True
@@ -56,24 +63,36 @@ def watch_calls(waits: Waits, calls: Calls) -> bool:
 
 def watched_call(waits: Waits, calls: Calls, inner: Any, code: int) -> Any:
     """`inner`, a call that waits for other ranks, watched as operation `code`."""
-    memory, tally, steps = waits.memory, waits.tally, waits.steps
+    memory, tally, steps, thread = waits.memory, waits.tally, waits.steps, waits.thread
     between_neighbours = code <= RECEIVE
 
     @functools.wraps(inner)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        began = waits.enter()
-        if not began:
-            return inner(self, *args, **kwargs)
-        memory.words[AT_CALLS] = tally.calls = tally.calls + 1  # begun: of a rank that is stuck in it, too
+        free, began = not thread.inside, 0
         try:
+            began = waits.enter()
+            if began:
+                memory.words[AT_CALLS] = tally.calls = tally.calls + 1  # begun: of a rank that is stuck in it, too
             return inner(self, *args, **kwargs)
         finally:
-            waits.leave(began)
-            # Of most calls there is nothing more to learn; what they do not call they do not pay for.
-            if between_neighbours or steps.source <= LONE or not memory.rank_known:
-                calls.called(code, args, began)
+            if began:
+                thread.inside = False
+                try:
+                    waits.leave(began)
+                except BaseException:
+                    waits.abandon()
+                    raise
+                # Of most calls there is nothing more to learn; what they do not call they do not pay for.
+                if between_neighbours or steps.source <= LONE or not memory.rank_known:
+                    calls.called(code, args, began)
+            elif free and thread.inside:
+                waits.abandon()
 
-    return hide(call)
+    # A group made in Python passes each call on to what overrides it; pybind knows by the name of the frame that it
+    # comes from there already. Under another name our function would be called for ever.
+    named: Any = call
+    named.__code__ = named.__code__.replace(co_name=getattr(inner, "__name__", "call"))
+    return hide(named)
 
 
 def watch_broadcast(waits: Waits, calls: Calls) -> bool:
@@ -92,6 +111,7 @@ def watch_wait_tensor(waits: Waits) -> bool:
     if functional is None or not hasattr(functional, "wait_tensor"):
         return False
     is_compiling = loaded("torch").compiler.is_compiling
+    thread = waits.thread
 
     def watch(inner: Any) -> Any:
         # Not hidden from torch.compile: it must trace through this one, or a compiled collective would break its graph.
@@ -99,12 +119,20 @@ def watch_wait_tensor(waits: Waits) -> bool:
         def wait_tensor(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return inner(*args, **kwargs)
-            began = waits.enter()
+            free, began = not thread.inside, 0
             try:
+                began = waits.enter()
                 return inner(*args, **kwargs)
             finally:
                 if began:
-                    waits.leave(began)
+                    thread.inside = False
+                    try:
+                        waits.leave(began)
+                    except BaseException:
+                        waits.abandon()
+                        raise
+                elif free and thread.inside:
+                    waits.abandon()
 
         return wait_tensor
 

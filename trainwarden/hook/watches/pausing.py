@@ -41,14 +41,22 @@ def watch_data(pauses: Pauses) -> bool:
 
 
 def _pausing(pauses: Pauses, inner: Any, phase: int) -> Any:
+    thread = pauses.thread
+
     @functools.wraps(inner)
     def paused(*args: Any, **kwargs: Any) -> Any:
-        token = pauses.begin(phase)
+        depth, before = thread.paused, thread.phase
         try:
-            return inner(*args, **kwargs)
-        finally:
-            if token is not None:
-                pauses.end(token, phase)
+            token = pauses.begin(phase)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                if token is not None:
+                    pauses.end(token, phase)
+        except BaseException:
+            if thread.paused > depth:
+                pauses.abandon(depth, before)
+            raise
 
     return hide(paused)
 
@@ -69,12 +77,12 @@ def watch_mode(evaluation: Evaluation) -> bool:
         # outermost call means anything.
         if is_compiling() or busy[0] or not memory.live or thread_id() != thread.owner:
             return inner(self, mode)
-        busy[0] = True
         try:
-            evaluation.mode_changed(self, bool(mode))
-        except Exception:
-            memory.failed()
-        try:
+            busy[0] = True
+            try:
+                evaluation.mode_changed(self, bool(mode))
+            except Exception:
+                memory.failed()
             return inner(self, mode)
         finally:
             busy[0] = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..backward import Backward
 from ..ends import Ends
+from ..thread import thread_id
 from . import hide, loaded
 
 
@@ -16,28 +17,52 @@ def watch_backward(passes: Backward) -> bool:
     if autograd is None:
         return False
     passes.engine = autograd.Variable._execution_engine
-    inner = autograd.backward
+    inner, thread = autograd.backward, passes.thread
 
     @functools.wraps(inner)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        handle = passes.begin(args[0] if args else kwargs.get("tensors"))
-        if handle is None:
-            return inner(*args, **kwargs)
+        began, handle = thread.in_backward, None
         try:
+            handle = passes.begin(args[0] if args else kwargs.get("tensors"))
             return inner(*args, **kwargs)
         finally:
-            passes.end(handle)
+            if handle is not None:
+                thread.in_backward = False
+                try:
+                    passes.end(handle)
+                except BaseException:
+                    passes.abandon()
+                    raise
+            elif not began and thread.in_backward and thread_id() == thread.owner:
+                thread.in_backward = False  # a signal handler raised in the midst of `begin`
 
     autograd.backward = hide(backward)
     return True
 
 
 def watch_optimizer(ends: Ends) -> bool:
-    """Every ``torch.optim`` step, by the hook that torch has for this, and the making of optimizers."""
+    """Every ``torch.optim`` step, by the hook that torch has for this, and the making of optimizers.
+
+    torch.compile traces through our hook, as a break in its graph would fail, or leave the optimizer uncompiled. Steps
+    within a graph are seen by nobody; backward passes tell them, as if they were made by hand.
+    """
     module = loaded("torch.optim.optimizer")
     if module is None or not hasattr(module, "register_optimizer_step_post_hook"):
         return False
-    module.register_optimizer_step_post_hook(ends.optimizer_stepped)
+    is_compiling = loaded("torch").compiler.is_compiling
+
+    def traced() -> bool:
+        ends.compiled = True
+        return True
+
+    # Called by the compiler itself, which takes the answer for a constant (torch._dynamo.assume_constant_result).
+    vars(traced)["_dynamo_marked_constant"] = True
+
+    def stepped(*args: Any) -> None:  # not hidden, as wait_tensor
+        if not (is_compiling() and traced()):
+            ends.optimizer_stepped(*args)
+
+    module.register_optimizer_step_post_hook(stepped)
     inner = module.Optimizer.__init__
 
     @functools.wraps(inner)

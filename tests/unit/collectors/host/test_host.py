@@ -10,6 +10,7 @@ import pytest
 from collectors.host.collector import HostCollector
 from collectors.host.proc_files import nfs_mounts, numbered_lines, pressure_seconds, rank_usage
 from tests.doubles import ManualClock
+from tests.hook_doubles import write_header
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.protocols import Scope
 from trainwarden.records import MetricsRecord
@@ -61,7 +62,7 @@ def write_process(root: Path, pid: int, *, ticks: int, ran_ns: int, waited_ns: i
 @pytest.fixture
 def ranks(tmp_path: Path) -> tuple[HostCollector, ManualClock, Path]:
     (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "rank-4-100.hook").touch()
+    write_header(tmp_path / "hook" / "rank-4-100.hook", 100)
     clock = ManualClock()
     config = HostCollector.Config(proc=str(tmp_path / "proc"))
     return HostCollector(config, Scope(job="j", node="n", run_dir=str(tmp_path)), clock), clock, tmp_path / "proc"
@@ -97,7 +98,8 @@ def test_a_restarted_rank_is_not_compared_with_its_predecessor(
     collector, clock, proc = ranks
     write_process(proc, 100, ticks=100, ran_ns=10**9, waited_ns=0)
     look(collector, clock)
-    (tmp_path / "hook" / "rank-4-100.hook").rename(tmp_path / "hook" / "rank-4-200.hook")
+    (tmp_path / "hook" / "rank-4-100.hook").unlink()
+    write_header(tmp_path / "hook" / "rank-4-200.hook", 200)
     write_process(proc, 200, ticks=900, ran_ns=9 * 10**9, waited_ns=0)
     assert "rank_cpu_ratio" not in look(collector, clock)["rank-4"]
 

@@ -39,7 +39,7 @@ class Rank:
         (self.folder / str(pid)).mkdir(exist_ok=True)
         (self.folder / str(pid) / "stat").write_text(f"{pid} (python) S {parent} 0 0")
         made = self.sources[pid] = HookSource(path, at_s)
-        made.kernel = Kernel("S", 0.0)
+        made.kernel = Kernel("S", 0.0, pid)
         made.header = header(pid, start_s=at_s, phase_since_s=at_s, source=source, attempt=attempt)
 
     def steps(self, pid: int, count: int, at_s: float) -> int:

@@ -11,10 +11,10 @@ import pytest
 
 from collectors.processes.collector import ProcessesCollector
 from collectors.processes.exit_status import ExitStatus, decode_status, read_stat
-from collectors.ranks import rank_of_pid, rank_processes
+from collectors.ranks import rank_processes
 from tests.doubles import ManualClock
-from trainwarden.hook.layout import HEADER, HEADER_BYTES, MAGIC, VERSION, Words
-from trainwarden.hook.memory import _process_start_ns
+from tests.hook_doubles import write_header
+from trainwarden.hook.memory import _start_ns, _start_ticks
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.topics import EVENTS
@@ -106,7 +106,7 @@ def test_an_events_file_begun_anew_is_read_from_its_start(rig: Rig) -> None:
 
 
 def test_a_rank_that_was_gone_before_the_first_look_has_ended_somehow(rig: Rig) -> None:
-    (rig.hook / f"rank-5-{NO_PID}.hook").touch()
+    write_header(rig.hook / f"rank-5-{NO_PID}.hook", NO_PID)
     (event,) = rig.collect()
     assert isinstance(event, EventRecord)
     assert (event.kind, event.rank, event.fields["pid"]) == ("process_exit", 5, NO_PID)
@@ -116,7 +116,7 @@ def test_a_rank_that_was_gone_before_the_first_look_has_ended_somehow(rig: Rig) 
 
 
 def test_an_end_is_told_once_over_restarts(rig: Rig) -> None:
-    (rig.hook / f"rank-5-{NO_PID}.hook").touch()
+    write_header(rig.hook / f"rank-5-{NO_PID}.hook", NO_PID)
     assert len(rig.ids()) == 1
     rig.restart()
     assert rig.ids() == []
@@ -124,13 +124,12 @@ def test_an_end_is_told_once_over_restarts(rig: Rig) -> None:
 
 def test_a_pid_that_now_belongs_to_a_younger_process_is_a_rank_that_ended(rig: Rig) -> None:
     path = rig.hook / f"rank-0-{os.getpid()}.hook"
-    path.touch()
-    os.utime(path, (1.0, 1.0))  # long before this process began
+    write_header(path, os.getpid(), start_ticks=1)
     assert len(rig.ids()) == 1
 
 
 def test_a_living_rank_is_watched_and_not_reported(rig: Rig) -> None:
-    (rig.hook / f"rank-0-{os.getpid()}.hook").touch()
+    write_header(rig.hook / f"rank-0-{os.getpid()}.hook", os.getpid())
     before = set(rig.collector.wake_fds())
     assert rig.collect() == []
     assert len(set(rig.collector.wake_fds()) - before) == 1
@@ -140,16 +139,20 @@ def test_a_living_rank_is_watched_and_not_reported(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("by_s", [60.0, -60.0])
-def test_a_step_of_the_wall_clock_ends_no_living_rank(rig: Rig, by_s: float) -> None:
-    """The clock was set by `by_s` after the hook had written its file and the file had its time."""
+@pytest.mark.parametrize("told", [True, False])
+def test_a_step_of_the_wall_clock_ends_no_living_rank(rig: Rig, by_s: float, *, told: bool) -> None:
+    """The clock was set by `by_s` after the hook had written its file and the file had its time.
+
+    Hooks of the first days do not tell their start in ticks nor their namespace.
+    """
     path = rig.hook / f"rank-0-{os.getpid()}.hook"
     wall_ns, by_ns = time.time_ns(), int(by_s * 1e9)
-    words = Words._make([0] * len(Words._fields))._replace(
-        magic=MAGIC, version=VERSION, pid=os.getpid(), world=1, start_ns=_process_start_ns(wall_ns) - by_ns,
-        offset_ns=wall_ns - time.monotonic_ns() - by_ns,
+    start_ns = _start_ns(_start_ticks(), wall_ns) - by_ns
+    write_header(
+        path, os.getpid(), start_ns=start_ns, offset_ns=wall_ns - time.monotonic_ns() - by_ns,
+        **({} if told else {"start_ticks": 0, "pid_namespace": 0}),
     )  # fmt: skip
-    path.write_bytes(HEADER.pack(*words, *[0] * (HEADER_BYTES // 8 - len(words))))
-    os.utime(path, (_process_start_ns(wall_ns) / 1e9 - by_s + 1.0,) * 2)
+    os.utime(path, (start_ns / 1e9 + 1.0,) * 2)
     assert rig.collect() == []
     assert len(rig.collector._watched) == 1
     rig.restart()
@@ -159,7 +162,7 @@ def test_a_step_of_the_wall_clock_ends_no_living_rank(rig: Rig, by_s: float) -> 
 
 def test_our_own_launcher_reports_ends_itself(rig: Rig) -> None:
     (rig.run_dir / "launcher.json").write_text("{}")
-    (rig.hook / f"rank-5-{NO_PID}.hook").touch()
+    write_header(rig.hook / f"rank-5-{NO_PID}.hook", NO_PID)
     assert rig.collect() == []
 
 
@@ -167,7 +170,6 @@ def test_foreign_names_in_the_hook_folder_are_no_ranks(rig: Rig) -> None:
     for name in ("agent.sock", "rank-1-2.hook.part", "rank--1-2.hook", "rank-1-x.hook", "rank-7-9.hook"):
         (rig.hook / name).touch()
     assert [(process.rank, process.pid) for process in rank_processes(rig.run_dir)] == [(7, 9)]
-    assert rank_of_pid(rig.run_dir) == {9: 7}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: HandClock) -> I
     """Hooks that leave this very process alone once the test is over."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "exit", sys.exit)
+    for name in ("enable", "disable", "is_enabled"):
+        monkeypatch.setattr(faulthandler, name, getattr(faulthandler, name))
     made: list[Hook] = []
 
     def build(rank: int = 0, world: int = 2) -> Hook:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hook_doubles import write_header
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.setup.doctor import doctor
 from trainwarden.records import HeartbeatRecord
@@ -67,3 +68,18 @@ def test_doctor_says_that_tmpfs_is_too_small(
     (row,) = [row for row in json.loads(capsys.readouterr().out)["checks"] if row["name"] == "tmpfs"]
     assert row["state"] == "note"
     assert row["what"].endswith("MiB free: hook files go to disk")
+
+
+def test_doctor_says_who_may_write_where_the_hooks_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "hook").mkdir(parents=True)
+    write_header(tmp_path / "run" / "hook" / "rank-2-7.hook", 7, pid_namespace=1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINWARDEN_RUN_DIR", str(tmp_path / "run"))
+    assert doctor(json="-") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert (rows["run folder"]["state"], rows["ranks"]["state"]) == ("fine", "note")
+    assert "ranks 2 are in another pid namespace" in rows["ranks"]["what"]
+    (tmp_path / "run" / "hook").chmod(0o777)
+    assert doctor(json="-") == 1
