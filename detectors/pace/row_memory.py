@@ -69,6 +69,14 @@ class RowMemory:
         before, after = own[max(0, split - BESIDE) : split], own[split:][-BESIDE:]
         return float(quiet_median(before)), float(quiet_median(after))
 
+    def growth(self, onset: int, newest: int) -> Floats:
+        """Log growth of every rank's own time from before row `onset` to since then [ranks]; NaN where unknown."""
+        kept = min(OWN, newest + 1)
+        first = newest - kept + 1
+        own = self._own[np.arange(first, newest + 1) % OWN]
+        split = max(onset - first, 0)
+        return np.log(quiet_median(own[split:])) - np.log(quiet_median(own[max(0, split - BESIDE) : split]))
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The whole state; `load` takes it back."""
         return {"steps": self._steps, "ends_s": self._ends_s, "own": self._own}
