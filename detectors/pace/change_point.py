@@ -21,6 +21,7 @@ import numpy.typing as npt
 from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
+from detectors.pace.blame import BLAMED, LIKELY_STEPS, likely, shared
 from detectors.pace.change_config import ChangePointConfig
 from detectors.pace.contention import Contention, HostContention
 from detectors.pace.planned_pace import PlannedPace
@@ -35,8 +36,6 @@ from trainwarden.records import Vote
 MAX_FOUND = 10_000
 MAX_SUSPECTS = 16
 PLANNED_STEPS = (-5, 10)  # a change that begins this near to a planned step is that plan taking effect
-BLAMED = 0.5  # a rank that has grown by this share of the job's growth (in logarithms) is its cause
-SHARED = 0.5  # all have grown if the median rank has by this share
 HOST_S = 4.0  # so long is waited for what the host says: it is looked at once a second
 
 
@@ -131,9 +130,12 @@ class ChangePoint:
         if since < 0 or ratio < self._config.lasting_ratio:
             return Vote(opinion="normal", score=self._job_score(window))
         slow = [one for one in self._slow_ranks(window) if np.log(one[1]) >= BLAMED * np.log(ratio)]
+        growth = self._rows.growth(since, window.next_seq - 1, window.live)
+        if not slow and window.next_seq - since >= LIKELY_STEPS and (found := likely(growth, ratio)):
+            slow = [(*found, since)]
         if slow:
             return slow_vote(slow, window, "compute time relative to the other ranks has stepped up")
-        return self._slow_job(window, since, ratio)
+        return self._slow_job(window, ratio, shared=shared(growth, ratio))
 
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
@@ -249,12 +251,13 @@ class ChangePoint:
         """The verified level, not the newest steps: an incident must not close and open again with the noise."""
         return float(np.exp(self._job.level[0] - self._job.baseline[0])) if self._slow_since >= 0 else 1.0
 
-    def _slow_job(self, window: Window, since: int, ratio: float) -> Vote:
+    def _slow_job(self, window: Window, ratio: float, *, shared: bool) -> Vote:
         """Everybody is slow; told once it is known whether a rank or the host is to blame, and from then on."""
+        since = self._slow_since
         place, before_s = max(0, since - window.first_seq), float(np.exp(self._job.baseline[0]))
         begun_s = self._rows.end_s(since - 1, window.next_seq - 1)
         host = self._host.explains(begun_s, before_s, ratio * before_s)
-        if self._told != since and (wait := self._waits_for(window, since, ratio, host)):
+        if self._told != since and (wait := self._waits_for(window, host, shared=shared)):
             return Vote(opinion="normal", score=self._job_score(window), reason=wait)
         self._told = since
         excess = float(np.log(ratio) / np.log(self._config.job.minimum_ratio))
@@ -272,23 +275,18 @@ class ChangePoint:
             metrics=("iteration_duration_seconds",),
         )
 
-    def _waits_for(self, window: Window, since: int, ratio: float, host: Contention | None) -> str:
+    def _waits_for(self, window: Window, host: Contention | None, *, shared: bool) -> str:
         """Why a slow job is not told yet; empty if it is time."""
-        config, steps = self._config, window.next_seq - since
+        config, since = self._config, self._slow_since
+        steps = window.next_seq - since
         begun_s = self._rows.end_s(since - 1, window.next_seq - 1)
         lasted_s = float(window.ends_s[-1]) - begun_s
-        if steps < config.culprit_steps and not self._shared(window, since, ratio):
+        if steps < config.culprit_steps and not shared:
             return "steps take longer, but most ranks do not: whose slowness it is remains to be seen"
         if host is None:
             return "what the host says remains to be seen" if lasted_s < HOST_S and self._host.unknown(begun_s) else ""
         short = steps < config.contended_steps or lasted_s < config.contended_s
         return f"slow for {lasted_s:.0f} s; {host.reason()}" if short else ""
-
-    def _shared(self, window: Window, since: int, ratio: float) -> bool:
-        """True if the median rank's own time has grown too, or is not known."""
-        grown = self._rows.growth(since, window.next_seq - 1)[: len(window.ranks)][window.live]
-        middle = float(quiet_median(grown))
-        return not np.isfinite(middle) or middle >= SHARED * float(np.log(ratio))
 
 
 def _without(config: ShiftConfig, leave_out: tuple[Mechanism, ...]) -> ShiftConfig:
