@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.scale import Scale
+from detectors.metrics.holding import Holding
 from detectors.metrics.models.rows import Floats
 
 Rows = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+SCALE: Final = ("count", "mean", "squares")
 
 
 @dataclass(slots=True)
@@ -29,6 +33,7 @@ class EntityHistory:
     last_s: Floats = field(init=False)
     every_s: Floats = field(init=False)
     roles: list[str] = field(default_factory=list)
+    holding: Holding = field(default_factory=Holding)
 
     def __post_init__(self) -> None:
         metrics = len(self.vote.preparation.names)
@@ -55,6 +60,7 @@ class EntityHistory:
             np.append(one, np.full(new, np.nan)) for one in (self.raw, self.last_s, self.every_s)
         )
         self.roles.extend([""] * new)
+        self.holding.widen(new)
 
     def moved_to(self, vote: MetricVote) -> EntityHistory:
         """The own scales of all entities for another vote, metric by metric; everything else anew."""
@@ -63,7 +69,7 @@ class EntityHistory:
         have = {metric: column for column, metric in enumerate(self.vote.preparation.names)}
         for column, metric in enumerate(vote.preparation.names):
             if metric in have:
-                for part in ("count", "mean", "squares"):
+                for part in SCALE:
                     getattr(other, part)[:, column] = getattr(self, part)[:, have[metric]]
         return other
 
@@ -71,11 +77,27 @@ class EntityHistory:
         """Samples of the entity that has shown most of its own scale."""
         return int(self.count.max(axis=1, initial=0.0)[self.known].max(initial=0.0))
 
-    def follow(self, rows: Rows, values: Floats) -> Floats:
-        """New ``values [r, d_all, k]`` of `rows` as z-scores after their history, ``[r, d, window - 1 + k]``."""
+    def follow(self, rows: Rows, values: Floats, learns: Flags) -> Floats:
+        """New ``values [r, d_all, k]`` of `rows` as z-scores after their history, ``[r, d, window - 1 + k]``.
+
+        Whoever does not learn ``[r]`` is measured on its scale as it stands.
+        """
         scaled, after = self.vote.follow(values, self._scale(rows))
-        self.count[rows], self.mean[rows], self.squares[rows] = after.count, after.mean, after.squares
+        if not learns.all():
+            scaled[~learns] = self._scale(rows[~learns]).apply(self.vote.preparation.values(values[~learns]))
+        taught = rows[learns]
+        for part in SCALE:
+            getattr(self, part)[taught] = getattr(after, part)[learns]
         return self._keep(rows, scaled)
+
+    def kept(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
+        """What scoring of `rows` changes; `put_back` undoes it."""
+        return {part: getattr(self, part)[rows] for part in (*SCALE, "history", "age", "raw")}
+
+    def put_back(self, rows: Rows, kept: dict[str, npt.NDArray[Any]]) -> None:
+        """Forget what has come since `kept` was taken."""
+        for part, values in kept.items():
+            getattr(self, part)[rows] = values
 
     def _keep(self, rows: Rows, scaled: Floats) -> Floats:
         """The history of `rows` and what has come, the newest of which is the history from now on."""
@@ -86,7 +108,7 @@ class EntityHistory:
     def remember(self, rows: Rows, values: Floats) -> None:
         """Older samples of entities that are new to the models; own scales that were kept have seen them before."""
         kept = (self.count[rows] > self.vote.preparation.scale.count).any(axis=1)
-        self.follow(rows[~kept], values[~kept])
+        self.follow(rows[~kept], values[~kept], np.ones(np.count_nonzero(~kept), dtype=np.bool_))
         if kept.any():
             scaled = self._scale(rows[kept]).apply(self.vote.preparation.values(values[kept]))
             self._keep(rows[kept], scaled)

@@ -12,7 +12,19 @@ import numpy.typing as npt
 from detectors.job.samples import Entity, Floats
 from detectors.metrics.opening import REFERENCE_S
 
-PARTS: Final = ("recent", "below", "opened", "usual", "onset_s", "peak", "latest", "shared", "last_s")
+PARTS: Final = (
+    "recent",
+    "below",
+    "opened",
+    "usual",
+    "learnt",
+    "open_s",
+    "onset_s",
+    "peak",
+    "latest",
+    "shared",
+    "last_s",
+)
 ABSENT_S: Final = 300.0
 ABSENT_SAMPLES: Final = 10
 PACE_SAMPLES: Final = 1_000  # the sampling interval is the mean, in logarithms, over about so many samples
@@ -28,6 +40,8 @@ class FamilyMemory:
     below: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     opened: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     usual: Floats = field(default_factory=lambda: np.zeros(0))  # nats of rarity that are usual for the entity
+    learnt: Floats = field(default_factory=lambda: np.zeros(0))  # what will be usual once it is not anomalous
+    open_s: Floats = field(default_factory=lambda: np.zeros(0))  # for how long it has been anomalous
     onset_s: Floats = field(default_factory=lambda: np.zeros(0))
     peak: Floats = field(default_factory=lambda: np.zeros(0))  # highest score since the onset
     latest: Floats = field(default_factory=lambda: np.zeros(0))
@@ -71,5 +85,5 @@ class FamilyMemory:
         self.entities.extend([Entity()] * (self.opened.size + more - len(self.entities)))
         for part in PARTS:
             array = getattr(self, part)
-            fill = np.nan if array.dtype.kind == "f" and part != "usual" else 0
+            fill = np.nan if array.dtype.kind == "f" and part not in {"usual", "learnt", "open_s"} else 0
             setattr(self, part, np.append(array, np.full(more, fill, dtype=array.dtype)))

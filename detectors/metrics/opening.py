@@ -16,7 +16,10 @@ from trainwarden.settings import Config
 REFERENCE_S: Final = 60.0
 """The servers that thresholds were chosen on are sampled once a minute (SMD) or every five (ASD)."""
 
-
+EXPIRE_S: Final = 86_400.0
+"""What has been strange for a day may teach what is usual again: a machine that has changed for good."""
+BURST_S: Final = 3_600.0
+"""A spell that is over sooner teaches what is usual once it is over: what comes and goes is the machine's way."""
 HIGHEST: Final = 0.99  # a calibrated score of 1 would be infinitely rare
 State = dict[str, npt.NDArray[Any]]
 
@@ -28,6 +31,8 @@ def start(entities: int) -> State:
         "below": np.zeros(entities, dtype=np.int64),
         "opened": np.zeros(entities, dtype=np.bool_),
         "usual": np.zeros(entities),
+        "learnt": np.zeros(entities),  # what `usual` will be once the entity is not anomalous
+        "open_s": np.zeros(entities),  # for how long it has been
     }
 
 
@@ -59,7 +64,8 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         elsewhere: a machine that always looks odd is another machine, not a faulty one. 0 switches this off.
     usual_step : float
         How fast that is learnt: by so many nats of rarity a sample at most. An incident has opened long before a fault
-        has taught anything.
+        has taught anything, and what is learnt while the entity is anomalous does not count until it is over, if that
+        is within an hour; of a longer spell nothing counts, of one of more than a day everything.
     usual_most : float
         Calibrated score from which a sample is strange however usual it may be, so that what is badly wrong stays told.
     """
@@ -90,7 +96,7 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         """
         return float(self.thresholds_of(entities, np.array([every_s]))[0])
 
-    def opened(self, scores: Floats, thresholds: Floats) -> npt.NDArray[np.bool_]:
+    def opened(self, scores: Floats, thresholds: Floats, every_s: Floats | None = None) -> npt.NDArray[np.bool_]:
         """When each entity is anomalous, for whole series: what `ModelVote` comes to sample by sample.
 
         Parameters
@@ -98,6 +104,8 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         scores : float array [r, n]
             NaN counts neither way.
         thresholds : float array [n]
+        every_s : float array [n]
+            Seconds between two samples; a minute where it is not given.
 
         Examples
         --------
@@ -106,20 +114,21 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         [[0, 0, 1, 1, 1, 0]]
         """
         found = np.zeros(scores.shape, dtype=np.bool_)
+        every_s = np.full(scores.shape[1], REFERENCE_S) if every_s is None else every_s
         # What is usual can only raise a threshold: whoever stays below it has nothing to open for.
         rows = np.flatnonzero((scores >= thresholds).sum(axis=1) >= self.open_samples)
         for row in rows.tolist():
-            found[row] = self._row(scores[row], thresholds)
+            found[row] = self._row(scores[row], thresholds, every_s)
         return found
 
-    def _row(self, scores: Floats, thresholds: Floats) -> list[bool]:
+    def _row(self, scores: Floats, thresholds: Floats, every_s: Floats) -> list[bool]:
         """`step` for all samples of one entity, in plain numbers: ten times as fast for one."""
         mask, most = (1 << (2 * self.open_samples - 1)) - 1, float(unsqueeze(self.usual_most))
         share, size = self.usual_share, self.usual_step if self.usual_share else 0.0
-        recent, below, usual, opened = 0, 0, 0.0, False
+        recent, below, usual, learnt, opened, open_s = 0, 0, 0.0, 0.0, False, 0.0
         out = []
         rare = (scores >= thresholds).tolist()
-        for nats, enough in zip(rarity(scores).tolist(), rare, strict=True):
+        for nats, enough, elapsed_s in zip(rarity(scores).tolist(), rare, every_s.tolist(), strict=True):
             if not math.isnan(nats):
                 strange = enough and nats >= usual
                 recent = (recent << 1 | strange) & mask
@@ -128,22 +137,29 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
                     opened = True
                 if opened and below >= self.close_samples:
                     opened, recent = False, 0
-                usual = min(max(usual + size * ((nats > usual) - share), 0.0), most)
+                if not opened and BURST_S < open_s <= EXPIRE_S:
+                    learnt = usual
+                open_s = open_s + elapsed_s if opened else 0.0
+                learnt = min(max(learnt + size * ((nats > learnt) - share), 0.0), most)
+                usual = usual if 0.0 < open_s <= EXPIRE_S else learnt
             out.append(opened)
         return out
 
-    def step(self, state: State, score: Floats, nats: Floats, threshold: float) -> npt.NDArray[np.bool_]:
+    def step(self, state: State, score: Floats, threshold: float, every_s: float) -> npt.NDArray[np.bool_]:
         """Move `state` on by one sample of every entity; for whom a run of strange samples begins.
 
         Parameters
         ----------
         state : dict of array [r]
             Parts as `start` makes them; replaced.
-        score, nats : float array [r]
-            Calibrated scores and their `rarity`; NaN counts neither way.
+        score : float array [r]
+            Calibrated; NaN counts neither way.
         threshold : float
             Before what is usual for an entity raises it.
+        every_s : float
+            Seconds since the sample before.
         """
+        nats = rarity(score)
         measured = ~np.isnan(score)
         # What is usual raises the threshold: both mean the same rarity. False where NaN.
         strange = (score >= threshold) & (nats >= state["usual"])
@@ -157,7 +173,12 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         closes = opened & (state["below"] >= self.close_samples)
         state["opened"] = opened & ~closes
         state["recent"] = np.where(closes, np.uint64(0), recent)
-        state["usual"] = self.usual(state["usual"], nats)
+        fault = measured & ~state["opened"] & (state["open_s"] > BURST_S) & (state["open_s"] <= EXPIRE_S)
+        state["learnt"] = self.usual(np.where(fault, state["usual"], state["learnt"]), nats)
+        lasted_s = np.where(state["opened"], state["open_s"] + every_s, 0.0)
+        state["open_s"] = np.where(measured, lasted_s, state["open_s"])
+        held = (state["open_s"] > 0.0) & (state["open_s"] <= EXPIRE_S)
+        state["usual"] = np.where(held | ~measured, state["usual"], state["learnt"])
         return begins
 
     def usual(self, usual: Floats, nats: Floats) -> Floats:

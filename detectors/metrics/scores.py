@@ -14,26 +14,29 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote, Scores
 from detectors.metrics.bundle.peers import Beside, Held
 from detectors.metrics.entity_history import EntityHistory
+from detectors.metrics.holding import ARRAYS as HELD
 from detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 NO_MODELS: Final = "no model is loaded: run trainwarden train"
 METRICS_SHARE: Final = 0.5
 """A family abstains where fewer than half of the metrics that its models were trained on are there."""
 BLAMED: Final = 3
+AHEAD: Final = 256  # samples that are scored before it is known who is held after each
 _ARRAYS: Final = ("known", "count", "mean", "squares", "history", "age", "raw", "last_s", "every_s")
 
 
 class MetricScorer:
     """Scores what is new of one job's metrics by a cluster's trained models.
 
-    Each entity's scale starts at that of training and follows every one of its samples, as the models were measured
-    (`scale.Scale`): a sample moves it by one part in all that were seen before, so a fault cannot teach it quickly, and
-    nothing is judged twice to decide what to learn from. Where the models were trained on entities that are unlike, it
-    starts from nothing, and an entity is judged once enough of its own samples are there; `abstained` says so until
-    the first is.
+    Each entity's scale starts at that of training and follows its samples, as the models were measured
+    (`scale.Scale`): a sample moves it by one part in all that were seen before. While an entity is strange its scale
+    does not follow (`holding.Holding`), so that a fault does not become what is normal. Where the models were trained
+    on entities that are unlike, it starts from nothing, and an entity is judged once enough of its own samples are
+    there; `abstained` says so until the first is.
 
     Parameters
     ----------
@@ -133,19 +136,22 @@ class MetricScorer:
             # The models have changed, or were not there before: what is remembered elsewhere makes up for it.
             family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new])
         family.known[rows] = True
-        joined = family.follow(rows, self._as_trained(one, vote, slice(before, None)))
+        parts = self._parts(one, family, self._as_trained(one, vote, slice(before, None)))
         least = vote.preparation.warm_up
         if least and (most := family.waited()) < least:
             what = one.family or "entities"
             self.abstained[one.family] = (
                 f"warm-up: {what} differ in level, so each needs {least} samples of its own first, there are {most}"
             )
-        scores = self._block(one, family, joined)
-        last_s = one.times_s[:, -2] if fresh > 1 else family.last_s[rows]
-        family.last_s[rows], family.every_s[rows] = one.times_s[:, -1], one.times_s[:, -1] - last_s
+        scores = {
+            name: np.concatenate([part.members[name] for _, part in parts], axis=1) for name in parts[0][1].members
+        }
+        ends = np.cumsum([part.ensemble.shape[1] for _, part in parts])
 
         def blamed(row: int, sample: int) -> tuple[str, ...]:
-            end = joined.shape[2] - fresh + sample + 1
+            place = int(np.searchsorted(ends, sample, side="right"))
+            joined = parts[place][0]
+            end = joined.shape[2] - int(ends[place]) + sample + 1
             window = joined[row : row + 1, :, max(0, end - vote.window_samples) : end]
             return tuple(vote.blamed(window, BLAMED)[0])
 
@@ -155,28 +161,55 @@ class MetricScorer:
             rows=rows,
             entities=one.entities,
             times_s=one.times_s,
-            scores=scores.members,
-            ensemble=scores.ensemble,
+            scores=scores,
+            ensemble=np.concatenate([part.ensemble for _, part in parts], axis=1),
             blamed=blamed,
-            versions={name: version for name, version in versions.items() if name in scores.members},
+            versions={name: version for name, version in versions.items() if name in scores},
         )
 
-    def _block(self, one: FamilySamples, family: EntityHistory, joined: Floats) -> Scores:
-        vote, rows = family.vote, one.rows
+    def _parts(self, one: FamilySamples, family: EntityHistory, values: Floats) -> list[tuple[Floats, Scores]]:
+        """z-scores and scores of the new samples, cut where somebody's scale begins or ends to follow its samples.
+
+        Some are scored ahead, and again from there on: a sample decides about those after it.
+        """
+        found: list[tuple[Floats, Scores]] = []
+        rows, first = one.rows, 0
+        while first < one.fresh:
+            end, kept, learns = min(first + AHEAD, one.fresh), family.kept(rows), family.holding.learns[rows]
+            joined, scores = self._part(one, family, values[:, :, first:end], first, learns)
+            turn = first + family.holding.take(rows, scores.ensemble, one.times_s[:, first:end])
+            if turn < end:
+                family.put_back(rows, kept)
+                joined, scores = self._part(one, family, values[:, :, first:turn], first, learns)
+            found.append((joined, scores))
+            last_s = one.times_s[:, turn - 2] if turn > 1 else family.last_s[rows]
+            family.last_s[rows] = one.times_s[:, turn - 1]
+            family.every_s[rows] = one.times_s[:, turn - 1] - last_s
+            first = turn
+        return found
+
+    def _part(
+        self, one: FamilySamples, family: EntityHistory, values: Floats, first: int, learns: Flags
+    ) -> tuple[Floats, Scores]:
+        joined = family.follow(one.rows, values, learns)
+        return joined, self._block(one, family, joined, one.times_s[:, first : first + values.shape[2]])
+
+    def _block(self, one: FamilySamples, family: EntityHistory, joined: Floats, times_s: Floats) -> Scores:
+        vote, rows, fresh = family.vote, one.rows, times_s.shape[1]
         if "dtw" not in vote.models:
-            return vote.score_block(joined, one.fresh)
+            return vote.score_block(joined, fresh)
         stride = vote.config.dtw_stride
         age = int(family.age[rows].max())
         others = np.zeros(0, dtype=np.int64)
-        if stride - age - 1 < one.fresh:
-            others = family.others(rows, float(one.times_s[:, 0].min()), stride)
+        if stride - age - 1 < fresh:
+            others = family.others(rows, float(times_s[:, 0].min()), stride)
         roles = [family.roles[row] for row in (*rows.tolist(), *others.tolist())]
         groups = np.unique(roles, return_inverse=True)[1] if any(roles) else None
         behind = 0
         if others.size:
-            behind = int(np.median((one.times_s[:, 0].min() - family.last_s[others]) / family.every_s[others]).round())
+            behind = int(np.median((times_s[:, 0].min() - family.last_s[others]) / family.every_s[others]).round())
         held = Held(family.raw[rows], age)
-        scores = vote.score_block(joined, one.fresh, Beside(groups, held, family.history[others], behind))
+        scores = vote.score_block(joined, fresh, Beside(groups, held, family.history[others], behind))
         if scores.held is not None:
             family.raw[rows], family.age[rows] = scores.held.raw, scores.held.age
         return scores
@@ -190,6 +223,7 @@ class MetricScorer:
         for number, (name, family) in enumerate(self._families.items()):
             roles[name] = family.roles
             arrays |= {f"{number}/{part}": getattr(family, part) for part in _ARRAYS}
+            arrays |= {f"{number}/held/{part}": getattr(family.holding, part) for part in HELD}
         plain: Mapping[str, Any] = {"roles": roles, "abstained": self.abstained, "versions": self._versions()}
         return pack("metric_scorer", plain, arrays)
 
@@ -214,6 +248,11 @@ class MetricScorer:
                     if stored.shape != (len(roles), *empty.shape[1:]):
                         raise DetectorError(f"state of the scorer is damaged: {part} has shape {stored.shape}")
                     setattr(family, part, stored.astype(empty.dtype))
+                for part in HELD:
+                    stored = arrays[f"{number}/held/{part}"]
+                    if stored.shape != (len(roles),):
+                        raise DetectorError(f"state of the scorer is damaged: {part} has shape {stored.shape}")
+                    setattr(family.holding, part, stored.astype(getattr(family.holding, part).dtype))
             self._families, self.abstained = families, dict(plain["abstained"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DetectorError(f"state of the scorer is damaged: {error}") from error

@@ -88,7 +88,7 @@ class ModelVote:
             return np.zeros(0, dtype=np.int64)
         entities = len(scored.rows)
         every_s = FamilyMemory().keep_pace(scored.times_s, np.full(entities, np.nan))
-        opened = self._config.opened(scores, self._config.thresholds_of(entities, every_s))
+        opened = self._config.opened(scores, self._config.thresholds_of(entities, every_s), every_s)
         return np.flatnonzero(np.diff(opened, axis=1, prepend=False).any(axis=0))
 
     # -- internals -------------------------------------------------------------------------------------------
@@ -116,12 +116,14 @@ class ModelVote:
         # Gathered, moved on sample by sample, and put back: one pass over all entities for each sample.
         part = {name: getattr(family, name)[rows] for name in PARTS}
         family.size = max(family.size, int(rows.max()) + 1)
-        thresholds = self._config.thresholds_of(family.size, family.keep_pace(scored.times_s, part["last_s"]))
+        every_s = family.keep_pace(scored.times_s, part["last_s"])
+        thresholds = self._config.thresholds_of(family.size, every_s)
         if not ((scores >= thresholds).any() or part["opened"].any() or part["recent"].any()):
             self._rest(part, scores, scored)
         else:
-            for sample, threshold in enumerate(thresholds.tolist()):
-                self._step(part, scores[:, sample], scored.ensemble[:, sample], scored.times_s[:, sample], threshold)
+            for sample in range(len(thresholds)):
+                begins = self._config.step(part, scores[:, sample], float(thresholds[sample]), float(every_s[sample]))
+                self._step(part, begins, scores[:, sample], scored.ensemble[:, sample], scored.times_s[:, sample])
         for name, array in part.items():
             getattr(family, name)[rows] = array
         self._blame(family, scored, scores, float(thresholds[-1]))
@@ -138,10 +140,13 @@ class ModelVote:
         part["last_s"] = scored.times_s[:, -1]
         for nats in rarity(scores).T:
             part["usual"] = self._config.usual(part["usual"], nats)
+        part["learnt"] = part["usual"]
 
-    def _step(self, part: dict[str, Any], score: Floats, ensemble: Floats, times_s: Floats, threshold: float) -> None:
-        """One sample of every entity."""
-        begins = self._config.step(part, score, rarity(score), threshold)
+    @staticmethod
+    def _step(
+        part: dict[str, Any], begins: npt.NDArray[np.bool_], score: Floats, ensemble: Floats, times_s: Floats
+    ) -> None:
+        """What is told of one sample of every entity."""
         for name, value in (("onset_s", times_s), ("peak", score), ("shared", ensemble)):
             part[name] = np.where(begins, value, part[name])
         measured = ~np.isnan(score)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,67 +21,22 @@ import numpy.typing as npt
 from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
+from detectors.pace.blame import BLAMED, LIKELY_STEPS, likely, shared
+from detectors.pace.change_config import ChangePointConfig
+from detectors.pace.contention import Contention, HostContention
 from detectors.pace.planned_pace import PlannedPace
 from detectors.pace.row_memory import BESIDE, OWN, RowMemory
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.pace.shifts.shift import Mechanism, Shift
-from detectors.pace.shifts.verification import VerificationConfig
 from detectors.peers.slow_ranks import own_s, slow_vote, step_of
 from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
-from trainwarden.settings import Config
 
 MAX_FOUND = 10_000
 MAX_SUSPECTS = 16
-MAX_PLANNED = 10_000
 PLANNED_STEPS = (-5, 10)  # a change that begins this near to a planned step is that plan taking effect
-
-
-class ChangePointConfig(Config, frozen=True, kw_only=True):
-    """Thresholds of the job's own series and of the ranks' relative compute time.
-
-    Attributes
-    ----------
-    minimum_deviation_s : float
-        A rank's compute time must have grown by this much too.
-    ranks_vote : bool
-        Whether a rank's own change is a vote by itself, or only found and told.
-    lasting_steps, lasting_s, lasting_ratio
-        A slowdown of everybody without a culprit is told when it has lasted this long and is this large.
-    planned_steps : tuple of int
-        Steps at which the program itself changes its pace (``[[planned_change]]`` of a recorded folder).
-    leave_out : tuple of str
-        Mechanisms that take no part in finding changes, of the job and of ranks (docs/detection.md lists them).
-    """
-
-    job: ShiftConfig = msgspec.field(default_factory=ShiftConfig)
-    ranks: ShiftConfig = msgspec.field(
-        default_factory=lambda: ShiftConfig(
-            minimum_ratio=1.15, clear_ratio=1.3, clear_steps=4, noise_floor=0.02,
-            verification=VerificationConfig(clear_noises=6.0, small_evidence=8.0),
-        )
-    )  # fmt: skip
-    minimum_deviation_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.002
-    ranks_vote: bool = True
-    lasting_steps: Annotated[int, msgspec.Meta(ge=0)] = 15
-    lasting_s: Annotated[float, msgspec.Meta(ge=0.0)] = 10.0
-    lasting_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.25
-    planned_steps: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PLANNED)] = ()
-    leave_out: tuple[Mechanism, ...] = ()
-
-
-def for_recording(planned_steps: tuple[int, ...] = ()) -> ChangePointConfig:
-    """Settings for a recorded folder: every verified slowdown is told at once, and ranks are judged as finely as jobs.
-
-    Live, ranks share hosts with us and with each other, and telling everybody's slowness late costs little; a
-    recording is judged by what is in it. So fine a look at each rank tells of changes, but opens no incident without
-    the comparison with its peers: where the work wanders over the ranks, every rank has its changes.
-    """
-    return ChangePointConfig(
-        ranks=ShiftConfig(), ranks_vote=False, minimum_deviation_s=0.0, lasting_steps=0, lasting_s=0.0,
-        lasting_ratio=1.05, planned_steps=planned_steps,
-    )  # fmt: skip
+HOST_S = 4.0  # so long is waited for what the host says: it is looked at once a second
 
 
 @dataclass(slots=True)
@@ -129,6 +84,9 @@ class ChangePoint:
         self._planned = PlannedPace()
         self._rejected: Any = np.zeros(0, dtype=np.bool_)
         self._rows = RowMemory()
+        self._host = HostContention()
+        self._slow_since = self._told = -1
+        self._shares: Any = np.zeros(0)
         self.found: deque[FoundChange] = deque(maxlen=MAX_FOUND)
 
     def update(self, window: Window) -> None:
@@ -136,6 +94,7 @@ class ChangePoint:
         rows = window.fresh(self._next_seq)
         self._next_seq = window.next_seq
         self._moved(window)
+        self._host.update(window)
         count = len(window.steps[rows])
         if count == 0:
             return
@@ -151,6 +110,8 @@ class ChangePoint:
                 self._planned.quiet(seq, repaced=bool(window.repaced_rows[rows][index]))
                 continue
             self._planned.closed(seq, int(np.count_nonzero(np.isfinite(window.duration_s[rows][index]))))
+            if self._split_anew(window.micro_batches[rows][index]):
+                self._planned.row = seq
             stride = stride if self._seen_rows else 1  # what was before the first row is not known
             self._seen_rows += 1
             for shift in self._job.update(seq, job[index : index + 1], stride):
@@ -159,29 +120,34 @@ class ChangePoint:
                 continue  # nobody to be compared with
             for shift in self._ranks.update(seq, relative[index], stride):
                 self._note_rank(int(window.ranks[shift.series]), shift)
+        self._follow_job(window)
 
     def score(self, window: Window) -> Vote:
-        """Slow ranks first; else the whole job if it has been slow for long enough."""
+        """A job that is slow, and which of its ranks have grown by most of that, if any has."""
         if self._seen_rows < self._config.job.warm_up:
             return abstain("warm-up")
-        slow = self._slow_ranks(window) if self._config.ranks_vote else []
+        since, ratio = self._slow_since, self._job_ratio()
+        if since < 0 or ratio < self._config.lasting_ratio:
+            return Vote(opinion="normal", score=self._job_score(window))
+        slow = [one for one in self._slow_ranks(window) if np.log(one[1]) >= BLAMED * np.log(ratio)]
+        growth = self._rows.growth(since, window.next_seq - 1, window.live)
+        if not slow and window.next_seq - since >= LIKELY_STEPS and (found := likely(growth, ratio)):
+            slow = [(*found, since)]
         if slow:
             return slow_vote(slow, window, "compute time relative to the other ranks has stepped up")
-        since = int(self._job.raised_since[0]) if self._job.raised_since.size else -1
-        if since < 0:
-            return Vote(opinion="normal", score=self._job_score(window))
-        return self._slow_job(window, since)
+        return self._slow_job(window, ratio, shared=shared(growth, ratio))
 
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
-            "planned": self._planned, "left_out": self._left_out(),
+            "planned": self._planned, "left_out": self._left_out(), "host": self._host.plain(),
+            "slow_since": self._slow_since, "told": self._told,
         }  # fmt: skip
         arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
         arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
         arrays |= {f"rows.{name}": array for name, array in self._rows.arrays().items()}
-        return pack("change_point", plain, arrays | {"rejected": self._rejected})
+        return pack("change_point", plain, arrays | {"rejected": self._rejected, "shares": self._shares})
 
     def restore(self, state: bytes) -> None:
         """See `detectors.protocol.Detector`."""
@@ -190,7 +156,9 @@ class ChangePoint:
             raise DetectorError("this state of change_point is of one that leaves out other mechanisms")
         self._next_seq, self._seen_rows = plain["next_seq"], plain["seen_rows"]
         self._nodes, self._planned = tuple(plain["nodes"]), msgspec.convert(plain["planned"], PlannedPace)
-        self._rejected = arrays["rejected"].copy()
+        self._host.load(plain["host"])
+        self._slow_since, self._told = plain["slow_since"], plain["told"]
+        self._rejected, self._shares = arrays["rejected"].copy(), arrays["shares"].copy()
         self._rows.load({name[5:]: array for name, array in arrays.items() if name.startswith("rows.")})
         self._job.load({name[4:]: array for name, array in arrays.items() if name.startswith("job.")})
         self._ranks.load({name[6:]: array for name, array in arrays.items() if name.startswith("ranks.")})
@@ -201,6 +169,11 @@ class ChangePoint:
         """What the job's series and those of the ranks are found without: their state has no room for it."""
         config = self._config
         return [sorted({*config.leave_out, *one.leave_out}) for one in (config.job, config.ranks)]
+
+    def _split_anew(self, shares: Any) -> bool:
+        """True if some rank has another share of the micro-batches [ranks] than in the row before."""
+        before, self._shares = self._shares, np.array(shares)
+        return bool((before != self._shares[: before.size])[np.isfinite(before)].any())
 
     def _moved(self, window: Window) -> None:
         """Ranks that now run on another node have no history there."""
@@ -267,22 +240,32 @@ class ChangePoint:
         excess = max(0.0, float(now - self._job.baseline[0])) / float(np.log(self._config.job.minimum_ratio))
         return min(0.499, excess / (1.0 + excess))
 
-    def _slow_job(self, window: Window, since: int) -> Vote:
-        config = self._config
-        # The verified level, not the newest steps: an incident must not close and open again with the noise.
-        ratio = float(np.exp(self._job.level[0] - self._job.baseline[0]))
-        steps = window.next_seq - since
-        place = max(0, since - window.first_seq)
-        lasted_s = float(window.ends_s[-1] - window.ends_s[place])
-        short = steps < config.lasting_steps or lasted_s < config.lasting_s
-        if ratio < config.lasting_ratio or short:
-            return Vote(opinion="normal", score=self._job_score(window), reason="not slow enough for long enough")
-        excess = float(np.log(ratio) / np.log(config.job.minimum_ratio))
-        before = float(np.exp(self._job.baseline[0]))
+    def _follow_job(self, window: Window) -> None:
+        """Note since when the job has been slow, and what its hosts were like until then."""
+        since = int(self._job.raised_since[0]) if self._job.raised_since.size else -1
+        if since >= 0 and since != self._slow_since:
+            self._host.begin(self._rows.end_s(since - 1, window.next_seq - 1))
+        self._slow_since = since
+
+    def _job_ratio(self) -> float:
+        """The verified level, not the newest steps: an incident must not close and open again with the noise."""
+        return float(np.exp(self._job.level[0] - self._job.baseline[0])) if self._slow_since >= 0 else 1.0
+
+    def _slow_job(self, window: Window, ratio: float, *, shared: bool) -> Vote:
+        """Everybody is slow; told once it is known whether a rank or the host is to blame, and from then on."""
+        since = self._slow_since
+        place, before_s = max(0, since - window.first_seq), float(np.exp(self._job.baseline[0]))
+        begun_s = self._rows.end_s(since - 1, window.next_seq - 1)
+        host = self._host.explains(begun_s, before_s, ratio * before_s)
+        if self._told != since and (wait := self._waits_for(window, host, shared=shared)):
+            return Vote(opinion="normal", score=self._job_score(window), reason=wait)
+        self._told = since
+        excess = float(np.log(ratio) / np.log(self._config.job.minimum_ratio))
+        why = f"; {host.reason()}" if host is not None else ""
         return Vote(
             opinion="anomalous",
             score=excess / (1.0 + excess),
-            reason=f"steps take {ratio:.2f} times as long as the healthy {before:.3g} s, on all ranks alike",
+            reason=f"steps take {ratio:.2f} times as long as the healthy {before_s:.3g} s, on all ranks alike{why}",
             kind="slow_job",
             severity="sev3",
             onset_s=float(window.ends_s[place]),
@@ -291,6 +274,19 @@ class ChangePoint:
             verified=True,
             metrics=("iteration_duration_seconds",),
         )
+
+    def _waits_for(self, window: Window, host: Contention | None, *, shared: bool) -> str:
+        """Why a slow job is not told yet; empty if it is time."""
+        config, since = self._config, self._slow_since
+        steps = window.next_seq - since
+        begun_s = self._rows.end_s(since - 1, window.next_seq - 1)
+        lasted_s = float(window.ends_s[-1]) - begun_s
+        if steps < config.culprit_steps and not shared:
+            return "steps take longer, but most ranks do not: whose slowness it is remains to be seen"
+        if host is None:
+            return "what the host says remains to be seen" if lasted_s < HOST_S and self._host.unknown(begun_s) else ""
+        short = steps < config.contended_steps or lasted_s < config.contended_s
+        return f"slow for {lasted_s:.0f} s; {host.reason()}" if short else ""
 
 
 def _without(config: ShiftConfig, leave_out: tuple[Mechanism, ...]) -> ShiftConfig:

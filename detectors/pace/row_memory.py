@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import quiet_median
+from detectors.job.common_mode import median_of_others, noise, quiet_median
 
 Floats = npt.NDArray[np.float64]
 ROWS: Final = 1024  # rows whose step and time are remembered, so that the onset of a drift long ago can be named
 OWN: Final = 128  # rows of own times kept to tell a rank that has become slow from one whose peers have become fast
 BESIDE: Final = 30  # rows of own times on each side of a change, as many as its verification takes
 MAX_STRIDE: Final = 1_000  # iterations that a row of a sampled job stands for at most; more is a job that went on
+LEAST_NOISE: Final = 0.01  # of one step, so that a constant time never makes a small difference clear
+
+
+class Growth(NamedTuple):
+    """How much longer ranks compute than before a change [ranks]; NaN where unknown.
+
+    Attributes
+    ----------
+    own : float [ranks]
+        Log growth of a rank's own time.
+    steady : float [ranks]
+        Share of the rows since the change in which half of what a rank has grown by beyond the others is seen.
+    errors : float [ranks]
+        That growth beyond the others, in standard errors by the noise before the change.
+    """
+
+    own: Floats
+    steady: Floats
+    errors: Floats
 
 
 class RowMemory:
@@ -68,6 +87,21 @@ class RowMemory:
         split = max(onset - first, min(BESIDE, kept // 2))
         before, after = own[max(0, split - BESIDE) : split], own[split:][-BESIDE:]
         return float(quiet_median(before)), float(quiet_median(after))
+
+    def growth(self, onset: int, newest: int, live: npt.NDArray[np.bool_]) -> Growth:
+        """How the own times of the `live` ranks [ranks] have grown from before row `onset` to since then."""
+        kept = min(OWN, newest + 1)
+        first = newest - kept + 1
+        own = np.where(live, np.log(self._own[np.arange(first, newest + 1) % OWN][:, : live.size]), np.nan)
+        split = max(onset - first, 0)
+        before, after = own[max(0, split - BESIDE) : split], own[split:]
+        usual = before - median_of_others(before)
+        apart = after - median_of_others(after) - quiet_median(usual)
+        middle = quiet_median(apart)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            steady = (apart >= middle / 2.0).mean(axis=0)
+            errors = middle * np.sqrt(len(after)) / np.maximum(noise(usual), LEAST_NOISE)
+        return Growth(quiet_median(after) - quiet_median(before), np.asarray(steady), np.asarray(errors))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The whole state; `load` takes it back."""

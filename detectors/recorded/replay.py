@@ -14,7 +14,7 @@ from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVote
-from detectors.pace.change_point import ChangePointConfig, for_recording
+from detectors.pace.change_config import ChangePointConfig
 from detectors.protocol import Detector, Role
 from detectors.recorded.grids import RecordedSamples
 from detectors.recorded.metrics import MetricScores
@@ -197,8 +197,6 @@ def _abstained(detectors: Mapping[str, _Noted], job: RecordedJob, scores: Metric
 
 def _made(choice: Choice, job: RecordedJob) -> Detector:
     if isinstance(choice.config, ChangePointConfig):
-        # In a recording every verified slowdown is told, however short: nobody is woken by it.
-        quick = for_recording(tuple(change.step for change in job.planned))
-        said = {field: getattr(choice.config, field) for field in choice.said if field != "planned_steps"}
-        return replace(choice, config=msgspec.structs.replace(quick, **said)).made()
+        planned = tuple(change.step for change in job.planned)  # of the folder, not a setting
+        return replace(choice, config=msgspec.structs.replace(choice.config, planned_steps=planned)).made()
     return choice.made()

@@ -9,9 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.pace.contention import LOST
 from detectors.peers.roles import roles
-from trainwarden.recorded.job import IterationTable, LogTable, RecordedJob
-from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, Record
+from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
+from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
 
 Floats = npt.NDArray[np.float64]
 CUT_STEPS: Final = 8  # closed steps that one window may add
@@ -65,6 +66,8 @@ class ReplayStream:
             self._add_iterations(job.iterations)
         for log in job.logs:
             self._add_log(log, start_s)
+        if job.metrics is not None:
+            self._add_contention(job.metrics)
 
     def windows(self) -> Iterator[tuple[float, list[Record]]]:
         """Pairs of a window's time and the records that came since the window before."""
@@ -169,6 +172,26 @@ class ReplayStream:
             basis="log" if lanes[0] is None and lanes[1] is None else "host",
             role=self._roles[place],
         )
+
+    def _add_contention(self, table: MetricTable) -> None:
+        """What its hosts took from the ranks, as the agents sent it; all other metrics are scored in grids."""
+        for name in (name for name in LOST if name in table.names):
+            column = np.asarray(table.values[:, table.names.index(name)], dtype=np.float64)
+            rows = np.flatnonzero(np.isfinite(column))
+            ticks: dict[tuple[float, str], list[int]] = {}
+            for row in rows[np.argsort(table.times_s[rows], kind="stable")].tolist():
+                ticks.setdefault((float(table.times_s[row]), table.nodes[table.entity[row]] or ""), []).append(row)
+            records = [
+                MetricsRecord(
+                    job=self._job.name, node=node, time_s=time_s, names=(name,),
+                    devices=tuple(table.devices[table.entity[row]] or "" for row in found),
+                    values=(tuple(float(column[row]) for row in found),),
+                )
+                for (time_s, node), found in ticks.items()
+            ]  # fmt: skip
+            if records:
+                times_s = np.array([record.time_s for record in records])
+                self._lanes.append(_Lane(times_s, lambda first, end, records=records: iter(records[first:end])))
 
     def _add_log(self, log: LogTable, start_s: float) -> None:
         if not log.lines:

@@ -143,7 +143,8 @@ def scored(bundle: ModelBundle, grid: JobGrid) -> dict[str, Floats]:
 
 def alerts(scores: Floats, entities: int, every_s: float, config: ModelVoteConfig) -> Flags:
     """When each entity is anomalous ``[r, n]``: as the votes decide on line (`detectors.metrics.vote`)."""
-    return config.opened(scores, np.full(scores.shape[1], config.threshold_of(entities, every_s)))
+    samples = np.full(scores.shape[1], every_s)
+    return config.opened(scores, config.thresholds_of(entities, samples), samples)
 
 
 def _begins(on: Flags) -> Flags:

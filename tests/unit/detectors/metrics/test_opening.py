@@ -49,6 +49,18 @@ def test_a_long_fault_stays_open_while_it_lasts() -> None:
     assert (first, last) == (DAY + config.open_samples - 1, 2 * DAY + config.close_samples - 2)
 
 
+def test_a_mild_fault_stays_told_for_a_day_and_teaches_nothing_until_then() -> None:
+    """Milder than what is told for ever: it is told until its relief, and what lasts for a day is the machine's way."""
+    scores = np.full((1, 4 * DAY), 0.1)
+    scores[0, DAY : DAY + DAY // 2] = 0.46
+    ((first, last),) = segments(opened(scores)[0]).tolist()
+    assert (first, last) == (DAY + 2, DAY + DAY // 2 + 13)
+    scores[0, DAY:] = 0.46
+    ((first, last),) = segments(opened(scores)[0]).tolist()
+    assert first == DAY + 2
+    assert 2 * DAY <= last <= 2 * DAY + 120
+
+
 def test_an_entity_is_not_deaf_for_long_after_a_fault() -> None:
     scores = np.full((1, 5 * DAY), 0.1)
     scores[0, DAY : DAY + 60] = 0.46

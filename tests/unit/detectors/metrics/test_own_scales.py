@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,43 @@ def test_own_scales_go_through_a_file_and_models_of_before_still_load(unlike: Mo
     assert '"format":2' in manifest.read_text().replace(" ", "")
     manifest.write_text(manifest.read_text().replace(" ", "").replace('"format":2', '"format":1'))
     assert ModelBundle.load(tmp_path / "pooled").versions == pooled.versions
+
+
+def faulty(first: int, last: int, samples: int) -> Any:
+    """One entity whose clock is six deviations off from sample `first` to before `last`."""
+    values = series(9, 500.0, samples).T[None].copy()
+    values[0, 1, first:last] += 6.0
+    return values
+
+
+def test_a_fault_does_not_become_what_is_normal_however_long_it_lasts(unlike: ModelBundle) -> None:
+    """It lasts ten times as long as all that the entity had shown before, and is strange to its end."""
+    own = scored(unlike, faulty(100, 1200, 1400)).ensemble[0]
+    assert np.nanmax(own[60:100]) < 0.5
+    assert np.nanmin(own[120:1200]) > 0.5
+    assert np.nanmax(own[1230:]) < 0.5
+
+
+def test_what_has_been_strange_for_a_day_teaches_again(unlike: ModelBundle) -> None:
+    values, hour_s = faulty(100, 1400, 1400), 3_600.0
+    part = new(values)
+    (found,) = MetricScorer(unlike).score((replace(part, times_s=part.times_s * hour_s),))
+    own = found.ensemble[0]
+    assert np.nanmin(own[110:124]) > 0.5
+    assert np.nanmax(own[1000:]) < 0.5
+
+
+@pytest.mark.parametrize("step", [1, 7, 97])
+def test_a_fault_in_parts_is_what_it_is_at_once(unlike: ModelBundle, step: int) -> None:
+    values = np.concatenate([faulty(100, 260, 420), faulty(130, 150, 420), faulty(420, 420, 420)])
+    whole = scored(unlike, values)
+    scorer, parts = MetricScorer(unlike), []
+    for start in range(0, 420, step):
+        (found,) = scorer.score((new(values, start, min(start + step, 420)),))
+        parts.append(found)
+        if start % 5 == 0:
+            other = MetricScorer(unlike)
+            other.restore(scorer.state())
+            scorer = other
+    np.testing.assert_allclose(np.concatenate([one.ensemble for one in parts], axis=1), whole.ensemble, rtol=1e-9)
+    assert whole.blamed(0, 200) == parts[200 // step].blamed(0, 200 % step)

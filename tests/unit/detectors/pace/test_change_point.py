@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.job.state import JobState
-from detectors.pace.change_point import ChangePoint, for_recording
+from detectors.pace.change_point import ChangePoint
 from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.verdict.ensemble import Ensemble, EnsembleConfig
@@ -158,7 +158,7 @@ def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[Incid
     """All revisions of incidents of a recorded job; windows of one row each."""
     state, joiner = JobState("job"), Joiner("job", EnsembleConfig())
     detectors = {
-        "change_point": ChangePoint(for_recording(planned)),
+        "change_point": ChangePoint(ChangePoint.Config(planned_steps=planned)),
         "iteration_threshold": IterationThreshold(IterationThreshold.Config()),
     }
     ensemble = Ensemble(EnsembleConfig(), {name: detector.role for name, detector in detectors.items()})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from detectors.metrics.bundle.members import VoteConfig
-from detectors.pace.change_point import for_recording
 from detectors.recorded.findings import job_object
 from detectors.recorded.grids import held, metric_grids
 from detectors.recorded.metrics import MetricScores, score_recorded
@@ -137,9 +136,8 @@ def test_a_score_depends_on_nothing_later() -> None:
 
 def lived(job: RecordedJob) -> list[IncidentRecord]:
     """The same records on a bus, through the live service, which looks ten times a second."""
-    quick = {"lasting_ratio": for_recording().lasting_ratio, "lasting_steps": 0, "lasting_s": 0.0}
     records = [(now_s, record) for now_s, batch in ReplayStream(job).windows() for record in batch]
-    return Run(DetectionSettings(detectors={"change_point": quick})).play(records, records[-1][0] + 1.0).incidents
+    return Run(DetectionSettings()).play(records, records[-1][0] + 1.0).incidents
 
 
 @pytest.mark.parametrize(
