@@ -21,6 +21,7 @@ KEPT: Final = 256  # ticks of each node
 LEVEL_S: Final = 60.0  # over which a level is taken
 LEAST_TICKS: Final = 3  # a share of one second says little
 EXPLAINED: Final = 0.4  # of the time that steps have grown by; 0.43 to 1.1 on a machine whose pace wandered
+GROWN: Final = 0.01  # the share itself must have: a machine that is as busy as ever explains nothing
 
 Tick = tuple[float, float]
 
@@ -50,7 +51,11 @@ class HostContention:
     >>> host.begin(20.0)
     >>> host.explains(20.0, 1.0, 1.5)
     Contention(node='n', before=0.1, now=0.4)
-    >>> host.explains(20.0, 1.0, 3.0) is None
+    >>> busy = HostContention()
+    >>> for second in range(40):
+    ...     busy.take("n", LOST[0], float(second), 0.6)
+    >>> busy.begin(20.0)
+    >>> busy.explains(20.0, 1.0, 1.5) is None
     True
     """
 
@@ -84,7 +89,7 @@ class HostContention:
         for node, before in self._before.items():
             last_s = max(ticks[-1][0] for ticks in self._ticks[node].values())
             level = self._level(node, max(onset_s, last_s - LEVEL_S), np.inf)
-            if level is not None:
+            if level is not None and level >= before + GROWN:
                 lost_s = level * now_s - before * before_s
                 found.append((lost_s, Contention(node, before, level)))
         lost_s, worst = max(found, key=lambda one: one[0], default=(0.0, None))
