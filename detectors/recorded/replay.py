@@ -89,14 +89,14 @@ class _Prescored(MetricScorer):
         super().__init__(scores.bundle)
         self.abstained = scores.abstained
         self.until_s = -np.inf
-        self._parts = scores.scored
+        self._grids = scores.scored
         self._places = [0] * len(scores.scored)
 
     def score(self, samples: Sequence[FamilySamples]) -> tuple[ScoredSamples, ...]:
         """The scored samples up to `until_s` that were not handed out yet."""
         del samples
         out = []
-        for index, part in enumerate(self._parts):
+        for index, part in enumerate(self._grids):
             end = int(np.searchsorted(part.column_s, self.until_s, side="right"))
             out.append(part.scored.until(self._places[index], end))
             self._places[index] = end
