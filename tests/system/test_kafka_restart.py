@@ -13,7 +13,7 @@ import pytest
 from tests.contract.bus_harness import DEADLINE_S, event, ids, joined, poll_until, wait_until
 from tests.servers.kafka import KafkaBroker
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.topics import EVENTS
 
 pytestmark = [
@@ -202,3 +202,42 @@ def test_records_that_a_producer_gave_up_are_sent_again_in_order_by_a_new_one(ow
     keep_flushing(bus)
     assert ids(list(bus.read(EVENTS))) == [f"a/{number}" for number in range(9)]
     bus.close()
+
+
+def test_a_static_member_that_is_soon_back_disturbs_nobody(kafka_broker: KafkaBroker) -> None:
+    def member(name: str) -> KafkaBus:
+        config = KafkaConfig(partitions=4, topic_prefix="static-", session_timeout_s=10.0, instance_id=name)
+        return KafkaBus([kafka_broker.server], config)
+
+    buses = {name: member(name) for name in ("one", "other")}
+    consumers = {name: bus.consumer([EVENTS], "g") for name, bus in buses.items()}
+
+    def shared() -> bool:
+        for consumer in consumers.values():
+            consumer.poll(0.1)
+        return all(len(consumer.assignment()) == 2 for consumer in consumers.values())
+
+    wait_until(shared, "both have their share")
+    stays, before = consumers["other"], consumers["one"].assignment()
+    changes = stays._listener.changes
+    buses["one"].close()
+    buses["one"] = member("one")
+    again = buses["one"].consumer([EVENTS], "g")
+    wait_until(lambda: (again.poll(0.1), stays.poll(0.1), again.assignment())[2], "it is back")
+    assert again.assignment() == before
+    assert stays._listener.changes == changes, "nobody else has noticed"
+    third = member("one")
+    double = third.consumer([EVENTS], "g")
+    wait_until(lambda: (double.poll(0.1), double.assignment())[1] == before, "the newer one has its place")
+
+    def goes_on() -> None:
+        for key in "abcdefgh":
+            third.publish(EVENTS, key, event(key, 0))
+        third.flush()
+        if again.poll(0.5):
+            again.commit()
+
+    with pytest.raises(BusError, match="another process has the instance_id 'one'"):
+        wait_until(goes_on, "the older one is refused")
+    for bus in (*buses.values(), third):
+        bus.close()

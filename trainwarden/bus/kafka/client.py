@@ -12,7 +12,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from kafka import codec
-from kafka.errors import AuthorizationError, KafkaConfigurationError, KafkaError, SaslAuthenticationFailedError
+from kafka.errors import (
+    AuthorizationError,
+    FencedInstanceIdError,
+    KafkaConfigurationError,
+    KafkaError,
+    SaslAuthenticationFailedError,
+)
 
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
 from trainwarden.settings import Config
@@ -31,7 +37,9 @@ class KafkaConfig(Config, frozen=True, kw_only=True):
 
     `compression` is ``gzip`` unless told otherwise, because every Python can read it; ``lz4`` and ``zstd`` need their
     packages wherever records are read. `topic_prefix` stands before every topic and group, so that several
-    installations share a cluster. `password_file` is for secrets that are mounted as files.
+    installations share a cluster. `password_file` is for secrets that are mounted as files. `instance_id` makes static
+    members: one that is back within `session_timeout_s` gets its partitions again and no other notices. No two
+    processes of one installation may have the same.
     """
 
     client_id: str = "trainwarden"
@@ -51,6 +59,7 @@ class KafkaConfig(Config, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=600.0)] = 10.0
     request_timeout_s: Annotated[float, msgspec.Meta(ge=1.0, le=300.0)] = 10.0
     session_timeout_s: Annotated[float, msgspec.Meta(ge=1.0, le=300.0)] = 10.0
+    instance_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = None
     linger_s: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.005
     max_queue_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 64 * 1024 * 1024
 
@@ -157,6 +166,9 @@ class Clients:
         """kafka-python's errors in our words."""
         try:
             yield
+        except FencedInstanceIdError as error:
+            said = f"another process has the instance_id '{self.config.instance_id}'"
+            raise BusError(f"kafka {','.join(self.servers)}: {said}") from error
         except (SaslAuthenticationFailedError, AuthorizationError) as error:
             raise BusError(f"kafka {','.join(self.servers)}: not permitted while {doing}: {error}") from error
         except KafkaConfigurationError as error:

@@ -81,6 +81,7 @@ class GroupConsumer:
             self._consumer = KafkaConsumer(
                 **clients.consumer(),
                 group_id=clients.config.topic_prefix + group,
+                group_instance_id=clients.config.instance_id,
                 auto_offset_reset=start,
                 session_timeout_ms=session_ms,
                 heartbeat_interval_ms=max(100, session_ms // 5),
