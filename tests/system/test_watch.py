@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 RANKS = {"ddp_accumulate.py": 4, "sgd_by_hand.py": 4, "fsdp.py": 3, "pipeline.py": 2}
 AT_STEP = 28
+EARLY = 14  # past the warm-up: enough where what is usual plays no part
 STEPS = 60
 
 
@@ -49,18 +50,19 @@ def test_a_hang_is_found_while_it_lasts(script: str, tmp_path: Path) -> None:
     assert result["incidents"][0]["suspects"][0]["rank"] == 1
 
 
-@pytest.mark.parametrize("script", RANKS)
+# How a rank ended is told by the agent, whatever the script: two of them each.
+@pytest.mark.parametrize("script", ["ddp_accumulate.py", "pipeline.py"])
 def test_a_crash_names_the_first_to_die(script: str, tmp_path: Path) -> None:
     command = torchrun(RANKS[script], script, *arguments(script, 2000))
-    result = Watched(tmp_path, command, ("crash", 1, AT_STEP), 1.0).run(120)
+    result = Watched(tmp_path, command, ("crash", 1, EARLY), 1.0).run(120)
     assert result["exit_code"] != 0
     assert [incident["kind"] for incident in result["incidents"]] == ["crash"], result["log"]
     assert result["incidents"][0]["suspects"][0]["rank"] == 1
 
 
-@pytest.mark.parametrize("script", RANKS)
+@pytest.mark.parametrize("script", ["sgd_by_hand.py", "fsdp.py"])
 def test_an_exception_is_named_with_its_rank(script: str, tmp_path: Path) -> None:
-    fault = ("--raise-at", str(AT_STEP), "--raise-rank", "1")
+    fault = ("--raise-at", str(EARLY), "--raise-rank", "1")
     command = torchrun(RANKS[script], script, *arguments(script, 2000), *fault)
     result = Watched(tmp_path, command, None, 1.0).run(120)
     assert result["exit_code"] != 0

@@ -188,6 +188,7 @@ class JobRun:
 
     def look(self, voice: Voice) -> None:
         """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
+        self.stack.limit_logs()
         if self._blind:
             time.sleep(LOOK_S)
             return

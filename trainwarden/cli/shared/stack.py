@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from trainwarden.errors import WardenError
 
 STOP_GRACE_S = 8.0
+LOG_BYTES = 32 * 1024 * 1024  # of one service's log, the older half included
 
 
 class LocalStack:
@@ -74,6 +77,18 @@ class LocalStack:
         """Exit code of `service`; None while it runs."""
         return self._processes[service].poll()
 
+    def limit_logs(self, limit_bytes: int = LOG_BYTES) -> None:
+        """Keep each log below its limit: what is half as large becomes ``<service>.log.1``, in place of the one before.
+
+        A service goes on writing at the end of its file, so that is copied and cut, not renamed.
+        """
+        for service in self._processes:
+            path = self.log_path(service)
+            with suppress(OSError):  # a full disk ends no command
+                if path.stat().st_size > limit_bytes // 2:
+                    shutil.copyfile(path, path.with_suffix(".log.1"))
+                    os.truncate(path, 0)
+
     def check(self, services: Sequence[str]) -> None:
         """Raise if one of `services` has ended.
 
@@ -82,6 +97,7 @@ class LocalStack:
         WardenError
             With the end of that service's log.
         """
+        self.limit_logs()
         for service in services:
             code = self.returncode(service)
             if code is not None:
