@@ -44,7 +44,7 @@ class JobState:
         self._size_at_s = float("-inf")
         self.restarts = 0
         self._silence = Silence()
-        self._boots: dict[str, str] = {}
+        self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
         self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
         self._samples = MetricBoard()
@@ -187,9 +187,10 @@ class JobState:
         every = self._columns(record.ranks, record.node)
         keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
         columns = np.array([every[i] for i in keep], dtype=np.int64)
-        if self._boots.get(record.node, record.boot) != record.boot:
-            self._board.reboot(columns)
-        self._boots[record.node] = record.boot
+        self._board.reboot(
+            columns[[self._boots.get(column, record.boot) != record.boot for column in columns.tolist()]]
+        )
+        self._boots |= dict.fromkeys(columns.tolist(), record.boot)
         old = node_clock_s(record) <= self._board.clock_s[columns]
         if old.any():
             self._steps.counts["duplicates"] += 1

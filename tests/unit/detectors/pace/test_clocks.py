@@ -95,3 +95,13 @@ def test_a_node_that_has_been_started_anew_begins_its_clock_anew() -> None:
     ]
     (incident,) = Run().play(records, job.end_s + 11.0).incidents
     assert (incident.kind, incident.suspects[0].rank) == ("hang", 1)
+
+
+def test_two_machines_under_one_name_keep_a_clock_each() -> None:
+    def named(job: Job) -> list[tuple[float, Record]]:
+        return [(at_s, msgspec.structs.replace(one, node="localhost")) for at_s, one in as_sent(job, "node1", agreed)]  # type: ignore[call-arg]
+
+    (hang,) = Run().play(named(HUNG), HUNG.end_s + 11.0).incidents
+    assert (hang.kind, hang.suspects[0].rank) == ("hang", 1)
+    assert hang.opened_at_s - HUNG.end_s < 10.0
+    assert Run().play(named(RUNS), RUNS.end_s + 1.0).incidents == []
