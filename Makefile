@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A smaller torch without CUDA libraries, where an index of CPU wheels is at hand: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
+# What `make check` leaves to `make test`.
+QUICK := not system and not thorough
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install system demo test check bench house kafka up constraints clean
@@ -30,18 +32,20 @@ demo: install
 # Everything CI runs: style, types, layers, unit, contract, property, doctest, then real processes and servers.
 # Real processes on a shared machine can be starved: what failed is shown, then run once more and must pass.
 test: export TRAINWARDEN_THOROUGH := 1
+test: QUICK := not system
 test: check system
-	$(BIN)/python -m pytest -m system --durations=15 tests || \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m system --durations=25 tests || \
 		{ echo "--- what failed, once more ---"; \
 		  $(BIN)/python -m pytest -m system --last-failed --last-failed-no-failures none tests; }
 
-# Two processes; under three minutes on two cores; a quarter of the drawn cases; no network, no servers.
+# Two processes; under three minutes on two cores; a quarter of the drawn cases and no test that takes seconds; no
+# network, no servers.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 -m 'not system' --doctest-modules --ignore=tests/scripts --ignore=examples \
+	$(BIN)/python -m pytest -n 2 -m '$(QUICK)' --doctest-modules --ignore=tests/scripts --ignore=examples \
 		trainwarden collectors detectors trainer_offline actions dashboards tests
 
 bench: install

@@ -74,6 +74,7 @@ def members(engine: Engine) -> Iterator[list[Member]]:
             member.end()
 
 
+@pytest.mark.thorough
 def test_jobs_go_from_one_service_to_another_with_their_memory(engine: Engine, members: list[Member]) -> None:
     members.append(Member(engine))
     wait_until(lambda: members[0].handler._reading.assigned, "the first has joined")

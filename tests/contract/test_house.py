@@ -25,6 +25,7 @@ KNOWN: dict[str, set[str]] = {}
 """What still breaks a rule, by rule; each entry has to be true, so that none outlives its cause."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", RULES)
 def test_the_house_keeps_the_rule(rule):
     broken, known = set(RULES[rule](ROOT)), KNOWN.get(rule, set())
@@ -128,6 +129,7 @@ def test_a_door_names_a_file_of_its_own_room(tmp_path):
     assert house_rules.rooms_without_a_door(root) == ["detectors.facts", "detectors.logs", "detectors.peers"]
 
 
+@pytest.mark.thorough
 def test_the_drawing_is_of_today():
     """`make house` draws it; whoever moves a room draws it again."""
     assert house.PAGE.read_text(encoding="utf-8") == house.page()

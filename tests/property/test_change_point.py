@@ -177,6 +177,7 @@ def test_level_shifts_may_be_cut_anywhere(seed: int, cut: int) -> None:
     assert cut_and_loaded(rows, cut) == [shift for seq, row in enumerate(rows) for shift in whole.update(seq, row)]
 
 
+@pytest.mark.thorough
 @given(seed=seeds, cut=st.integers(1, 199))
 @examples(12)
 def test_series_with_a_pattern_may_be_cut_anywhere_and_do_not_meddle(seed: int, cut: int) -> None:
@@ -271,6 +272,7 @@ def changes_of(durations: Floats, chunks: list[int], **config: Any) -> list[tupl
 sizes = st.lists(st.integers(1, 200), min_size=1, max_size=4)
 
 
+@pytest.mark.thorough
 @given(seed=seeds, several=st.lists(sizes, min_size=2, max_size=2), ranks=st.integers(1, 3))
 @examples(4)
 def test_the_size_of_windows_does_not_matter(seed: int, several: list[list[int]], ranks: int) -> None:

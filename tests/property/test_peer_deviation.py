@@ -82,6 +82,7 @@ def test_a_spike_is_nobodys_fault(seed, rank, at, size, width):
     assert watched(work) == []
 
 
+@pytest.mark.thorough
 @given(seed=seeds, ranks=st.integers(2, 40), noise=st.floats(0.001, 0.15))
 @examples(40)
 def test_healthy_ranks_are_left_alone(seed, ranks, noise):

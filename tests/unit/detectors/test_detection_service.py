@@ -298,6 +298,7 @@ def restarted(job: Job, pace: float, *, kind: str = "restart") -> Job:
     return job
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["restart", "workers"])
 def test_a_job_that_comes_back_slower_from_a_restart_is_told(kind: str) -> None:
     job = restarted(Job(step_s=1.0).run(60), 1.4, kind=kind)
@@ -306,10 +307,12 @@ def test_a_job_that_comes_back_slower_from_a_restart_is_told(kind: str) -> None:
     assert incident.evidence["ratio"] > 1.25
 
 
+@pytest.mark.thorough
 def test_a_program_that_was_started_anew_may_have_another_pace() -> None:
     assert played(restarted(Job(step_s=1.0).run(60), 1.4, kind="job_start")).revisions == []
 
 
+@pytest.mark.thorough
 def test_fewer_ranks_may_have_another_pace() -> None:
     job = Job(step_s=1.0).run(60)
     job.ranks = 3
@@ -416,6 +419,7 @@ def test_an_error_line_that_the_rank_survives_is_no_incident() -> None:
     assert played(job).revisions == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step_s", [0.3, 5.0, 20.0])
 def test_whether_a_rank_survived_is_asked_of_its_next_step(step_s: float) -> None:
     job = Job(step_s=step_s).run(12)

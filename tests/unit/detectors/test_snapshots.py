@@ -27,6 +27,7 @@ def without_snapshots(bus: RememberingBus) -> None:
     bus.outputs = [record for record in bus.outputs if not isinstance(record, SnapshotRecord)]
 
 
+@pytest.mark.thorough
 def test_an_incident_that_lasts_longer_than_what_is_read_again_stays_open() -> None:
     job = slow_job()
     first = Run(SHORT).play(job.records, START_S + 150.0)
@@ -38,6 +39,7 @@ def test_an_incident_that_lasts_longer_than_what_is_read_again_stays_open() -> N
     assert metric_value(second.metrics, "snapshots_refused_total") is None
 
 
+@pytest.mark.thorough
 def test_without_its_snapshot_it_would_be_told_twice() -> None:
     """The check above can fail."""
     job = slow_job()
@@ -57,6 +59,7 @@ def told(run: Run) -> list[tuple[str, str, tuple[int | None, ...]]]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_again_and_again_it_tells_what_it_would_have_told(seed: int) -> None:
     job = Job(slow=lambda rank, step: 2.0 if rank == 1 and 60 <= step < 300 else 1.0, seed=seed).run(420)
@@ -125,6 +128,7 @@ def test_damaged_memory_is_refused_with_one_error_or_harmless(seed: int) -> None
         fresh(run).restore(bytes(damaged[: int(rng.integers(1, len(damaged) + 1))] if seed % 2 else damaged))
 
 
+@pytest.mark.thorough
 def test_memory_of_other_detectors_is_refused_and_the_log_is_read_again() -> None:
     job = slow_job(200)
     first = Run(DetectionSettings(rewind_s=3600.0)).play(job.records, START_S + 60.0)

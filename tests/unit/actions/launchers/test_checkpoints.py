@@ -111,6 +111,7 @@ def test_a_pointer_leads_nowhere_else(tmp_path: Path, text: str) -> None:
     assert newest(folder) is None
 
 
+@pytest.mark.thorough
 def test_a_folder_of_many_half_written_ones_is_searched_within_seconds(tmp_path: Path) -> None:
     for number in range(20_000):
         os.mknod(tmp_path / f"step-{number}.pt")

@@ -47,6 +47,7 @@ def test_the_newest_calls_and_the_oldest_unfinished_ones_of_each_group_are_kept(
     assert "frames" not in kept[0]
 
 
+@pytest.mark.thorough
 def test_a_full_ring_is_small_on_the_bus_and_a_huge_one_is_cut_until_it_fits() -> None:
     ring = {"entries": [entry(seq, done=seq < 1990) for seq in range(2000)]}
     assert len(pack(ring, 32)) < 4_000

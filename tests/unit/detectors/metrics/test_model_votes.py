@@ -258,6 +258,7 @@ def played(bundle: ModelBundle | None, *, sick: bool) -> list[Any]:
     return out
 
 
+@pytest.mark.thorough
 def test_a_sick_gpu_becomes_one_incident_with_culprit_metrics_and_versions(bundle: ModelBundle) -> None:
     opened = [one for one in played(bundle, sick=True) if isinstance(one, IncidentRecord) and one.state == "opened"]
     (incident,) = opened

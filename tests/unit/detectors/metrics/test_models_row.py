@@ -69,6 +69,7 @@ def test_search_far_from_the_origin_keeps_its_digits():
     np.testing.assert_allclose(distances[:, 0], 2e-3, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [200, 700])
 def test_search_can_skip_the_row_itself(count):
     references = np.random.default_rng(0).normal(size=(count, 2))

@@ -41,6 +41,7 @@ def values():
     return np.stack([entity(seed, 70).T for seed in range(10, 16)])
 
 
+@pytest.mark.thorough
 def test_every_member_speaks_and_the_sick_rank_is_first(vote, values):
     values[4, 2, -20:] += 4.0
     scores = vote.score(live(vote, values))
@@ -156,6 +157,7 @@ def test_calibrated_on_held_out_rows_one_normal_row_in_a_hundred_is_rare(vote):
     assert 0.001 < share < 0.05
 
 
+@pytest.mark.thorough
 def test_of_long_training_only_a_part_is_judged_and_the_calibration_is_nearly_the_same():
     series = [entity(seed, 700) for seed in range(4)]
     config = {"neighbor_profile": {"bags": 10, "bag_size": 8}, "dtw_samples": 20}

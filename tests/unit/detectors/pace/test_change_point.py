@@ -34,6 +34,7 @@ def mix() -> dict[str, object]:
     return metrics([match(run, found) for run, found in zip(runs, ours(runs), strict=True)])
 
 
+@pytest.mark.thorough
 def test_a_mix_of_fail_slows_is_judged_right(mix: dict[str, float]) -> None:
     assert mix["changes"] == 60
     assert mix["job_accuracy"] >= 0.95
@@ -129,6 +130,7 @@ def test_a_single_slow_step_hides_no_drop() -> None:
     assert abs(onset - 200) <= 1
 
 
+@pytest.mark.thorough
 def test_a_slow_step_in_every_few_hides_no_change() -> None:
     for pattern in ((0.0, 0.0, 0.0, 0.0, 0.35), (0.2, -0.2, 0.1, -0.1, 0.0), (0.0, 0.0, 0.5)):
         beat = np.tile(pattern, 200)[:400] + noisy(400)

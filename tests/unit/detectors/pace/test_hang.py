@@ -116,6 +116,7 @@ def test_no_standstill_gets_more_than_three_steps_and_the_longest_pause(
     assert 3 * step_s <= waited_s <= latest_s
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beat", [evaluating, leaving])
 def test_what_nobody_waits_for_may_last_until_the_configured_most(beat: Beat) -> None:
     assert standing_still(beat, until_s=900.0)[1] is None

@@ -54,6 +54,7 @@ def test_a_job_that_is_slow_on_all_ranks_is_told_live(growth: float, within: int
     assert 80 < incident.opened_step <= 80 + within
 
 
+@pytest.mark.thorough
 def test_what_the_host_explains_is_told_when_it_lasts_and_with_its_reason() -> None:
     """A spell of 12 s on a machine that others use is no incident, one of 50 s is, and the reason says why."""
     assert told(queued(slower(1.2, 80, 115, 180), 0.1, 0.25, 80, 115)) == []
@@ -139,6 +140,7 @@ def recorded(spell: tuple[int, int], waits: tuple[float, float] | None) -> Recor
     return recordings.job(iterations=steps, metrics=table)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("spell", "waits", "count"),
     [((150, 250), None, 1), ((150, 190), (0.1, 0.3), 0), ((150, 250), (0.1, 0.3), 1)],

@@ -99,6 +99,7 @@ def strange_metrics() -> RecordedJob:
     return recordings.job(metrics=table)
 
 
+@pytest.mark.thorough
 def test_strange_metrics_name_node_and_metric_at_their_time() -> None:
     job = strange_metrics()
     scores = score_recorded(job, None, recordings.START_S + 6_000.0, QUICK)
@@ -112,6 +113,7 @@ def test_strange_metrics_name_node_and_metric_at_their_time() -> None:
     assert set(incident["model_versions"]) >= {"pca", "kmeans"}
 
 
+@pytest.mark.thorough
 def test_a_score_depends_on_nothing_later() -> None:
     job = strange_metrics()
     whole = score_recorded(job, None, recordings.START_S + 6_000.0, QUICK)
@@ -140,6 +142,7 @@ def lived(job: RecordedJob) -> list[IncidentRecord]:
     return Run(DetectionSettings()).play(records, records[-1][0] + 1.0).incidents
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "job",
     [

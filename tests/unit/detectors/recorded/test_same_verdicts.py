@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from detectors.choice import chosen, rule
 from detectors.job_watch import JobWatch
@@ -49,6 +50,7 @@ def recorded(job: RecordedJob, bundle: ModelBundle) -> list[IncidentRecord]:
     return replay(job, DetectionSettings(), names=NAMES, scores=score_recorded(job, bundle)).incidents
 
 
+@pytest.mark.thorough
 def test_a_long_fault_gives_the_same_incidents_live_and_recorded() -> None:
     """It lasts for five times what the entity had shown before; both are told of it until its end, and once."""
     bundle = bundle_of(recordings.job(metrics=recordings.metrics(rows=600, seed=1, every_s=60.0)), OWN)

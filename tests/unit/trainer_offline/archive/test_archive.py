@@ -98,6 +98,7 @@ def test_without_the_gate_every_round_is_on_disk_before_its_commit(tmp_path: Pat
     assert sum(1 for key in present(tmp_path)) == 12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_any_step_of_writing(after: bool, tmp_path: Path) -> None:
     step = 0

@@ -26,6 +26,7 @@ def rows_of(jobs):
     return sum(grid.normal_rows for one in jobs for grid in one.grids)
 
 
+@pytest.mark.thorough
 def test_metrics_are_chosen_by_domain_list_and_correlation_and_the_dropped_are_named(tmp_path):
     data = ready(batch_with_total(tmp_path))
     fit(data, SMALL.models, 0)
@@ -127,6 +128,7 @@ def test_the_card_counts_jobs_rows_hours_and_coverage(tmp_path):
     assert card.coverage["power"] == 1.0
 
 
+@pytest.mark.thorough
 def test_processes_find_the_same_as_one(tmp_path):
     batch(tmp_path, rows=120)
     assert prepare(tmp_path, CONFIG, workers=2).card == ready(tmp_path).card
@@ -168,6 +170,7 @@ def test_irregular_samples_are_laid_on_a_grid_with_gaps_kept():
     )
 
 
+@pytest.mark.thorough
 def test_fast_switching_metrics_get_a_median_filter(tmp_path):
     votes = fit(ready(batch(tmp_path)), SMALL.models, 0).votes
     preparation = votes[""].preparation
@@ -175,6 +178,7 @@ def test_fast_switching_metrics_get_a_median_filter(tmp_path):
     assert not preparation.switching[preparation.names.index("power")]
 
 
+@pytest.mark.thorough
 def test_fitting_is_deterministic_by_seed(tmp_path):
     data = ready(batch(tmp_path, rows=200))
     assert fit(data, SMALL.models, 3).versions == fit(data, SMALL.models, 3).versions

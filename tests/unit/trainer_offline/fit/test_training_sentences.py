@@ -54,6 +54,7 @@ def with_a_wild_stretch(folder: Path, size: float) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", ["fault,slow_link", "ignore,"])
 def test_models_learn_from_normal_rows_alone(label: str, tmp_path: Path) -> None:
     stretch = f"job0,{WRONG_FROM * EVERY_S},{WRONG_TO * EVERY_S},{label},,"

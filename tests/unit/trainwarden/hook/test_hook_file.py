@@ -32,12 +32,14 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_the_file_passes_the_tests_of_the_package(tmp_path: Path) -> None:
     done = run_tests(written(tmp_path, hook_file.text()))
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("whole", "broken"),
     [

@@ -126,6 +126,7 @@ def archive(folder: Path, samples: int) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_an_archived_job_is_thinned_while_it_is_read(tmp_path):
     folder = archive(tmp_path / "archive", 300)
     whole = prepare(folder, PrepareConfig(), workers=1, keep_start=True)
@@ -145,6 +146,7 @@ def test_an_archived_job_is_thinned_while_it_is_read(tmp_path):
                     assert rows[entity, time_s] == tuple(values)
 
 
+@pytest.mark.thorough
 def test_annotated_faults_of_a_large_archived_job_are_read(tmp_path):
     folder = archive(tmp_path / "archive", 600)
     annotate(folder, f"llama,{NOON_S + 300},{NOON_S + 320},fault,slow_link,,")

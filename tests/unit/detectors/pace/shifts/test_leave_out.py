@@ -52,6 +52,7 @@ def test_every_mechanism_has_a_case() -> None:
     assert set(CASES) == set(BEFORE) == set(MECHANISMS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_mechanism_decides_and_nothing_is_left_out_by_default(name: Mechanism) -> None:
     values = CASES[name]()

@@ -64,6 +64,7 @@ def test_nothing_found_is_exit_code_0(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (job["incidents"], job["change_points"]) == ([], [])
 
 
+@pytest.mark.thorough
 def test_a_batch_goes_on_past_a_folder_that_cannot_be_read(
     slow_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def strange(tmp_path: Path) -> Path:
     return recordings.write(recordings.job("strange", metrics=table), tmp_path / "strange")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["scores.csv", "scores.csv.gz", "scores.parquet"])
 def test_scores_have_one_row_for_each_time_and_entity(
     name: str, strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +136,7 @@ def test_scores_have_one_row_for_each_time_and_entity(
     assert 700 <= (worst.time_s - recordings.START_S) / 10.0 < 745
 
 
+@pytest.mark.thorough
 def test_scores_are_written_though_no_model_votes(
     strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_scores_are_written_though_no_model_votes(
     assert "kmeans" not in frame.columns
 
 
+@pytest.mark.thorough
 def test_a_normal_folder_trains_and_is_not_scored(
     strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
