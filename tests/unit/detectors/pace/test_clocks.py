@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tests.unit.detectors.detection_streams import Job, Run
+from tests.unit.detectors.detection_streams import Job, Run, crash
 from trainwarden.records import EventRecord, HeartbeatRecord, IncidentRecord, IterationRecord, Record
 
 Offset = Callable[[float], float]  # of the node's wall clock at a moment
@@ -105,3 +105,25 @@ def test_two_machines_under_one_name_keep_a_clock_each() -> None:
     assert (hang.kind, hang.suspects[0].rank) == ("hang", 1)
     assert hang.opened_at_s - HUNG.end_s < 10.0
     assert Run().play(named(RUNS), RUNS.end_s + 1.0).incidents == []
+
+
+def on_nodes(job: Job) -> list[tuple[float, Record]]:
+    """The job's records, with the events of each rank on its node."""
+    return [
+        (at_s, msgspec.structs.replace(one, node=job.node(one.rank)))
+        if isinstance(one, EventRecord) and one.rank is not None else (at_s, one)
+        for at_s, one in job.records
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("off_s", [-60.0, -5.0, 5.0, 60.0])
+def test_a_crash_on_a_node_whose_clock_is_off_is_told_at_once_with_its_root(off_s: float) -> None:
+    job = crash(Job(node=lambda rank: f"node{rank // 2}").run(60))
+    off = [
+        (at_s, msgspec.structs.replace(one, time_s=one.time_s + off_s))
+        if isinstance(one, EventRecord) and one.node == "node1" else (at_s, one)
+        for at_s, one in on_nodes(job)
+    ]  # fmt: skip
+    (incident,) = Run().play(off, job.end_s + 6.0).incidents
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("crash", [2])
+    assert incident.opened_at_s - job.end_s < 0.5
