@@ -165,8 +165,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # other users go through
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(0o755)  # other users go through
     made = Site(tmp_path)
     yield made
     for agent in made.agents:
