@@ -19,9 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainer_offline.data.card import DataCard
 from trainer_offline.registry.address import RegistryAway, asking, client_of, tracking_uri
 from trainer_offline.registry.version import (
+    CARD,
     CHALLENGER,
     CHAMPION,
     PREFIX,
@@ -142,6 +146,19 @@ class Registry:
             except DetectorError as error:
                 said = str(error).replace(f"{folder}/", "")  # a temporary folder
                 raise DetectorError(f"{called} is refused: {said}") from error
+
+    def card(self, one: Version) -> DataCard | None:
+        """The data card of a version's run; None where it is gone, or not the one that the version was made with."""
+        if not one.run_id:
+            return None
+        with tempfile.TemporaryDirectory(prefix="trainwarden-card-") as temporary:
+            try:
+                with asking(self.uri):
+                    path = self.client.download_artifacts(one.run_id, CARD, temporary)
+                    found = msgspec.json.decode(Path(path).read_bytes(), type=DataCard)
+            except (RegistryAway, msgspec.MsgspecError):
+                return None
+        return found if found.hash == one.tags.get("data_hash") else None
 
     # -- telling ---------------------------------------------------------------------------------------------
 
