@@ -39,6 +39,7 @@ from trainer_offline.registry.version import (
 )
 from trainwarden.errors import ConfigError, DetectorError
 
+LOST: Final = "its artifact is gone or cannot be fetched"
 _ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
@@ -135,8 +136,14 @@ class Registry:
         if not one.passed:
             raise DetectorError(f"{called} is refused: it has not passed the gate")
         with tempfile.TemporaryDirectory(prefix="trainwarden-model-") as temporary:
-            folder = self._downloaded(one, Path(temporary))
-            manifests = sorted(folder.rglob(MANIFEST))
+            try:
+                folder = self._downloaded(one, Path(temporary))
+                manifests = sorted(folder.rglob(MANIFEST))
+            except RegistryAway as error:
+                self.models()  # raises by itself where the registry is away, and not the artifact alone
+                raise DetectorError(f"{called} is refused: {LOST}") from error
+            if not manifests:
+                raise DetectorError(f"{called} is refused: {LOST}")
             if len(manifests) != 1:
                 raise DetectorError(f"{called} is refused: its artifact holds {len(manifests)} manifests")
             if hashlib.sha256(manifests[0].read_bytes()).hexdigest() != one.tags.get("manifest_sha256"):

@@ -95,7 +95,7 @@ def tag_of(words: Sequence[str]) -> str:
     Examples
     --------
     >>> tag_of(["a", "b"]), tag_of(["a" * 4_880, "b" * 30])[-6:]
-    ('a, b', 'aa, ...')
+    ('a, b', 'a, ...')
     """
     text = ", ".join(words)
     if len(text) < MAX_TAG:
