@@ -68,6 +68,7 @@ class ScoredSamples:
     rows, entities
         As in `FamilySamples`.
     times_s : float array [r, k]
+        NaN where a sample was left out, since the models were trained at another interval.
     scores : dict of float array [r, k]
         By model, in 0..1, 0.5 = one normal sample in 10,000 is as strange; NaN where it abstains.
     ensemble : float array [r, k]

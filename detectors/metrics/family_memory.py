@@ -58,7 +58,9 @@ class FamilyMemory:
 
     def keep_pace(self, times_s: Floats, last_s: Floats) -> Floats:
         """Learn the sampling interval from times ``[r, k]`` after `last_s` ``[r]``; what it is at each sample."""
-        elapsed_s = np.diff(times_s, axis=1, prepend=last_s[:, None])
+        # A sample that was left out has no time; the next one's interval is that since the last one taken.
+        before_s = np.fmax.accumulate(np.concatenate([last_s[:, None], times_s], axis=1), axis=1)[:, :-1]
+        elapsed_s = times_s - before_s
         elapsed_s[~(elapsed_s > 0.0)] = np.nan
         known = ~np.isnan(elapsed_s).all(axis=0)
         middle = np.full(times_s.shape[1], np.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from detectors.metrics.bundle.peers import Beside, Held
 from detectors.metrics.entity_history import EntityHistory
 from detectors.metrics.holding import ARRAYS as HELD
 from detectors.metrics.models.rows import Floats
+from detectors.metrics.pacing import PARTS as PACING_PARTS
+from detectors.metrics.pacing import Pacing, spread, thinned
 from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]
@@ -62,6 +65,7 @@ class MetricScorer:
     def __init__(self, bundle: ModelBundle | None) -> None:
         self._bundle = bundle
         self._families: dict[str, EntityHistory] = {}
+        self._pacings: dict[str, Pacing] = {}
         self._columns: dict[tuple[str, tuple[str, ...]], Rows] = {}
         self.abstained: dict[str, str] = {}
 
@@ -77,6 +81,8 @@ class MetricScorer:
         """
         before, self._bundle = self._families, bundle
         self._families, self._columns, self.abstained = {}, {}, {}
+        for pacing in self._pacings.values():
+            pacing.forget()
         for name, family in before.items():
             vote = None if bundle is None else bundle.votes.get(name)
             if vote is not None and vote.preparation.warm_up and family.vote.preparation.warm_up:
@@ -88,7 +94,7 @@ class MetricScorer:
         for one in samples:
             family = self._family(one)
             if family is not None and one.fresh and len(one.rows):
-                found.append(self._scored(one, family))
+                found.append(self._paced(one, family))
         return tuple(found)
 
     # -- internals -------------------------------------------------------------------------------------------
@@ -125,7 +131,34 @@ class MetricScorer:
         values[:, columns < 0] = np.nan
         return values
 
-    def _scored(self, one: FamilySamples, family: EntityHistory) -> ScoredSamples:
+    def _paced(self, one: FamilySamples, family: EntityHistory) -> ScoredSamples:
+        """Scores at the interval that the models were trained at; what is left out has neither score nor time."""
+        vote = family.vote
+        values = self._as_trained(one, vote, slice(one.values.shape[2] - one.fresh, None))
+        if vote.pace is None:
+            return self._scored(one, family, values)
+        pacing = self._pacings.setdefault(one.family, Pacing())
+        taken = pacing.taken(one.rows, values, one.times_s, vote.preparation.all_names, vote.pace)
+        if pacing.slow_s is not None:
+            self.abstained[one.family] = (
+                f"{one.family or 'rows without device'}: sampled every {pacing.slow_s:.3g} s, which models that were "
+                f"trained on samples every {vote.pace.said} cannot judge"
+            )
+        if pacing.thins:
+            # Of older samples there are no times, so nobody knows which of them would have been taken.
+            one = replace(one, values=one.values[:, :, -one.fresh :])
+        if taken.all():
+            return self._scored(one, family, values)
+        parts = []
+        for pattern in np.unique(taken, axis=0):
+            rows = np.flatnonzero((taken == pattern).all(axis=1))
+            if pattern.any():
+                part = self._scored(thinned(one, rows, pattern), family, values[rows][:, :, pattern])
+                parts.append((rows, pattern, part))
+        return spread(one, taken, parts, {} if self._bundle is None else self._bundle.versions)
+
+    def _scored(self, one: FamilySamples, family: EntityHistory, values: Floats) -> ScoredSamples:
+        """Scores of the new samples, whose `values` are in the order of training."""
         rows, vote, fresh = one.rows, family.vote, one.fresh
         family.widen(int(rows.max()) + 1)
         for row, role in zip(rows.tolist(), one.roles, strict=False):
@@ -136,7 +169,7 @@ class MetricScorer:
             # The models have changed, or were not there before: what is remembered elsewhere makes up for it.
             family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new])
         family.known[rows] = True
-        parts = self._parts(one, family, self._as_trained(one, vote, slice(before, None)))
+        parts = self._parts(one, family, values)
         least = vote.preparation.warm_up
         if least and (most := family.waited()) < least:
             what = one.family or "entities"
@@ -224,6 +257,8 @@ class MetricScorer:
             roles[name] = family.roles
             arrays |= {f"{number}/{part}": getattr(family, part) for part in _ARRAYS}
             arrays |= {f"{number}/held/{part}": getattr(family.holding, part) for part in HELD}
+            pacing = self._pacings.get(name, Pacing())
+            arrays |= {f"{number}/pacing/{part}": getattr(pacing, part) for part in PACING_PARTS}
         plain: Mapping[str, Any] = {"roles": roles, "abstained": self.abstained, "versions": self._versions()}
         return pack("metric_scorer", plain, arrays)
 
@@ -237,6 +272,7 @@ class MetricScorer:
         """
         plain, arrays = unpack("metric_scorer", state)
         families: dict[str, EntityHistory] = {}
+        pacings: dict[str, Pacing] = {}
         try:
             if plain["versions"] != self._versions() or self._bundle is None:
                 self.swap(self._bundle)
@@ -253,7 +289,8 @@ class MetricScorer:
                     if stored.shape != (len(roles),):
                         raise DetectorError(f"state of the scorer is damaged: {part} has shape {stored.shape}")
                     setattr(family.holding, part, stored.astype(getattr(family.holding, part).dtype))
-            self._families, self.abstained = families, dict(plain["abstained"])
+                pacings[name] = Pacing.of({part: arrays[f"{number}/pacing/{part}"] for part in PACING_PARTS})
+            self._families, self._pacings, self.abstained = families, pacings, dict(plain["abstained"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DetectorError(f"state of the scorer is damaged: {error}") from error
 

@@ -137,7 +137,7 @@ class ModelVote:
         newest = scores.shape[1] - 1 - np.argmax(measured[:, ::-1], axis=1)
         found = scores[np.arange(len(scores)), newest]
         part["latest"] = np.where(np.isnan(found), part["latest"], found)
-        part["last_s"] = scored.times_s[:, -1]
+        part["last_s"] = np.fmax(part["last_s"], np.fmax.reduce(scored.times_s, axis=1))
         for nats in rarity(scores).T:
             part["usual"] = self._config.usual(part["usual"], nats)
         part["learnt"] = part["usual"]
@@ -153,7 +153,7 @@ class ModelVote:
         part["peak"] = np.where(measured, np.fmax(part["peak"], score), part["peak"])
         part["shared"] = np.fmax(part["shared"], ensemble)
         part["latest"] = np.where(measured, score, part["latest"])
-        part["last_s"] = times_s
+        part["last_s"] = np.fmax(part["last_s"], times_s)
 
     def _blame(self, family: FamilyMemory, scored: ScoredSamples, scores: Floats, threshold: float) -> None:
         """Remember what is to blame for the worst entity; asked once for each time that it is the worst."""

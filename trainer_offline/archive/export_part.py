@@ -39,7 +39,7 @@ def export_part(archive: Path, job: str, path: Path, limit: ReadLimit) -> tuple[
     DataError
         If the job has no metrics, or a file is damaged.
     """
-    survey, names = surveyed(archive, job)
+    survey, names = surveyed(archive, job, limit)
     if not survey.cells:
         raise DataError("there are no metrics")
     part = survey.part(replace(limit, cells=max(1, int(limit.cells / _width(survey, len(names))))))
@@ -48,14 +48,16 @@ def export_part(archive: Path, job: str, path: Path, limit: ReadLimit) -> tuple[
     return part, survey
 
 
-def surveyed(archive: Path, job: str) -> tuple[Survey, list[str]]:
+def surveyed(archive: Path, job: str, limit: ReadLimit) -> tuple[Survey, list[str]]:
     """Who of `job` was measured when, by node, and every metric that it has."""
     survey = Survey()
     metrics: dict[str, int] = {}
     devices: dict[str, int] = {}
-    columns = ["time_s", "node", "device", "name"]
+    columns = ["time_s", "node", "device", "name", *(["rank"] if limit.named else [])]
     for batch in batches(archive, "metrics", job, columns=columns, rows=_BLOCK_ROWS):
         group = _places(batch.column("node"), survey.groups)
+        if limit.named:
+            survey.named |= limit.places(group, _ids(batch))
         name = _places(batch.column("name"), metrics)
         pair = _places(batch.column("device"), devices) * len(metrics) + name
         there = np.flatnonzero(np.bincount(pair, minlength=len(devices) * len(metrics)))
@@ -66,6 +68,16 @@ def surveyed(archive: Path, job: str) -> tuple[Survey, list[str]]:
             column[one] = survey.columns.setdefault(key, len(survey.columns))
         survey.add(batch.column("time_s").to_numpy(), group, column[pair], batch.num_rows)
     return survey, list(metrics)
+
+
+def _ids(batch: Any) -> dict[str, tuple[Ints, list[str]]]:
+    """Who each row is about, as codes and words."""
+    ranks, codes = np.unique(batch.column("rank").fill_null(-1).to_numpy(), return_inverse=True)
+    found = {"rank": (codes.astype(np.int64), [str(rank) for rank in ranks.tolist()])}
+    for name in ("node", "device"):
+        words = batch.column(name)
+        found[name] = (words.indices.to_numpy().astype(np.int64), words.dictionary.to_pylist())
+    return found
 
 
 def _width(survey: Survey, metrics: int) -> float:

@@ -11,6 +11,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from detectors.job.samples import Entity
 from trainwarden.errors import DataError
 from trainwarden.records import IncidentKind
 
@@ -26,6 +27,18 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int | None = None
     node: str | None = None
     device: str | None = None
+
+    def is_of(self, entity: Entity) -> bool:
+        """Whether whatever is known of the culprit is so of `entity`.
+
+        Examples
+        --------
+        >>> Culprit(node="n17").is_of(Entity("n17", "mlx5_0")), Culprit(node="n17", rank=3).is_of(Entity("n17", rank=4))
+        (True, False)
+        """
+        pairs = ((self.rank, entity.rank), (self.node, entity.node), (self.device, entity.device))
+        known = [(mine, theirs) for mine, theirs in pairs if mine is not None]
+        return bool(known) and all(mine == theirs for mine, theirs in known)
 
     def __str__(self) -> str:
         found = (("rank", self.rank), ("node", self.node), ("device", self.device))

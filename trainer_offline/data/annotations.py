@@ -66,6 +66,18 @@ def spans(archive: Path, job: str) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def named(archive: Path, job: str) -> tuple[Culprit, ...]:
+    """Everybody who is a suspect of a fault of `job`, each once.
+
+    Raises
+    ------
+    DataError
+        As `read`.
+    """
+    faults = (one for one in read(archive) if one.job == job and one.label == "fault")
+    return tuple(dict.fromkeys(who for one in faults for who in one.suspects))
+
+
 def add(archive: Path, annotation: Annotation) -> int:
     """Append `annotation`; its number (from 1).
 
@@ -179,6 +191,6 @@ def _write(archive: Path, text: str) -> None:
 
 
 __all__ = [
-    "FILE", "MAX_BYTES", "Annotation", "Culprit", "Label", "add", "parse_suspects", "parse_time", "read", "remove",
-    "spans",
+    "FILE", "MAX_BYTES", "Annotation", "Culprit", "Label", "add", "named", "parse_suspects", "parse_time", "read",
+    "remove", "spans",
 ]  # fmt: skip

@@ -34,6 +34,7 @@ class DataCard(msgspec.Struct, kw_only=True):
     every_s: dict[str, float] = msgspec.field(default_factory=dict)
     scales: dict[str, str] = msgspec.field(default_factory=dict)
     train_digests: list[str] = msgspec.field(default_factory=list)
+    train_until_s: dict[str, float] = msgspec.field(default_factory=dict)  # by job: the last time learnt from
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -56,6 +57,7 @@ def card_of(
         train_jobs=[job.name for job in learnt],
         test_jobs=[job.name for job in tested],
         train_digests=[job.digest[:DIGEST] for job in learnt],
+        train_until_s=_until_s(learnt),
         split=split,
         train_rows=sum(grid.normal_rows for job in learnt for grid in job.grids),
         test_rows=sum(grid.normal_rows for job in tested for grid in job.grids),
@@ -67,3 +69,12 @@ def card_of(
         every_s={grid.family or "rows without device": grid.every_s for job in jobs for grid in job.grids},
         notes=[*notes, *(note for job in jobs for note in job.notes)],
     )
+
+
+def _until_s(learnt: Sequence[PreparedJob]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for job in learnt:
+        ends = [float(grid.times_s[grid.normal][-1]) for grid in job.grids if grid.normal.any()]
+        if ends:
+            found[job.name] = max(*ends, found.get(job.name, ends[0]))
+    return found

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from detectors.job.samples import Entity
 from detectors.recorded.grids import MetricGrid
+from trainer_offline.data.annotation_rows import Culprit
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]
@@ -32,6 +33,7 @@ MARGIN: Final = 0.25  # of the later range: outside it by more is another level
 SETTLED_SAMPLES: Final = 5  # settled once nothing is off for so many samples
 START_SAMPLES: Final = 3  # an initialisation begins with the recording
 LEAST_ENTITIES: Final = 4  # of a job; fewer could not be compared with each other
+LOOK_BACK: Final = 62  # samples before a fault that the models need to judge its first one
 LEAST_SAMPLES: Final = 40  # of fewer nothing can be said about levels
 
 
@@ -216,29 +218,62 @@ def stretches(grid: JobGrid, config: PrepareConfig) -> list[slice]:
     ]
 
 
-def thinned(grid: JobGrid, rows: int, config: PrepareConfig, seed: int) -> JobGrid:
-    """The same grid with about `rows` normal entity-rows at most: fewer entities, then evenly spread stretches."""
+def thinned(grid: JobGrid, rows: int, config: PrepareConfig, seed: int, named: Sequence[Culprit] = ()) -> JobGrid:
+    """The same grid with about `rows` entity-rows at most: fewer entities, then evenly spread stretches.
+
+    Faults stay, with what the models look back on before them, in up to half of the rows; so do entities that are
+    `named` in annotations.
+    """
     rng = np.random.default_rng(seed)
-    count = len(grid.entities)
     # Of very many jobs each may give little: fewer entities then, since a stretch has to be long enough to teach.
     most = int(np.clip(rows // config.least_samples, LEAST_ENTITIES, config.max_entities))
-    if count > most:
-        places = np.sort(rng.choice(count, most, replace=False))
+    if len(grid.entities) > most:
+        places = _chosen(grid.entities, most, named, rng)
         grid = replace(
             grid,
             entities=tuple(grid.entities[place] for place in places),
             roles=tuple(grid.roles[place] for place in places),
             values=grid.values[places],
         )
-        count = most
-    wanted, have = max(rows // count, config.least_samples), grid.times_s.size
+    wanted, have = max(rows // len(grid.entities), config.least_samples), grid.times_s.size
     if have <= wanted:
         return grid
+    keep = _faults(grid, wanted // 2, config)
+    around = ~keep & ~grid.fault  # the rest of a long fault would count as another one
+    others = np.flatnonzero(around)
+    wanted = max(wanted - int(keep.sum()), config.least_samples)
+    if others.size <= wanted:
+        return grid.part(keep | around)
     blocks = int(np.clip(wanted // (4 * config.least_samples), 1, 20))
-    keep = np.zeros(have, dtype=np.bool_)
-    for first, last in _blocks(grid, wanted, blocks, config, rng):
-        keep[first:last] = True
+    for first, last in _blocks(grid.part(around), wanted, blocks, config, rng):
+        keep[others[first:last]] = True
     return grid.part(keep)
+
+
+def _chosen(
+    entities: Sequence[Entity], most: int, named: Sequence[Culprit], rng: np.random.Generator
+) -> npt.NDArray[np.intp]:
+    """Places of `most` entities, those that are named first."""
+    wanted = np.array([any(one.is_of(entity) for one in named) for entity in entities], dtype=np.bool_)
+    first, rest = np.flatnonzero(wanted), np.flatnonzero(~wanted)
+    if first.size > most:
+        first = rng.choice(first, most, replace=False)
+    return np.sort(np.concatenate([first, rng.choice(rest, most - first.size, replace=False)]))
+
+
+def _faults(grid: JobGrid, wanted: int, config: PrepareConfig) -> Flags:
+    """Faults and what lies right before them, `wanted` samples in all at most: of long ones the beginning."""
+    keep = np.zeros(grid.times_s.size, dtype=np.bool_)
+    edges = np.flatnonzero(np.diff(np.pad(grid.fault, 1).astype(np.int8)))
+    spans = edges.reshape(-1, 2)
+    most = max(1, wanted // config.least_samples)
+    if len(spans) > most:
+        spans = spans[np.arange(most) * len(spans) // most]
+    length = wanted // max(1, len(spans))
+    before = min(LOOK_BACK, length // 2)
+    for first, last in spans.tolist():
+        keep[max(0, first - before) : min(last, first - before + length)] = True
+    return keep
 
 
 def _blocks(

@@ -19,8 +19,8 @@ import numpy as np
 from detectors.job.samples import Entity
 from trainer_offline.archive.layout import TOPIC_FOLDERS
 from trainer_offline.archive.reader import jobs as archived_jobs
+from trainer_offline.data.annotations import Culprit, named, spans
 from trainer_offline.data.annotations import read as read_annotations
-from trainer_offline.data.annotations import spans
 from trainer_offline.data.card import BY_TIME, DataCard, card_of
 from trainer_offline.data.grids import Floats, PrepareConfig, Span, stretches
 from trainer_offline.data.prepare_job import PreparedJob, Task
@@ -121,6 +121,7 @@ def prepare(
             config,
             seed,
             judged=place in test or len(found) == 1,
+            named=_named(one, data),
             archived=one.archived,
         )
         for place, (one, spans) in enumerate(zip(found, said, strict=True))
@@ -187,6 +188,11 @@ def _annotated(source: Source, data: Path) -> dict[str, list[Span]]:
         for label, said in spans(place, source.called).items():
             found.setdefault(label, []).extend(said)
     return found
+
+
+def _named(source: Source, data: Path) -> tuple[Culprit, ...]:
+    """Suspects of the job's annotated faults."""
+    return tuple(who for place in dict.fromkeys((source.folder, data)) for who in named(place, source.called))
 
 
 def _astray(found: Sequence[Source], data: Path) -> list[str]:

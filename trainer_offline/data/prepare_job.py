@@ -16,6 +16,7 @@ from detectors.peers.roles import roles
 from detectors.recorded.grids import MetricGrid, metric_grids
 from trainer_offline.archive.export_part import export_part
 from trainer_offline.archive.layout import job_folder
+from trainer_offline.data.annotation_rows import Culprit
 from trainer_offline.data.grids import (
     Flags,
     Floats,
@@ -64,6 +65,7 @@ class Task:
     config: PrepareConfig
     seed: int
     judged: bool = True  # also what is not normal is needed, for the gate
+    named: tuple[Culprit, ...] = ()  # suspects of its annotated faults
     archived: bool = False  # `folder` is an archive that holds the job `name`
     metrics: tuple[Metric, ...] = field(default_factory=added)  # that plug-ins have brought
 
@@ -86,7 +88,8 @@ def files_of(task: Task) -> list[Path]:
 def _read(task: Task, out: PreparedJob) -> RecordedJob:
     """The job's metrics, of a large job the part that fits into memory; a note says which."""
     spans = tuple(task.spans.get("fault", ())) if task.judged else ()
-    limit = ReadLimit(task.config.max_cells, task.config.max_entities, task.seed, spans)
+    named = tuple((one.node, None if one.rank is None else str(one.rank), one.device) for one in task.named)
+    limit = ReadLimit(task.config.max_cells, task.config.max_entities, task.seed, spans, named)
     if not task.archived:
         job = read_metrics_of(task.folder, task.name, limit)
         share = 1.0 if job.metrics is None else job.metrics.share
@@ -129,7 +132,7 @@ def prepare_job(task: Task) -> PreparedJob:
         _count(grid, out)
         wanted = grid if task.judged else grid.part(grid.normal)
         share = len(grid.entities) * grid.times_s.size / max(cells, 1)
-        out.grids.append(thinned(wanted, int(task.budget * share), task.config, task.seed))
+        out.grids.append(thinned(wanted, int(task.budget * share), task.config, task.seed, task.named))
     if not out.rows:
         before = "" if until_s is None else f" before {until_s:g} s"
         raise DataError(f"no row of metrics{before} is normal")

@@ -9,6 +9,7 @@ vary (`detectors.metrics.bundle.levels`); which of the two is said in the card.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,7 +49,9 @@ def fit(
         except DetectorError as error:
             why.append(str(error))
             continue
-        votes[family] = found.votes[family]
+        vote = votes[family] = found.votes[family]
+        if vote.pace is not None and data.config.every_s is not None:
+            vote.pace = replace(vote.pace, averaged=True)
     tell("fitted", len(series), len(series))
     data.card.notes += why
     if not votes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from trainwarden.settings import Config
 
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 CONFIDENCE: Final = 0.95
+FEWEST_NEW: Final = 60  # samples: the models' look-back; of less there is nothing to compare by
 
 
 class GateConfig(Config, frozen=True, kw_only=True):
@@ -78,6 +79,9 @@ class Champion:
     before : frozenset of str
         Hashes of single jobs of which it was trained on the first part, and that are cut at the same place now: it is
         judged on what lies after.
+    until_s : mapping of str to float
+        The last time of each job that it has learnt from; jobs that are not in it it may have learnt to the end. A job
+        that has grown since is judged on what lies after.
 
     Examples
     --------
@@ -90,11 +94,25 @@ class Champion:
     jobs: frozenset[str] = frozenset()
     digests: frozenset[str] = frozenset()
     before: frozenset[str] = frozenset()
+    until_s: Mapping[str, float] = field(default_factory=dict)
 
     def covers(self, job: PreparedJob) -> bool:
-        """Whether a test job is one it was trained on; one that has grown since, or was renamed, is too."""
+        """Whether there is nothing in a test job that is new to it."""
+        return self.unseen(job) is None
+
+    def unseen(self, job: PreparedJob) -> PreparedJob | None:
+        """What of a test job it has not learnt from: all, what lies after, or nothing worth a comparison."""
         digest = job.digest[:DIGEST]
-        return digest not in self.before and (digest in self.digests or job.name in self.jobs)
+        if digest in self.before or not (digest in self.digests or job.name in self.jobs):
+            return job
+        until_s = self.until_s.get(job.name)
+        if digest in self.digests or until_s is None:
+            return None
+        if all(until_s < grid.times_s[0] for grid in job.grids if grid.times_s.size):
+            return job
+        grids = [grid.part(grid.times_s > until_s) for grid in job.grids]
+        grids = [grid for grid in grids if grid.times_s.size >= FEWEST_NEW]
+        return replace(job, grids=grids) if grids else None
 
 
 def gate(
@@ -111,7 +129,8 @@ def gate(
     The champion is compared on test jobs that it was not trained on alone: on rows that it has learnt from it would
     seem better than it is. `tell` hears of every job that has been judged.
     """
-    fair = [job for job in jobs if champion is None or not champion.covers(job)]
+    unseen = [(job, job if champion is None else champion.unseen(job)) for job in jobs]
+    fair = [part for _, part in unseen if part is not None]
     rounds = len(jobs) if champion is None else len(jobs) + len(fair)
     ours = judge(bundle, jobs, config.injected_sigma, seed, lambda job, done: tell(f"judged on {job}", done, rounds))
     theirs: dict[str, Tally] = {}
@@ -121,20 +140,32 @@ def gate(
             lambda job, done: tell(f"champion judged on {job}", len(jobs) + done, rounds),
         )  # fmt: skip
     # The floors are for all test jobs; the comparison is made on those that neither side has learnt from.
-    beside = ours if len(fair) == len(jobs) or not theirs else judge(bundle, fair, config.injected_sigma, seed)
+    whole = all(part is job for job, part in unseen)
+    beside = ours if whole or not theirs else judge(bundle, fair, config.injected_sigma, seed)
     names = [*dict.fromkeys(name for vote in bundle.votes.values() for name in vote.models), "ensemble"]
     results = {}
     for name in names:
         own, other, same = (one.quality if (one := part.get(name)) else None for part in (ours, theirs, beside))
         results[name] = decide(own, other, config, same, alone=name == "ensemble")
-        if champion is not None and len(fair) < len(jobs):
-            left_out = ", ".join(job.name for job in jobs if job not in fair)
-            results[name].reasons.append(
-                f"compared with the champion without {left_out}, which it was trained on"
-                if fair
-                else f"not compared with the champion: it was trained on all test jobs ({left_out})"
-            )
+        results[name].reasons.extend(_left_out(unseen, champion))
     return results, ours
+
+
+def _left_out(unseen: Sequence[tuple[PreparedJob, PreparedJob | None]], champion: Champion | None) -> list[str]:
+    """What the champion was not compared on, since it was trained on it."""
+    if champion is None:
+        return []
+    grown = [job.name for job, part in unseen if part is not None and part is not job]
+    said = [
+        f"compared with the champion on {name} after {champion.until_s[name]:.0f} s, up to which it was trained on it"
+        for name in grown
+    ]
+    left_out = ", ".join(job.name for job, part in unseen if part is None)
+    if left_out and all(part is None for _, part in unseen):
+        said.append(f"not compared with the champion: it was trained on all test jobs ({left_out})")
+    elif left_out:
+        said.append(f"compared with the champion without {left_out}, which it was trained on")
+    return said
 
 
 def decide(

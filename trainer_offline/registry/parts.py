@@ -21,6 +21,7 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.calibration import Calibration
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.on_columns import OnColumns
+from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.bundle.preparation import Preparation
 from detectors.metrics.bundle.scale import Scale
 from trainwarden.errors import DetectorError
@@ -58,7 +59,7 @@ def join(ensemble: ModelBundle, members: Mapping[str, ModelBundle], versions: Ma
     Raises
     ------
     DetectorError
-        If no member has a model for any of its families.
+        If no member has a model for any of its families, or members were trained at unlike sampling intervals.
     """
     votes = {}
     for family, base in ensemble.votes.items():
@@ -94,7 +95,21 @@ def _joined(base: MetricVote, own: Mapping[str, MetricVote]) -> MetricVote:
         elif name == "dtw":
             changes |= {key: getattr(vote.config, key) for key in ("dtw", "dtw_samples", "dtw_stride")}
     config = msgspec.structs.replace(base.config, views=views, **changes)
-    return MetricVote(config, preparation, models, calibrations)
+    return MetricVote(config, preparation, models, calibrations, _pace(base, own))
+
+
+def _pace(base: MetricVote, own: Mapping[str, MetricVote]) -> Pace | None:
+    """The sampling interval of all; models that were trained at unlike ones cannot be shown the same samples."""
+    pace = base.pace
+    for name, vote in own.items():
+        both = pace.with_other(vote.pace) if pace is not None and vote.pace is not None else pace or vote.pace
+        if both is None and pace is not None and vote.pace is not None:
+            raise DetectorError(
+                f"{name} was trained on samples every {vote.pace.said} and others on samples every {pace.said}: "
+                "they cannot serve together"
+            )
+        pace = both
+    return pace
 
 
 def _beside(base: MetricVote, preparations: list[Preparation]) -> Preparation:
@@ -114,7 +129,7 @@ def _beside(base: MetricVote, preparations: list[Preparation]) -> Preparation:
 def _only(vote: MetricVote, name: str | None) -> MetricVote:
     models = {} if name is None else {name: vote.models[name]}
     calibrations = {key: vote.calibrations[key] for key in (*models, ENSEMBLE)}
-    return MetricVote(vote.config, vote.preparation, models, calibrations)
+    return MetricVote(vote.config, vote.preparation, models, calibrations, vote.pace)
 
 
 def _digest(vote: MetricVote) -> str:

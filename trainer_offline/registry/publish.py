@@ -26,11 +26,11 @@ from trainer_offline.progress import Tell, silent
 from trainer_offline.registry.address import asking, experiment_of
 from trainer_offline.registry.parts import ENSEMBLE, parts_of, preparation_hash
 from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHAMPION, Version, registered_name
+from trainer_offline.registry.version import CARD, CHAMPION, CUT, MAX_TAG, Version, registered_name, tag_of
 
 LOADER = "trainer_offline.registry.pyfunc"
 REQUIREMENTS = ["trainwarden[detect]"]
-MAX_TAG = 4_900  # MLflow keeps tags of up to 5,000 characters
+MAX_REASON = 500  # characters of a reason in a tag, where not all fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def register(
         with mlflow.start_run(experiment_id=experiment_of(client, registry.uri)) as run:
             run_id = str(run.info.run_id)
             mlflow.log_params({"data_hash": trained.card.hash, **trained.settings})
-            mlflow.log_dict(msgspec.to_builtins(trained.card), "data-card.json")
+            mlflow.log_dict(msgspec.to_builtins(trained.card), CARD)
             mlflow.log_metrics(_numbers(results))
             for name, tally in trained.tallies.items():
                 for path in draw(name, tally, Path(temporary)):
@@ -150,10 +150,24 @@ def _tags(trained: TrainedRun, part: ModelBundle, folder: Path, run_id: str) -> 
         "preparation": preparation_hash(part),
         "manifest_sha256": hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest(),
         **_card_tags(trained.card),
-        "gate_reasons": msgspec.json.encode(result.reasons).decode()[:MAX_TAG],
-        "gate_metrics": msgspec.json.encode(result.metrics).decode()[:MAX_TAG],
+        "gate_reasons": _reasons(result.reasons),
+        "gate_metrics": msgspec.json.encode(result.metrics).decode(),
         "gate": "passed" if result.passed else "rejected",
     }
+
+
+def _reasons(reasons: Sequence[str]) -> str:
+    """As many as a tag holds, as JSON that can be read: names of many test jobs may be in them."""
+    whole = msgspec.json.encode(reasons).decode()
+    if len(whole) <= MAX_TAG:
+        return whole
+    kept: list[str] = []
+    for reason in (one if len(one) <= MAX_REASON else one[:MAX_REASON] + CUT for one in reasons):
+        if len(msgspec.json.encode([*kept, reason, CUT]).decode()) > MAX_TAG:
+            kept.append(CUT)
+            break
+        kept.append(reason)
+    return msgspec.json.encode(kept).decode()
 
 
 def _tag(client: Any, name: str, number: str, tags: Mapping[str, str], reasons: Sequence[str]) -> None:
@@ -171,12 +185,12 @@ def _card_tags(card: DataCard) -> dict[str, str]:
         "data_rows": str(card.rows),
         "data_hours": f"{card.hours:g}",
         "data_split": card.split,
-        "data_train_jobs": ", ".join(card.train_jobs)[:MAX_TAG],
-        "data_train_digests": ", ".join(card.train_digests)[:MAX_TAG],
+        "data_train_jobs": tag_of(card.train_jobs),
+        "data_train_digests": tag_of(card.train_digests),
         "data_scales": "; ".join(f"{family}: {why}" for family, why in card.scales.items())[:MAX_TAG],
-        "data_test_jobs": ", ".join(card.test_jobs)[:MAX_TAG],
-        "data_metrics_kept": ", ".join(card.metrics_kept)[:MAX_TAG],
-        "data_metrics_dropped": ", ".join(one["name"] for one in card.metrics_dropped)[:MAX_TAG],
+        "data_test_jobs": tag_of(card.test_jobs),
+        "data_metrics_kept": tag_of(card.metrics_kept),
+        "data_metrics_dropped": tag_of([one["name"] for one in card.metrics_dropped]),
     }
 
 

@@ -19,9 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainer_offline.data.card import DataCard
 from trainer_offline.registry.address import RegistryAway, asking, client_of, tracking_uri
 from trainer_offline.registry.version import (
+    CARD,
     CHALLENGER,
     CHAMPION,
     PREFIX,
@@ -35,6 +39,7 @@ from trainer_offline.registry.version import (
 )
 from trainwarden.errors import ConfigError, DetectorError
 
+LOST: Final = "its artifact is gone or cannot be fetched"
 _ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
@@ -131,8 +136,14 @@ class Registry:
         if not one.passed:
             raise DetectorError(f"{called} is refused: it has not passed the gate")
         with tempfile.TemporaryDirectory(prefix="trainwarden-model-") as temporary:
-            folder = self._downloaded(one, Path(temporary))
-            manifests = sorted(folder.rglob(MANIFEST))
+            try:
+                folder = self._downloaded(one, Path(temporary))
+                manifests = sorted(folder.rglob(MANIFEST))
+            except RegistryAway as error:
+                self.models()  # raises by itself where the registry is away, and not the artifact alone
+                raise DetectorError(f"{called} is refused: {LOST}") from error
+            if not manifests:
+                raise DetectorError(f"{called} is refused: {LOST}")
             if len(manifests) != 1:
                 raise DetectorError(f"{called} is refused: its artifact holds {len(manifests)} manifests")
             if hashlib.sha256(manifests[0].read_bytes()).hexdigest() != one.tags.get("manifest_sha256"):
@@ -142,6 +153,19 @@ class Registry:
             except DetectorError as error:
                 said = str(error).replace(f"{folder}/", "")  # a temporary folder
                 raise DetectorError(f"{called} is refused: {said}") from error
+
+    def card(self, one: Version) -> DataCard | None:
+        """The data card of a version's run; None where it is gone, or not the one that the version was made with."""
+        if not one.run_id:
+            return None
+        with tempfile.TemporaryDirectory(prefix="trainwarden-card-") as temporary:
+            try:
+                with asking(self.uri):
+                    path = self.client.download_artifacts(one.run_id, CARD, temporary)
+                    found = msgspec.json.decode(Path(path).read_bytes(), type=DataCard)
+            except (RegistryAway, msgspec.MsgspecError):
+                return None
+        return found if found.hash == one.tags.get("data_hash") else None
 
     # -- telling ---------------------------------------------------------------------------------------------
 

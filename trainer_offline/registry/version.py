@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,9 @@ SINCE: Final = "champion_since_s"
 ROLLED_BACK: Final = "rolled_back_s"
 RETRAIN: Final = "retrain"
 RUNNING: Final = "running"
+CARD: Final = "data-card.json"
+CUT: Final = "..."  # stands at the end of a tag that would not hold everything
+MAX_TAG: Final = 4_900  # MLflow keeps tags of up to 5,000 characters
 
 
 def registered_name(detector: str) -> str:
@@ -70,6 +73,35 @@ def version_of(detector: str, model: Any, one: Any) -> Version:
     aliases = tuple(sorted(alias for alias, at in model.aliases.items() if str(at) == number))
     created_s = float(one.creation_timestamp) / 1000.0
     return Version(detector, number, dict(one.tags), aliases, str(one.run_id or ""), created_s)
+
+
+def listed(tags: Mapping[str, str], name: str) -> set[str] | None:
+    """The words of a tag that is a list; None where some did not fit into it.
+
+    Examples
+    --------
+    >>> sorted(listed({"jobs": "a, b"}, "jobs")), listed({"jobs": "a, ..."}, "jobs"), listed({}, "jobs")
+    (['a', 'b'], None, set())
+    """
+    text = tags.get(name, "")
+    words = {one for one in text.split(", ") if one}
+    # Before it was marked, a tag was cut at its full length in the middle of a word.
+    return None if CUT in words or len(text) >= MAX_TAG else words
+
+
+def tag_of(words: Sequence[str]) -> str:
+    """A tag with as many `words` as it holds, whole ones; the mark `CUT` instead of others.
+
+    Examples
+    --------
+    >>> tag_of(["a", "b"]), tag_of(["a" * 4_880, "b" * 30])[-6:]
+    ('a, b', 'a, ...')
+    """
+    text = ", ".join(words)
+    if len(text) < MAX_TAG:
+        return text
+    kept = text[: MAX_TAG - len(CUT) - 2].rpartition(", ")[0]
+    return f"{kept}, {CUT}" if kept else CUT
 
 
 def _json(text: str | None, default: Any) -> Any:

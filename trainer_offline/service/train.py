@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
-from trainer_offline.data.card import BY_TIME
+from trainer_offline.data.card import BY_TIME, DataCard
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
 from trainer_offline.fit.fit import fit
@@ -21,8 +23,8 @@ from trainer_offline.progress import Tell, TellStage, silent_stage
 from trainer_offline.registry.publish import TrainedRun, register
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.serving import assemble
-from trainer_offline.registry.version import CHAMPION
-from trainwarden.errors import DetectorError
+from trainer_offline.registry.version import CHAMPION, Version, listed
+from trainwarden.errors import DataError, DetectorError
 from trainwarden.settings import Config
 
 
@@ -61,7 +63,7 @@ def train(
         If nothing can be learnt, the registry is away (before anything is worked out), or the workers are lost.
     """
     began_s = time.monotonic()
-    champion = _champion(registry, partial(tell, "reading"))
+    champion = champion_on(registry, partial(tell, "reading"))
     ready = prepare(
         data,
         config.prepare,
@@ -94,7 +96,7 @@ def train(
     }
 
 
-def _champion(registry: Registry, tell: Tell) -> Champion | None:
+def champion_on(registry: Registry, tell: Tell) -> Champion | None:
     """Today's champions and what they were trained on; None where there are none that can be compared with."""
     try:
         serving = registry.aliases(CHAMPION)
@@ -104,15 +106,44 @@ def _champion(registry: Registry, tell: Tell) -> Champion | None:
     except DetectorError as error:
         tell(f"no comparison with the champion: {error}")
         return None
-    serves = [one.tags for one in registry.versions() if versions.get(one.detector) == one.version]
-    jobs: set[str] = set()
-    whole: set[str] = set()
+    serves = [one for one in registry.versions() if versions.get(one.detector) == one.version]
+    try:
+        return champion_of(bundle, {one.run_id: registry.card(one) or _card(one) for one in serves}.values())
+    except DataError as error:
+        tell(f"no comparison with the champion: {error}")
+        return None
+
+
+def champion_of(bundle: ModelBundle, cards: Iterable[DataCard]) -> Champion:
+    """Who serves, and everything that any of its parts was trained on."""
     part: set[str] = set()
-    for tags in serves:
-        jobs |= _listed(tags, "data_train_jobs")
-        (part if tags.get("data_split", "").startswith(BY_TIME) else whole).update(_listed(tags, "data_train_digests"))
-    return Champion(bundle, frozenset(jobs), frozenset(whole | part), frozenset(part - whole))
+    whole: set[str] = set()
+    until_s: dict[str, float] = {}
+    jobs: set[str] = set()
+    for card in cards:
+        jobs |= {*card.train_jobs}
+        (part if card.split.startswith(BY_TIME) else whole).update(card.train_digests)
+        for name in card.train_jobs:
+            until_s[name] = max(card.train_until_s.get(name, math.inf), until_s.get(name, -math.inf))
+    known = {name: one for name, one in until_s.items() if one < math.inf}
+    return Champion(bundle, frozenset(jobs), frozenset(whole | part), frozenset(part - whole), known)
 
 
-def _listed(tags: Mapping[str, str], name: str) -> set[str]:
-    return {one for one in tags.get(name, "").split(", ") if one}
+def _card(one: Version) -> DataCard:
+    """What the tags of a version say of its training data, where its run's card is gone.
+
+    Raises
+    ------
+    DataError
+        If they do not hold everything: then nobody knows what it was trained on.
+    """
+    jobs, digests = (listed(one.tags, f"data_train_{name}") for name in ("jobs", "digests"))
+    if jobs is None or digests is None:
+        raise DataError(
+            f"version {one.version} of {one.detector} has a list of training jobs that is cut short, and its run's "
+            "data card is gone, so nobody knows which test jobs are new to it"
+        )
+    return DataCard(
+        hash=one.tags.get("data_hash", ""), jobs=len(jobs), rows=0, hours=0.0, train_jobs=sorted(jobs), test_jobs=[],
+        split=one.tags.get("data_split", ""), train_rows=0, test_rows=0, train_digests=sorted(digests),
+    )  # fmt: skip

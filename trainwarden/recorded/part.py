@@ -8,7 +8,7 @@ asked for. Everybody's stretches are the same, since peers are compared at equal
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,8 @@ LEAST_GROUPS: Final = 4  # nodes; fewer could not be compared with each other
 MOST_TIMES: Final = 1 << 18  # kept to find where stretches begin
 
 Span = tuple[float, float]
+Named = tuple[str | None, str | None, str | None]
+"""Node, rank and device of somebody, as they stand in a table; None is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,29 @@ class ReadLimit:
         Nodes (of a single node: its ranks or devices).
     seed : int
     spans : tuple of (from_s, to_s)
-        Read before anything else, as long as they are less than half of it: annotated faults.
+        Read before anything else: annotated faults. Where they are more than half of it, the beginning of each.
+    named : tuple
+        Whose nodes are read before others.
     """
 
     cells: int
     groups: int = 256
     seed: int = 0
     spans: tuple[Span, ...] = ()
+    named: tuple[Named, ...] = ()
+
+    def places(self, group: Ints, ids: Mapping[str, tuple[Ints, Sequence[str | None]]]) -> set[int]:
+        """Groups of a block that hold somebody named; `ids` has codes and words by column."""
+        found: set[int] = set()
+        for named in self.named:
+            rows = np.ones(group.size, np.bool_)
+            known = [(name, word) for name, word in zip(("node", "rank", "device"), named, strict=True) if word]
+            for name, word in known:
+                codes, words = ids.get(name, (np.zeros(group.size, np.int64), ()))
+                rows &= np.array([one == word for one in words] or [False], np.bool_)[codes]
+            if known:
+                found |= set(np.unique(group[rows]).tolist())
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +104,14 @@ class Part:
 class Survey:
     """Who is measured when, in bounded memory.
 
-    `groups` and `columns` map names to places; a caller may enter names itself and pass the places.
+    `groups` and `columns` map names to places; a caller may enter names itself and pass the places. `named` are places
+    of groups to be read before others.
     """
 
     groups: dict[Hashable, int] = field(default_factory=dict)
     columns: dict[Hashable, int] = field(default_factory=dict)
     cells: int = 0
+    named: set[int] = field(default_factory=set)
     _counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((8, 8), np.int64))
     _times: list[Floats] = field(default_factory=list)
     _every: int = 1
@@ -151,7 +171,10 @@ class Survey:
         count = int(np.clip(limit.cells / max(of_group, 1.0), LEAST_GROUPS, limit.groups))
         if count >= len(names):
             return frozenset(names)
-        return frozenset(names[place] for place in rng.choice(len(names), count, replace=False))
+        wanted_names = [name for name in names if self.groups[name] in self.named][:count]
+        rest = [name for name in names if name not in wanted_names]
+        places = rng.choice(len(rest), count - len(wanted_names), replace=False)
+        return frozenset([*wanted_names, *(rest[place] for place in places)])
 
 
 def _stretches(times: Floats, share: float, wanted: Sequence[Span], rng: np.random.Generator) -> tuple[Span, ...]:
@@ -163,10 +186,9 @@ def _stretches(times: Floats, share: float, wanted: Sequence[Span], rng: np.rand
     if share >= 1.0:
         return ((-math.inf, math.inf),)
     found: list[Span] = []
-    taken = sum(int(np.searchsorted(times, to_s) - np.searchsorted(times, from_s)) for from_s, to_s in wanted)
-    if wanted and taken <= share / 2.0 * times.size:
-        found += wanted
-        share -= taken / times.size
+    taken, wanted = _beginnings(times, wanted, int(share / 2.0 * times.size))
+    found += wanted
+    share -= taken / times.size
     for block in range(BLOCKS):
         offset = rng.uniform(0.0, 1.0 - share) if block else 0.0
         first, last = (block + offset) / BLOCKS, (block + offset + share) / BLOCKS
@@ -180,3 +202,17 @@ def _stretches(times: Floats, share: float, wanted: Sequence[Span], rng: np.rand
         elif from_s < to_s:
             joined.append((from_s, to_s))
     return tuple(joined)
+
+
+def _beginnings(times: Floats, spans: Sequence[Span], most: int) -> tuple[int, list[Span]]:
+    """How many of `times` lie in `spans`, and the spans; of each the beginning where they hold more than `most`."""
+    places = [(int(np.searchsorted(times, from_s)), int(np.searchsorted(times, to_s))) for from_s, to_s in spans]
+    taken = sum(last - first for first, last in places)
+    if taken <= most:
+        return taken, list(spans)
+    length = max(1, most // len(places))
+    cut = [(first, min(last, first + length)) for first, last in places if first < last]
+    ends = [float(times[last]) if last < times.size else math.inf for _, last in cut]
+    return sum(last - first for first, last in cut), [
+        (float(times[first]), end_s) for (first, _), end_s in zip(cut, ends, strict=True)
+    ]

@@ -49,6 +49,8 @@ def columns_within(
         columns = len(block.names)
         place, names = _groups(block)
         group = np.array([survey.groups.setdefault(name, len(survey.groups)) for name in names], np.int64)[place]
+        ids = {name: (texts.codes, texts.values) for name, texts in block.texts.items() if name in ID_COLUMNS}
+        survey.named |= limit.places(group, ids)
         survey.add(times_of(block), group, _others(block, survey), block.rows * columns)
         if "rank" in block.texts:
             ranks |= {value for value in block.texts["rank"].values if value is not None}

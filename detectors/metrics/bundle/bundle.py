@@ -18,6 +18,7 @@ import numpy.typing as npt
 from detectors.job.samples import Entity
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.bundle.metric_vote import MetricVote
+from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 from trainwarden.state import save_json
@@ -97,6 +98,8 @@ class ModelBundle:
                 )
             except DetectorError as error:
                 why.append(f"{family or 'rows without device'}: {error}")
+                continue
+            votes[family].pace = Pace.of(one[~np.isnan(values).all(axis=1)] for _, one, values in series)
         if not votes:
             raise DetectorError(f"nothing to learn from: {'; '.join(why) or 'there are no metrics'}")
         return cls(votes, versions_of(votes))

@@ -13,6 +13,7 @@ from detectors.metrics.bundle.calibration import Calibration, squeeze
 from detectors.metrics.bundle.learning import learn
 from detectors.metrics.bundle.members import ALL_MODELS, ROW_MODELS, VoteConfig, by_name, profile_block, view_of
 from detectors.metrics.bundle.on_columns import model_of
+from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.bundle.peers import ALONE, Beside, Held, RankComparison
 from detectors.metrics.bundle.preparation import Preparation
 from detectors.metrics.bundle.scale import Scale
@@ -60,8 +61,10 @@ class MetricVote:
         preparation: Preparation,
         models: Mapping[str, Any],
         calibrations: Mapping[str, Calibration],
+        pace: Pace | None = None,
     ) -> None:
         self.config = config
+        self.pace = pace  # None: not known, in bundles that were made before it was kept
         self.preparation = preparation
         self.models = dict(models)
         self.calibrations = dict(calibrations)  # one per member and "ensemble"
@@ -236,7 +239,7 @@ class MetricVote:
     def _without_peers(self) -> Self:
         """The same vote without dtw, which needs more than one entity."""
         models = {name: model for name, model in self.models.items() if name != "dtw"}
-        return type(self)(self.config, self.preparation, models, self.calibrations)
+        return type(self)(self.config, self.preparation, models, self.calibrations, self.pace)
 
     def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: Held | None) -> Scores:
         nats = {name: self.calibrations[name].nats(part) for name, part in raw.items()}
@@ -251,7 +254,7 @@ class MetricVote:
         parts |= {f"calibration/{name}": one for name, one in self.calibrations.items()}
         for prefix, part in parts.items():
             arrays |= {f"{prefix}/{key}": value for key, value in part.to_arrays().items()}
-        return arrays
+        return arrays if self.pace is None else {**arrays, "pace": self.pace.to_array()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
@@ -281,4 +284,5 @@ class MetricVote:
                 raise DetectorError(f"state of a vote names {prefix!r}, which does not exist")
         if set(calibrations) != {*models, "ensemble"}:
             raise DetectorError("state of a vote is damaged: calibrations and models differ")
-        return cls(config, preparation, models, calibrations)
+        pace = Pace.from_array(arrays["pace"]) if "pace" in arrays else None
+        return cls(config, preparation, models, calibrations, pace)
