@@ -149,6 +149,7 @@ def assert_sums(rows: list[hook.Step]) -> None:
         (2, "fsdp.py", (), "optimizer", {"collective"}),
         (2, "fsdp.py", ("--wrapper",), "optimizer", {"collective"}),
         (3, "pipeline.py", (), "optimizer", {"p2p:first", "p2p:middle", "p2p:last"}),
+        (2, "engine_backward.py", (), "optimizer", {"collective"}),
     ],
 )
 def test_every_step_is_found_and_split(

@@ -14,7 +14,8 @@ A rank of several also has one thread. It sleeps in the kernel, in a read of the
 finds the job standing still and writes a byte; then it leaves the recorder of collective calls in ``.calls``.
 
 What ends a step is inferred, the strongest sign first (``ends``): `iteration()` marks, a ``torch.optim`` step, a
-hand-written update, a lone backward pass, the period of the collective calls.
+hand-written update, a lone backward pass, the period of the collective calls. Backward passes are seen at the
+autograd engine, whoever calls it; its threads for devices count as the training thread during a pass.
 
 Duration is compute plus wait plus pause. Waits: collective calls and ``Work.wait`` on the training thread,
 ``wait_tensor``, and for DDP, whose all-reduces never pass Python, the time from an engine callback queued
@@ -22,7 +23,8 @@ before DDP's own to the return of backward. Pauses: ``torch.save``, distributed 
 loader's ``__next__``, and evaluation from ``model.eval()`` to ``model.train()``. Compute is the rest.
 
 Blind: on CUDA, waits on the host return at once, so most waiting shows as compute (basis ``host``); waits
-inside compiled graphs, replayed CUDA graphs and polling of ``is_completed`` are not seen.
+inside compiled graphs, replayed CUDA graphs and polling of ``is_completed`` are not seen. Where neither
+an optimizer of torch's is made nor a backward pass seen yet, identical layers can pass for steps.
 
 Where to read on: ``process`` puts the parts together; ``layout`` says what lies in the shared file, ``memory`` writes
 its header, ``read`` is the agent's side; ``watches`` tell ``waits``, ``pauses`` and ``backward`` what torch does;

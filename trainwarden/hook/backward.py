@@ -1,5 +1,9 @@
 """Backward passes of the training thread, and the wait for gradients at the end of DDP's.
 
+They are seen at the engine, where ``Tensor.backward``, ``torch.autograd.grad`` and Megatron-LM's own call all arrive.
+What ``torch.autograd.grad`` asks for is often a part of the forward pass (penalties, forces), and accumulates nothing:
+such passes count in a process that has no others.
+
 DDP's all-reduces never pass Python. What shows of them is the time from an engine callback queued before DDP's own,
 which waits for them, to the return of the backward pass.
 """
@@ -32,7 +36,7 @@ _NO_HANDLE = NoHandle()
 class Backward:
     """Outermost backward passes of the training thread; the first one tells which thread that is."""
 
-    __slots__ = ("ends", "engine", "evaluation", "memory", "replicas", "tail", "tally", "thread")
+    __slots__ = ("accumulating", "ends", "engine", "evaluation", "memory", "replicas", "tail", "tally", "thread")
 
     def __init__(self, thread: TrainingThread, tally: Tally, ends: Ends, evaluation: Evaluation) -> None:
         self.memory: Memory = thread.memory
@@ -41,19 +45,24 @@ class Backward:
         self.ends = ends
         self.evaluation = evaluation
         self.engine: Any = None  # torch's
+        self.accumulating = False  # a pass has accumulated gradients
         self.replicas: Any = weakref.WeakSet()  # DistributedDataParallel modules
         self.tail: tuple[int, int] = (0, 0)  # when DDP's wait began, and the waits up to then
 
-    def begin(self, roots: Any) -> Any:
+    def begin(self, roots: Any, accumulates: bool = True) -> Any:
         """An outermost backward pass begins; what `end` needs, None if it is not one to watch."""
         thread, tally = self.thread, self.tally
-        if thread_id() != thread.owner and not thread.take_over():
+        if not accumulates and (self.accumulating or not self.memory.live):
             return None
+        if thread_id() != thread.owner and not thread.take_over():
+            return self._elsewhere()
         if thread.inside or thread.in_backward:
             return None
         try:
             now = clock()
             thread.proven = True
+            if accumulates and not self.accumulating:
+                self._first_accumulating()
             if self.evaluation.token is not None:
                 self.evaluation.disprove()
             if thread.phase == START:
@@ -72,6 +81,21 @@ class Backward:
         except Exception:
             self.memory.failed()
             return None
+
+    def _elsewhere(self) -> Any:
+        """A pass begins on a thread that is not the training thread; within another pass it is a part of that."""
+        thread, own = self.thread, thread_id()
+        if not self.memory.live or own in thread.elsewhere or thread.graph_task() >= 0:
+            return None
+        thread.elsewhere.add(own)
+        return own
+
+    def _first_accumulating(self) -> None:
+        """Passes up to now were no training, and the calls told the period of something else."""
+        self.accumulating = True
+        if not self.ends.steps.count:
+            self.tally.backwards = 0
+        self.ends.backward_seen()
 
     def _hook_root(self, roots: Any) -> Any:
         """Have the engine call us back just before DDP's own final callback, where there is DDP."""
@@ -105,6 +129,9 @@ class Backward:
     def end(self, handle: Any) -> None:
         """The backward pass that gave `handle` returned or raised."""
         thread, tally, ends = self.thread, self.tally, self.ends
+        if isinstance(handle, int):
+            thread.elsewhere.discard(handle)
+            return
         try:
             now = clock()
             handle.remove()

@@ -1,6 +1,7 @@
 """What ends a step, inferred from what the training thread does; strongest first:
 
-marks of the person's own; a ``torch.optim`` step after a backward pass; a hand-written update, known by "backward,
+marks of the person's own; a ``torch.optim`` step after a backward pass, or again and again without one, where backward
+passes cannot be seen (replayed CUDA graphs); a hand-written update, known by "backward,
 then waits, then backward" again and again; a lone backward pass in a process without collectives or optimizer; the
 period of the sequence of collective calls. A weaker source is believed only while no stronger one has been seen, and
 what it saw before it was believed is written out then, so that no step is lost.
@@ -8,6 +9,7 @@ what it saw before it was believed is written out then, so that no step is lost.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from .layout import BY_HAND, CALLS_PERIOD, LONE, MARKS, NO_SOURCE, OPTIMIZER
@@ -19,7 +21,7 @@ from .thread import Mark, Tally, TrainingThread, clock, thread_id
 _HAND_REPEATS = 3
 _LONE_REPEATS = 8
 _OPTIMIZER_PATIENCE = 1024  # more than the micro-batches of any step, where an optimizer has been made
-_CALLS_TO_BELIEVE = 512
+_CALLS_PATIENCE = 1 << 16  # more than the collective calls of any step, likewise
 
 
 class ByHand:
@@ -95,7 +97,10 @@ class ByHand:
 class Ends:
     """Closes a step where the strongest source that has been seen says so."""
 
-    __slots__ = ("by_hand", "compiled", "optimizers", "pauses", "pending", "period", "steps", "tally", "thread")
+    __slots__ = (
+        "blind", "by_hand", "compiled", "heard", "leader", "optimizers", "pauses", "pending", "period", "steps",
+        "tally", "thread", "unseen",
+    )  # fmt: skip
 
     def __init__(self, thread: TrainingThread, tally: Tally, steps: Steps, pauses: Pauses) -> None:
         self.thread = thread
@@ -107,6 +112,10 @@ class Ends:
         self.optimizers = 0  # made in this process
         self.compiled = False  # one whose steps are in a graph, where nobody sees them
         self.pending = False  # one stepped inside a backward pass
+        self.leader: Any = None  # weak reference to the one that ends steps, where there are several
+        self.unseen: list[Mark] = []  # its steps without a backward pass, not yet believed
+        self.blind = False  # they are believed: backward passes cannot be seen
+        self.heard = 0  # calls, while an optimizer was expected to step
 
     def marked(self, number: int | None) -> None:
         """An explicit end of an iteration."""
@@ -122,36 +131,73 @@ class Ends:
             self.pauses.cut(now)
         steps.close(self.tally.mark(now), number)
 
-    def optimizer_stepped(self, *_ignored: Any) -> None:
+    def optimizer_stepped(self, optimizer: Any = None, *_ignored: Any) -> None:
         """Post-hook of every torch.optim step; further optimizers of the same step do not end another one."""
         steps, thread, tally = self.steps, self.thread, self.tally
         try:
-            if steps.source == MARKS or (thread_id() != thread.owner and not thread.take_over()):
+            if steps.source == MARKS:
+                return
+            if thread_id() != thread.owner and not thread.serves() and not thread.take_over():
                 return
             if thread.in_backward:
                 self.pending = True
             elif tally.backwards > steps.mark[3]:
                 if steps.source != OPTIMIZER:
-                    steps.source = OPTIMIZER
-                    self.by_hand.waiting.clear()
-                    self.period.forget()
+                    self._trust_optimizer()
+                if optimizer is not None:
+                    self.leader, self.blind = weakref.ref(optimizer), False
+                    self.unseen.clear()
                 now = clock()
                 if thread.paused:
                     self.pauses.cut(now)
                 steps.close((now, tally.wait_ns, tally.pause_ns, tally.backwards))
+            elif optimizer is not None:
+                self._stepped_again(optimizer)
         except Exception:
             steps.memory.failed()
+
+    def _trust_optimizer(self) -> None:
+        self.steps.source = OPTIMIZER
+        self.by_hand.waiting.clear()
+        self.period.forget()
+
+    def _stepped_again(self, optimizer: Any) -> None:
+        """No backward pass before this step: a further optimizer, one whose state is made, or the pass was not seen."""
+        if self.leader is None or self.leader() is None:
+            self.leader = weakref.ref(optimizer)
+        if self.leader() is not optimizer:
+            return
+        if self.thread.paused:
+            self.pauses.cut(clock())
+        self.unseen.append(self.tally.mark(clock()))
+        if not self.blind and len(self.unseen) < _HAND_REPEATS:
+            return
+        if not self.blind:
+            self.blind = True
+            self._trust_optimizer()
+        for earlier in self.unseen:
+            self.steps.close(earlier)
+        self.unseen.clear()
+
+    def backward_seen(self) -> None:
+        """The first backward pass that trains: what the calls before it told was the period of layers, if anything."""
+        if self.steps.source <= CALLS_PERIOD:
+            self.steps.believe(NO_SOURCE)
+            self.period.forget()
+            self.by_hand.waiting.clear()
+            self.by_hand.candidate = None
 
     def listen(self, op: int, args: tuple[Any, ...], began: int) -> None:
         """Feed the period finder, unless an optimizer can be expected to step."""
         steps, tally = self.steps, self.tally
-        if self.optimizers and tally.backwards:
-            return
+        if self.optimizers:
+            self.heard += 1
+            if tally.backwards or self.unseen or self.heard < _CALLS_PATIENCE:
+                return
         if steps.source == LONE:
             steps.believe(NO_SOURCE)
             self.by_hand.waiting.clear()
-        patience = _CALLS_TO_BELIEVE if self.optimizers else 0
-        for end in self.period.add((op, numel(args)), began, tally.mark(clock()), patience):
-            steps.source = CALLS_PERIOD
-            if end[0] > steps.mark[0]:
+        for end in self.period.add((op, numel(args)), began, tally.mark(clock())):
+            if end[0] > steps.mark[0] and (end[3] > steps.mark[3] or not tally.backwards):  # no layer is a step
+                steps.source = CALLS_PERIOD
                 steps.close(end)

@@ -38,13 +38,13 @@ class CallPeriod:
         """Drop everything; a stronger source has been found."""
         self.__init__()  # type: ignore[misc]
 
-    def add(self, symbol: Any, began: int, end: Mark, patience: int) -> list[Mark]:
+    def add(self, symbol: Any, began: int, end: Mark) -> list[Mark]:
         """Take one call in; the ends of steps that are known by it, oldest first."""
         gap, self.last_ns = began - self.last_ns, end[0]
         if self.pattern:
             return self._follow(symbol, gap, end)
         self.log.append((symbol, gap, end))
-        if len(self.log) < max(self.next_try, patience):
+        if len(self.log) < self.next_try:
             return []
         self.next_try = len(self.log) * 2
         found = self._search()

@@ -20,7 +20,7 @@ from .memory import Memory, let_through, who_am_i
 from .pauses import Evaluation, Pauses
 from .period import CallPeriod, numel, smallest_period
 from .steps import Steps
-from .thread import Tally, TrainingThread, thread_id
+from .thread import Tally, TrainingThread, no_graph_task, thread_id
 from .waits import Calls, Waits
 from .watches import hide_all
 from .watches.calls import watch_broadcast, watch_calls, watch_wait, watch_wait_tensor
@@ -183,4 +183,5 @@ def current() -> Any:
 hide_all(
     Memory, TrainingThread, Tally, Pauses, Evaluation, Steps, ByHand, CallPeriod, Ends, Waits, Calls, Backward,
     NoHandle, LastWords, Requests, Hook, let_through, who_am_i, smallest_period, numel, user_frame, current,
+    no_graph_task,
 )  # fmt: skip

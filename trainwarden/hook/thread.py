@@ -15,8 +15,14 @@ thread_id = threading.get_ident
 Mark = tuple[int, int, int, int]  # time, waits, pauses so far (ns), backward passes so far
 
 
+def no_graph_task() -> int:
+    return -1
+
+
 class TrainingThread:
     """Everything is measured on one thread, the first to run a backward pass; what others do is not watched.
+
+    Only autograd's own threads, one a device, count as that thread while they run its backward pass (`serves`).
 
     Hot paths ask ``thread_id() != thread.owner`` themselves, as a call would double what they cost.
 
@@ -28,7 +34,9 @@ class TrainingThread:
         Brings the hook to life, for this very thread; False if that cannot be.
     """
 
-    __slots__ = ("activate", "in_backward", "inside", "memory", "owner", "paused", "phase", "proven")
+    __slots__ = (
+        "activate", "elsewhere", "graph_task", "in_backward", "inside", "memory", "owner", "paused", "phase", "proven",
+    )  # fmt: skip
 
     def __init__(self, memory: Memory, activate: Callable[[], bool]) -> None:
         self.memory = memory
@@ -37,6 +45,8 @@ class TrainingThread:
         self.proven = False  # the owner has run a backward pass or set a mark
         self.inside = False  # in a watched wait
         self.in_backward = False
+        self.elsewhere: set[int] = set()  # other threads in a backward pass of their own
+        self.graph_task: Callable[[], int] = no_graph_task  # torch's: which backward pass the calling thread works on
         self.paused = 0  # pauses within each other
         self.phase = START  # what to go back to after a wait
 
@@ -50,6 +60,11 @@ class TrainingThread:
             return False
         self.owner = thread_id()
         return True
+
+    def serves(self) -> bool:
+        """True if this thread, not the training thread, runs a part of the training thread's backward pass."""
+        # Threads of devices serve every pass of the process: of two at a time nobody can tell whose this is.
+        return self.in_backward and not self.elsewhere and self.graph_task() >= 0
 
 
 class Tally:

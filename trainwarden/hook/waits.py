@@ -32,7 +32,7 @@ class Waits:
     def enter(self) -> int:
         """A wait begins on this thread; its start in ns, or 0 if it is not one to watch."""
         thread = self.thread
-        if thread_id() != thread.owner and not (thread.owner == -1 and thread.activate()):
+        if thread_id() != thread.owner and not (thread.serves() or (thread.owner == -1 and thread.activate())):
             return 0
         if thread.inside:
             return 0

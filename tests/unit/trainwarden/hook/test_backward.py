@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.hook_doubles import HandClock, Replica, engine_backward, header_of, steps_of, wait
+from tests.hook_doubles import HandClock, Replica, SimpleModule, backward, engine_backward, header_of, steps_of, wait
 from trainwarden.hook import Hook
 
 
@@ -58,3 +58,31 @@ def test_ddp_without_an_optimizer_steps_where_gradients_were_exchanged(
     rows = steps_of(target)
     assert len(rows) >= 5
     assert {(row.micro_batches, row.source) for row in rows} == {(2, "by_hand")}
+
+
+def test_asking_for_gradients_is_no_micro_batch_of_a_step_that_accumulates(
+    make: Callable[..., Hook], clock: HandClock
+) -> None:
+    """Penalties and forces: torch.autograd.grad in the forward pass, before the loss's own backward pass."""
+    target = make(world=1)
+    target.ends.optimizers = 1
+    for _ in range(3):
+        asked = target.backward.begin(None, accumulates=False)
+        if asked is not None:
+            target.backward.end(asked)
+        backward(target, clock, 10)
+        target.ends.optimizer_stepped()
+    assert [row.micro_batches for row in steps_of(target)] == [1, 1, 1]
+    target.evaluation.mode_changed(SimpleModule(), training=False)
+    assert target.backward.begin(None, accumulates=False) is None
+    assert header_of(target).phase == "evaluation"
+
+
+def test_a_process_that_only_asks_for_gradients_has_steps(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make(world=1)
+    target.ends.optimizers = 1
+    for _ in range(3):
+        target.backward.end(target.backward.begin(None, accumulates=False))
+        clock.pass_ms(10)
+        target.ends.optimizer_stepped()
+    assert len(steps_of(target)) == 3

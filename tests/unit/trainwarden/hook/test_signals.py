@@ -68,12 +68,15 @@ def watched(target: Hook, clock: HandClock, kind: str, monkeypatch: pytest.Monke
         return partial(watched_call(target.waits, target.calls, lambda group: clock.pass_ms(1), 8), None)
     if kind == "save":
         return partial(_pausing(target.pauses, lambda: clock.pass_ms(900), CHECKPOINT))
-    autograd = SimpleNamespace(
-        Variable=SimpleNamespace(_execution_engine=None), backward=lambda roots: clock.pass_ms(1)
-    )
+
+    class Engine:
+        def run_backward(self, roots: object, accumulate_grad: bool) -> None:
+            clock.pass_ms(1)
+
+    autograd = SimpleNamespace(Variable=SimpleNamespace(_execution_engine=Engine()))
     monkeypatch.setitem(sys.modules, "torch.autograd", autograd)
     assert watch_backward(target.backward)
-    return lambda: autograd.backward(None)
+    return lambda: autograd.Variable._execution_engine.run_backward(None, accumulate_grad=True)
 
 
 @pytest.mark.parametrize("kind", ["call", "save", "backward"])

@@ -17,14 +17,16 @@ def test_other_threads_do_not_count(make: Callable[..., Hook], clock: HandClock)
 
     def elsewhere() -> None:
         seen.append(target.waits.enter())
-        seen.append(target.backward.begin(None))
+        target.backward.end(target.backward.begin(None))
         seen.append(target.begin_pause(CHECKPOINT))
         target.ends.optimizer_stepped()
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert seen == [0, None, None]
+    assert seen == [0, None]
+    assert target.tally.backwards == 1
+    assert target.thread.elsewhere == set()
     assert steps_of(target) == []
 
 
@@ -42,3 +44,47 @@ def test_the_first_thread_with_a_backward_pass_is_the_training_thread(
     thread.start()
     thread.join()
     assert len(steps_of(target)) == 1
+
+
+def on_another_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_threads_of_autograd_serve_the_backward_pass(make: Callable[..., Hook], clock: HandClock) -> None:
+    """On accelerators hooks of parameters run on a thread of the device: collective calls and optimizer steps, too."""
+    target = make()
+    task = threading.local()
+    target.thread.graph_task = lambda: getattr(task, "number", -1)
+
+    def of_the_device() -> None:
+        task.number = 7
+        assert target.backward.begin(None) is None  # checkpointed layers: a pass within the pass
+        wait(target, clock, 5)
+        target.ends.optimizer_stepped()
+
+    handle = target.backward.begin(None)
+    clock.pass_ms(10)
+    on_another_thread(of_the_device)
+    target.backward.end(handle)
+    on_another_thread(of_the_device)  # what runs on after the pass is not the training thread's
+    (row,) = steps_of(target)
+    assert (row.source, row.micro_batches) == ("optimizer", 1)
+    assert (round(row.compute_s, 6), round(row.wait_s, 6)) == (0.010, 0.005)
+
+
+def test_of_two_backward_passes_at_a_time_none_has_the_devices_threads(
+    make: Callable[..., Hook], clock: HandClock
+) -> None:
+    target = make()
+    began: list[object] = []
+    handle = target.backward.begin(None)
+    on_another_thread(lambda: began.append(target.backward.begin(None)))
+    target.thread.graph_task = lambda: 7
+    on_another_thread(lambda: wait(target, clock, 5))
+    assert target.tally.wait_ns == 0
+    target.backward.end(began[0])
+    on_another_thread(lambda: wait(target, clock, 5))
+    assert target.tally.wait_ns == 5_000_000
+    target.backward.end(handle)
