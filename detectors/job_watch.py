@@ -93,8 +93,9 @@ class JobWatch:
                 break
             window = seen(window)
         for incident in self._barrier.told() if live else ():
-            self.joiner.hold(incident)
-            out.append(incident)
+            if not self.joiner.tells(incident):
+                self.joiner.hold(incident)
+                out.append(incident)
         self._metrics.count("windows_total", "Windows scored.")
         for kind, number in self.state.take_counts().items():
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)

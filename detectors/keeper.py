@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, NamedTuple
 
 from detectors.job_watch import JobWatch
 from detectors.reading import Reading
-from detectors.snapshots import Cadence, Found, Place, newest, none_of, parts_of
+from detectors.snapshots import SLOTS, Cadence, Found, Place, newest, none_of, parts_of
 from trainwarden.clock import Clock
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Bus, Message
@@ -16,6 +18,18 @@ from trainwarden.service_loop import Output
 from trainwarden.topics import SNAPSHOTS
 
 log = logging.getLogger("trainwarden.detection")
+
+Where = tuple[str, int]  # topic and partition
+AT_ONCE_BYTES: Final = 4 << 20  # packed within a tenth of a second; what is larger is packed beside the watching
+FLOOR_S: Final = 3600.0  # a job that could not be kept for so long holds back no other
+
+
+class _Begun(NamedTuple):
+    """Where a job was first heard of."""
+
+    at_s: float
+    partition: int
+    positions: dict[str, int]
 
 
 class Keeper:
@@ -32,34 +46,43 @@ class Keeper:
         self._cadence = Cadence()
         self._numbers: dict[str, int] = {}
         self._safe: set[str] = set()  # jobs that have a snapshot
-        self._since: dict[str, dict[str, int]] = {}  # of jobs that were given back: the offsets that they begin at
-        self._began: dict[str, tuple[int, dict[str, int]]] = {}  # of jobs that have no snapshot: partition, offsets
-        self._ready: list[Output] = []
+        self._since: dict[str, dict[Where, int]] = {}  # of jobs that were given back: the offsets that they begin at
+        self._began: dict[str, _Begun] = {}  # of jobs that have no snapshot
+        self._packing: tuple[str, Future[list[Output]]] | None = None
+        self._packer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
 
-    def give_back(self, bus: Bus, gained: frozenset[int]) -> tuple[dict[str, JobWatch], dict[tuple[str, int], int]]:
+    def give_back(
+        self, bus: Bus, kept: frozenset[int], gained: frozenset[int], committed: Mapping[Where, int]
+    ) -> tuple[dict[str, JobWatch], dict[Where, int]]:
         """The jobs of the partitions `gained` as they were last kept, and the offsets from which to read on.
 
-        There are none for a partition in which no job was kept, or in which one could not be given back.
+        There are none for a partition in which no job was kept, or in which one could not be given back. No offset is
+        beyond what the group has `committed`, whatever a snapshot says.
 
         Raises
         ------
         BusUnavailable
             If the bus is away.
         """
-        self._ready = []
-        found = newest(bus, gained, self._clock.now_s() - SNAPSHOTS.keep_s)
+        if self._packing is not None:
+            self._cadence.forget(self._packing[0])
+            self._packing = None
+        found = newest(bus, kept | gained, self._clock.now_s() - SNAPSHOTS.keep_s)
         self._numbers |= found.numbers
-        watches = self._restored(found)
+        for job in [job for job, one in found.snapshots.items() if one.place.partition not in gained]:
+            del found.snapshots[job]
+        watches = self._restored(found, committed)
         refused = {found.snapshots[job].place.partition for job in found.snapshots.keys() - watches.keys()}
-        offsets: dict[tuple[str, int], int] = {}
+        offsets: dict[Where, int] = {}
         for snapshot in found.snapshots.values():
-            if snapshot.place.partition not in refused:
-                for topic, offset in (*snapshot.place.positions.items(), *snapshot.place.floors.items()):
-                    where = (topic, snapshot.place.partition)
-                    offsets[where] = min(offsets.get(where, offset), offset)
+            partition = snapshot.place.partition
+            if partition not in refused:
+                for said in (snapshot.place.positions, snapshot.place.floors):
+                    for where, offset in _believed(said, partition, committed).items():
+                        offsets[where] = min(offsets.get(where, offset), offset)
         return watches, offsets
 
-    def _restored(self, found: Found) -> dict[str, JobWatch]:
+    def _restored(self, found: Found, committed: Mapping[Where, int]) -> dict[str, JobWatch]:
         out = {}
         for job, snapshot in found.snapshots.items():
             watch = self._made(job)
@@ -73,19 +96,19 @@ class Keeper:
             out[job] = watch
             watch.partition = snapshot.place.partition
             self._safe.add(job)
-            self._since[job] = dict(snapshot.place.positions)
+            self._since[job] = _believed(snapshot.place.positions, watch.partition, committed)
         return out
 
     def has(self, message: Message) -> bool:
         """Whether `message` is in a snapshot that its job was given back from."""
         since = self._since.get(message.key)
-        return since is not None and message.offset < since.get(message.topic, 0)
+        return since is not None and message.offset < since.get((message.topic, message.partition), 0)
 
     def heard(self, message: Message) -> None:
         """A record of a job has been handled."""
         if message.key not in self._safe and message.key not in self._began:
             positions = self._reading.positions(message.partition) | {message.topic: message.offset}
-            self._began[message.key] = (message.partition, positions)
+            self._began[message.key] = _Begun(self._clock.monotonic_s(), message.partition, positions)
 
     def caught_up(self) -> None:
         """All that was there has been read: from now on every record is new."""
@@ -96,40 +119,64 @@ class Keeper:
 
         Until then all that this memory says was told is safe on the bus.
         """
-        out, self._ready = self._ready, []
+        out: list[Output] = []
+        if self._packing is not None:
+            if not self._packing[1].done():
+                return []
+            (job, packed), self._packing = self._packing, None
+            out = self._packed(job, packed)
         begun_s = self._clock.monotonic_s()
-        job = self._cadence.due(watches, begun_s)
-        if job is not None:
-            try:
-                self._ready = self._parts(job, watches[job])
-            except Exception as error:  # the marked place for plug-ins whose memory cannot be kept
-                self._metrics.count("snapshots_failed_total", "Snapshots that could not be taken.")
-                broken = not isinstance(error, DetectorError)
-                log.warning("no snapshot", exc_info=broken, extra={"fields": {"job": job, "error": str(error)}})
-            self._cadence.took(job, begun_s, self._clock.monotonic_s() - begun_s)
+        due = self._cadence.due(watches, begun_s)
+        if due is not None:
+            self._take_one(due, watches[due])
+            self._cadence.took(due, begun_s, self._clock.monotonic_s() - begun_s)
         return out
 
-    def _parts(self, job: str, watch: JobWatch) -> list[Output]:
-        kept = watch.kept()
+    def _take_one(self, job: str, watch: JobWatch) -> None:
+        try:
+            kept, place = watch.kept(), self._place(watch)
+        except Exception as error:  # noqa: BLE001 - the marked place for plug-ins whose memory cannot be kept
+            self._failed(job, error)
+            return
+        number = self._numbers[job] = self._numbers.get(job, 0) + 1
+        packed = self._packer.submit(parts_of, job, number, place, kept)
+        if len(kept) <= AT_ONCE_BYTES:
+            wait([packed])
+        self._packing = (job, packed)
+
+    def _packed(self, job: str, packed: Future[list[Output]]) -> list[Output]:
+        try:
+            out = packed.result()
+        except DetectorError as error:
+            self._failed(job, error)
+            return []
         self._began.pop(job, None)
         self._safe.add(job)
-        number = self._numbers[job] = self._numbers.get(job, 0) + 1
         self._metrics.count("snapshots_total", "Snapshots taken of jobs.")
-        return parts_of(job, number, self._place(watch), kept)
+        return out
+
+    def _failed(self, job: str, error: Exception) -> None:
+        self._metrics.count("snapshots_failed_total", "Snapshots that could not be taken.")
+        broken = error if not isinstance(error, DetectorError) else None
+        log.warning("no snapshot", exc_info=broken, extra={"fields": {"job": job, "error": str(error)}})
 
     def _place(self, watch: JobWatch) -> Place:
         floors: dict[str, int] = {}
-        for partition, positions in self._began.values():
-            if partition == watch.partition:
-                floors |= {topic: min(floors.get(topic, offset), offset) for topic, offset in positions.items()}
+        latest_s = self._clock.monotonic_s() - FLOOR_S
+        for begun in self._began.values():
+            if begun.partition == watch.partition and begun.at_s >= latest_s:
+                floors |= {topic: min(floors.get(topic, offset), offset) for topic, offset in begun.positions.items()}
         return Place(watch.partition, self._reading.positions(watch.partition), floors)
 
     def over(self, watch: JobWatch) -> list[Output]:
         """Nobody hears of a job any more, or it must be begun anew: what to publish."""
         job = watch.state.job
         self.drop(job)
-        number = self._numbers.pop(job, None)
-        return [] if number is None else none_of(job, number + 1, self._place(watch))
+        number = self._numbers.get(job)
+        if number is None:
+            return []
+        self._numbers[job] = number + SLOTS  # whoever begins the job anew counts on
+        return none_of(job, number + 1, self._place(watch))
 
     def drop(self, job: str) -> None:
         """Another member watches the job."""
@@ -137,4 +184,14 @@ class Keeper:
         self._safe.discard(job)
         self._since.pop(job, None)
         self._began.pop(job, None)
-        self._ready = [one for one in self._ready if getattr(one[1], "job", None) != job]
+        if self._packing is not None and self._packing[0] == job:
+            self._packing = None
+
+
+def _believed(said: Mapping[str, int], partition: int, committed: Mapping[Where, int]) -> dict[Where, int]:
+    """Offsets that a snapshot says, as far as the group has come."""
+    return {
+        where: min(max(0, offset), committed[where])
+        for topic, offset in said.items()
+        if (where := (topic, partition)) in committed
+    }

@@ -85,7 +85,7 @@ class Reading:
 
     def places(self, partitions: frozenset[int]) -> dict[Place, int]:
         """Where this member goes on in `partitions` that it has kept."""
-        return {place: offset for place, offset in self._next.items() if place[1] in partitions}
+        return {place: self._reached(place) for place in self._next.keys() | self._had.keys() if place[1] in partitions}
 
     def positions(self, partition: int) -> dict[str, int]:
         """The next offset of each topic's `partition`."""

@@ -101,20 +101,19 @@ class DetectionHandler:
             if watch.partition not in kept:
                 del self._jobs[job]
                 self._keeper.drop(job)
-        offsets: dict[tuple[str, int], int] = {}
+        self._take_back(bus)
+        watches, offsets = self._keeper.give_back(bus, kept, gained, committed)
+        self._jobs |= watches
+        for job in self._jobs.keys() & self._past.keys():  # another member may have judged it in between
+            for record in self._past.pop(job):
+                self._jobs[job].joiner.resume(record)
         if gained:
-            self._take_back(bus)
-            watches, offsets = self._keeper.give_back(bus, gained)
-            for job, watch in watches.items():
-                self._jobs[job] = watch
-                for record in self._past.pop(job, []):
-                    watch.joiner.resume(record)
             consumer.seek_to_time(self._clock.now_s() - self._settings.rewind_s)
         consumer.seek(self._reading.places(kept) | offsets)
         self._reading.catch_up(gained, committed, consumer)
 
     def _take_back(self, bus: Bus) -> None:
-        """Take up what is on the bus about jobs of this member that it does not watch: the newest of each incident."""
+        """Take up what is on the bus about jobs of this member: the newest revision of each incident."""
         now_s = self._clock.now_s()
         newest: dict[str, tuple[int, IncidentRecord]] = {}
         for message in bus.read(INCIDENTS, from_time_s=now_s - 7 * 86_400.0):
@@ -125,7 +124,7 @@ class DetectionHandler:
                     newest[record.id] = (message.partition, record)
         self._past, self._past_since_s, self._aside_until_s = {}, now_s, {}
         for partition, record in newest.values():
-            if partition in self._reading.assigned and record.job not in self._jobs:
+            if partition in self._reading.assigned:
                 self._past.setdefault(record.job, []).append(record)
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
@@ -136,8 +135,9 @@ class DetectionHandler:
             standing = self._reading.standing(message)
             if self._keeper.has(message) or _of_models(message):
                 continue
-            self._keeper.heard(message)
             is_urgent = self._take(message, told=standing == "old")
+            if message.key in self._jobs:
+                self._keeper.heard(message)
             if standing != "live":
                 outputs.extend(self._follow(message, is_urgent, live=standing == "late"))
             elif is_urgent:
@@ -209,7 +209,7 @@ class DetectionHandler:
         if urgent:
             watch.attentive_until_s = message.time_s + ATTENTIVE_S
         every_s = 0.1 if message.time_s < watch.attentive_until_s else self._config.window_every_s
-        if not urgent and message.time_s - watch.last_window_s < every_s:
+        if not urgent and 0.0 <= message.time_s - watch.last_window_s < every_s:
             return []
         late_s = self._clock.now_s() - message.time_s
         return [
@@ -236,8 +236,9 @@ class DetectionHandler:
             self._aside_until_s[job] = now_s + ASIDE_S
             why = f"the job cannot be judged for {ASIDE_S:.0f} s: {type(error).__name__}: {error}"[:MAX_WHY_CHARS]
             incident = pipeline_incident(job, "job", now_s, why)
-            self._past[job] = [*watch.joiner.published, incident]  # for whoever judges the job anew
-            return [(job, incident), *over]
+            known = watch.joiner.tells(incident)
+            self._past[job] = [*watch.joiner.published, *(() if known else (incident,))]  # for whoever judges it anew
+            return over if known else [(job, incident), *over]
 
     def _end_past(self, now_s: float) -> Iterable[Output]:
         """Close what is open of jobs that nobody hears of: since they were set aside, or since this member began."""

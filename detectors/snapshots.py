@@ -28,7 +28,7 @@ EVERY_S: Final = 30.0
 SHARE: Final = 0.02  # of the service's time at most; with many or large jobs snapshots are further apart
 PART_BYTES: Final = 600_000  # in base64 below `trainwarden.topics.MAX_RECORD_BYTES`
 MAX_BYTES: Final = 256 << 20  # unpacked, of one job: 16,384 ranks need about 200 MB
-_SLOTS: Final = 2  # snapshots of one job that are kept
+SLOTS: Final = 2  # snapshots of one job that are kept
 _FASTEST: Final = 1  # zlib: a third of the time of its default for a tenth more bytes
 
 
@@ -83,11 +83,11 @@ def parts_of(job: str, number: int, place: Place, kept: bytes) -> list[Output]:
 
 def none_of(job: str, number: int, place: Place) -> list[Output]:
     """The record which says that nothing is remembered of `job` any more."""
-    return [(_key(job, one, 0), _blank(job, one, place)) for one in range(number, number + _SLOTS)]
+    return [(_key(job, one, 0), _blank(job, one, place)) for one in range(number, number + SLOTS)]
 
 
 def _key(job: str, number: int, part: int) -> str:
-    return f"{job}/{number % _SLOTS}/{part}"
+    return f"{job}/{number % SLOTS}/{part}"
 
 
 def _blank(job: str, number: int, place: Place) -> SnapshotRecord:
@@ -141,7 +141,7 @@ def newest(bus: Bus, partitions: Collection[int], from_time_s: float) -> Found:
             continue
         numbers = parts.setdefault(record.job, {})
         numbers.setdefault(record.number, {})[record.part] = record
-        for old in sorted(numbers)[:-_SLOTS]:
+        for old in sorted(numbers)[:-SLOTS]:
             del numbers[old]
     for job, by_number in parts.items():
         found.numbers[job] = max(by_number)

@@ -49,7 +49,10 @@ class Consumer(Protocol):
         ...
 
     def seek_to_time(self, time_s: float) -> None:
-        """Read every assigned partition again from the first record written at or after `time_s`."""
+        """Read every assigned partition again from the first record written at or after `time_s`.
+
+        What the group has not handled yet is never passed over.
+        """
         ...
 
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:

@@ -46,6 +46,9 @@ def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArr
             raise DetectorError(f"this is not the state of a {kind} detector")
         arrays: dict[str, npt.NDArray[Any]] = {}
         if raw["arrays"]:
+            inside = zipfile.ZipFile(io.BytesIO(raw["arrays"])).infolist()
+            if sum(one.file_size for one in inside) > MAX_STATE_BYTES:
+                raise DetectorError(f"state of {kind} is too large")
             with np.load(io.BytesIO(raw["arrays"]), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
         return dict(raw["plain"]), arrays

@@ -1,7 +1,6 @@
 """Verdicts of one cause joined into one incident: opened, updated on change, closed on relief. One per problem.
 
-Identities are deterministic, so that a detection service that was killed and reads the log again finds its incidents
-on the bus and opens none twice.
+Identities are deterministic: a detection service that reads the log again finds its incidents and opens none twice.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ class Joiner:
 
     Parameters
     ----------
-    job : str
-        The job's name.
     config : EnsembleConfig
         `close_after_s` is the relief that closes an incident.
     """
@@ -56,15 +53,20 @@ class Joiner:
         self._config = config
         self._open: dict[str, OpenIncident] = {}
         self._closed: list[IncidentRecord] = []
+        self._ended: list[IncidentRecord] = []  # closed while reading again: the bus does not know
 
     def resume(self, record: IncidentRecord) -> None:
         """Take over the newest revision of an incident that was published before."""
         known = self._open.get(record.id)
+        if any(one.id == record.id and one.revision >= record.revision for one in self._closed):
+            return  # the bus does not know yet
         if record.state == "closed":
             self._open.pop(record.id, None)
             self._closed = [*self._closed[-KEEP_CLOSED:], record]
         elif known is None:
-            self._open[record.id] = OpenIncident(record, record.updated_at_s, published=True, hard=False)
+            held = record.id.startswith("pipeline/") and not record.id.startswith(f"pipeline/{self._job}/job/")
+            supported_s = inf if held else record.updated_at_s  # a detector stays set aside, see `hold`
+            self._open[record.id] = OpenIncident(record, supported_s, published=True, hard=False)
         elif record.revision > known.record.revision:
             known.record, known.published = record, True
 
@@ -72,14 +74,18 @@ class Joiner:
         """Take over an incident that was published just now and lasts until the job is over."""
         self._open[record.id] = OpenIncident(record, inf, published=True, hard=False)
 
+    def tells(self, record: IncidentRecord) -> bool:
+        """Whether an open incident is of the same defect as `record`; their ids end with the time."""
+        return any("/" in one and one.rpartition("/")[0] == record.id.rpartition("/")[0] for one in self._open)
+
     def told_late(self, record: IncidentRecord, late_s: float) -> IncidentRecord:
         """`record` if it is no news any more, else with how late its opening is told."""
         if record.state != "opened" or late_s < LATE_S:
             return record
-        late = msgspec.structs.replace(record, told_late_s=round(late_s, 1))
+        record = msgspec.structs.replace(record, told_late_s=round(late_s, 1))
         if record.id in self._open:
-            self._open[record.id].record = late
-        return late
+            self._open[record.id].record = record
+        return record
 
     @property
     def open(self) -> list[IncidentRecord]:
@@ -96,13 +102,8 @@ class Joiner:
     ) -> list[IncidentRecord]:
         """New revisions that follow from one window.
 
-        Parameters
-        ----------
-        found : list of Candidate
-            What the ensemble believes now.
-        live : bool
-            False while an already handled part of the log is read again: nothing is returned then, and what has
-            no counterpart on the bus is told by the first live window that still supports it.
+        Not `live`, while an already handled part of the log is read again, nothing is returned: what has no counterpart
+        on the bus is told by the first live window that still supports it.
         """
         out: list[IncidentRecord] = []
         for candidate in found:
@@ -111,8 +112,8 @@ class Joiner:
         return out
 
     def unpublished(self) -> list[IncidentRecord]:
-        """Facts found while reading again that nobody has been told; they count as told from now on."""
-        out = []
+        """What reading again has found and nobody has been told: ends, and facts. It counts as told from now on."""
+        out, self._ended = self._ended, []
         for entry in self._open.values():
             if not entry.published and entry.hard:
                 entry.published = True
@@ -247,21 +248,20 @@ class Joiner:
         return [entry.record]
 
     def _relieve(self, found: list[Candidate], window: Window, live: bool) -> list[IncidentRecord]:
-        out = []
+        out: list[IncidentRecord] = []
         for key, entry in list(self._open.items()):
             quiet_s = window.now_s - entry.supported_s
+            over = quiet_s >= self._config.close_after_s
             if window.finished:
-                over = quiet_s >= self._config.close_after_s or window.now_s - window.end_s > self._config.close_after_s
+                over = over or window.now_s - window.end_s > self._config.close_after_s
             elif family_of(entry.record.kind) == "failure":
                 faded = not len(window.steps) and quiet_s >= self._config.fade_s
-                over = quiet_s >= self._config.close_after_s and (faded or _progress(window, entry.record))
-            else:
-                over = quiet_s >= self._config.close_after_s
+                over = over and (faded or _progress(window, entry.record))
             if not over:
                 continue
             closed = self._close(key, window.now_s)
-            if live and entry.published:
-                out.append(closed)
+            if entry.published:
+                (out if live else self._ended).append(closed)
         return out
 
     def end(self, now_s: float) -> list[IncidentRecord]:

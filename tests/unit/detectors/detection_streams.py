@@ -50,7 +50,8 @@ class RememberingBus:
         return frozenset((topic.name, 0) for topic in DetectionHandler.topics)
 
     def seek_to_time(self, time_s: float) -> None:
-        self.position = next((place for place, one in enumerate(self.log) if one.time_s >= time_s), len(self.log))
+        begin = next((place for place, one in enumerate(self.log) if one.time_s >= time_s), len(self.log))
+        self.position = min(begin, self.committed_offset)
 
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
         self.position = min(offsets.values(), default=self.position)  # one numbering for all topics

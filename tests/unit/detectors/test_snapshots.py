@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 import pytest
 
+from detectors.job.window import Window
 from detectors.job_watch import JobWatch
+from detectors.pace.change_point import ChangePoint
 from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
 from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import metric_value
@@ -15,6 +18,7 @@ from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentRecord, Record, SnapshotRecord
 from trainwarden.settings import DetectionSettings
+from trainwarden.topics import ITERATIONS
 
 SHORT = DetectionSettings(rewind_s=5.0)  # what is read again without a snapshot holds nothing but slow steps
 
@@ -88,6 +92,105 @@ def test_what_happened_while_nobody_watched_is_told_late() -> None:
     (incident,) = second.incidents
     assert (incident.kind, incident.suspects[0].rank) == ("crash", 2)
     assert incident.told_late_s == pytest.approx(100.0, abs=10.0)
+
+
+@pytest.mark.parametrize("memory", ["kept", "none", "of other detectors"])
+def test_nothing_that_nobody_has_handled_is_passed_over_however_long_nobody_was_there(memory: str) -> None:
+    job = crash(Job().run(100))
+    first = Run(SHORT).play(job.records, job.end_s - 5.0)
+    bus, handled = first.bus, first.bus.committed_offset
+    away = Run(bus=RememberingBus()).play(job.records, job.end_s + 4.0)
+    bus.log, bus.committed_offset = away.bus.log, handled
+    if memory == "none":
+        without_snapshots(bus)
+    elif memory == "of other detectors":
+        first.settings = DetectionSettings(rewind_s=5.0, detectors={"lof": False})
+    second = first.begin_again(job.end_s + 3600.0)
+    assert [(one.kind, one.told_late_s is not None) for one in second.incidents] == [("crash", True)]
+
+
+def test_what_ends_while_it_is_read_again_is_told() -> None:
+    job = slow_job(300)
+    first = Run(SHORT).play(job.records, START_S + 80.0)
+    (incident,) = first.incidents
+    first.settings = DetectionSettings(rewind_s=5.0, detectors={"lof": False}, ensemble={"forget_s": 20.0})
+    second = first.begin_again(START_S + 80.5)
+    second.play([], START_S + 130.0)
+    assert {one.id: one.state for one in second.incidents}[incident.id] == "closed"
+    assert not [one for one in second.incidents if one.state != "closed"]
+
+
+def test_a_job_that_is_begun_anew_counts_its_snapshots_on() -> None:
+    settings = DetectionSettings(ensemble={"forget_s": 20.0})
+    job = Job().run(100)
+    run = Run(settings).play(job.records, job.end_s + 30.0)
+    again = Job(life=1).run(200, start_s=job.end_s + 31.0)
+    run.play(again.records, again.end_s)
+    found = newest(run.bus, {0}, 0.0)  # type: ignore[arg-type]
+    assert found.snapshots[JOB].number == found.numbers[JOB]
+
+
+def test_offsets_beyond_what_was_handled_are_not_believed() -> None:
+    job = crash(Job().run(200))
+    first = Run().play(job.records, job.end_s - 20.0)
+    far = {topic.name: 2**40 for topic in first.handler.topics}
+    first.bus.outputs = [
+        msgspec.structs.replace(one, positions=far, floors=dict.fromkeys(far, -1)) if isinstance(one, SnapshotRecord)
+        else one for one in first.bus.outputs
+    ]  # fmt: skip
+    second = first.begin_again(job.end_s - 19.9)
+    second.play([entry for entry in job.records if entry[0] > job.end_s - 20.0], job.end_s + 4.0)
+    assert [one.kind for one in second.incidents] == ["crash"]
+
+
+def test_what_another_member_has_told_in_between_is_not_told_again() -> None:
+    job = slow_job(200)
+    first = Run().play(job.records, START_S + 20.0)
+    assert not first.incidents
+    bus = first.bus
+    other = first.begin_again(START_S + 20.1)
+    other.play([entry for entry in job.records if entry[0] > START_S + 20.1], START_S + 45.0)
+    (incident,) = other.incidents
+    bus.committed_offset = first.handler._reading._reached((ITERATIONS.name, 0))  # as if by time alone
+    first.clock.set_s(START_S + 45.1)
+    first.handler.start(bus, bus)  # type: ignore[arg-type]
+    first.play([entry for entry in job.records if entry[0] > START_S + 20.1], job.end_s)
+    assert {one.id for one in first.incidents} == {incident.id}
+
+
+def test_a_defect_is_told_once_though_it_happens_again_in_what_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job().run(300)
+    first = Run().play(job.records, START_S + 40.0)
+    update = ChangePoint.update
+
+    def broken(self: ChangePoint, window: Window) -> None:
+        if window.end_s > START_S + 41.0:
+            raise KeyError("a mistake")
+        update(self, window)
+
+    monkeypatch.setattr(ChangePoint, "update", broken)
+    run, at_s = first, START_S + 40.0
+    for _ in range(3):
+        run.play([entry for entry in job.records if entry[0] > at_s], at_s + 12.0)
+        at_s = run.clock.now_s()
+        run = run.begin_again(at_s)
+    run.play([entry for entry in job.records if entry[0] > at_s], at_s + 30.0)
+    assert [(one.kind, one.state == "closed") for one in run.incidents] == [("pipeline", False)]
+
+
+@pytest.mark.parametrize("back_s", [0.0, 600.0])
+def test_what_was_missed_is_judged_whatever_the_clock_does(back_s: float) -> None:
+    """The bus stamps what it gets by a clock that was set back while the service was away."""
+    job = slow_job(200)
+    first = Run().play(job.records, START_S + 15.0)
+    bus, handled = first.bus, first.bus.committed_offset
+    away = Run(bus=RememberingBus()).play(job.records, START_S + 60.0)
+    bus.log = [
+        one if place < handled else msgspec.structs.replace(one, time_s=one.time_s - back_s)
+        for place, one in enumerate(away.bus.log)
+    ]
+    second = first.begin_again(START_S + 61.0)
+    assert "slow_compute" in {one.kind for one in second.incidents}
 
 
 def test_an_incident_of_a_job_that_nobody_hears_of_is_closed_by_whoever_comes_after() -> None:

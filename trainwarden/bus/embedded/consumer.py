@@ -112,8 +112,10 @@ class EmbeddedConsumer:
     def seek_to_time(self, time_s: float) -> None:
         with self._lock, self._guard():
             self._check_open()
+            kept = self._members.committed()
             with self._store.snapshot():
-                self._move({stream.id: self._store.offset_at(stream, time_s) for stream in self._mine()})
+                starts = {stream.id: self._store.offset_at(stream, time_s) for stream in self._mine()}
+            self._move({stream: min(start, kept.get(stream, start)) for stream, start in starts.items()})
 
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
         with self._lock, self._guard():

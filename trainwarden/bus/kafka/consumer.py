@@ -150,7 +150,8 @@ class GroupConsumer:
                 return
             with self._clients.guard("seeking"):
                 starts = offsets_at(self._consumer, partitions, time_s, self._timeout_ms)
-            self._move(starts)
+            kept = self._committed()
+            self._move({partition: min(start, kept.get(partition, start)) for partition, start in starts.items()})
 
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
         with self._lock:
