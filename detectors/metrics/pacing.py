@@ -6,7 +6,7 @@ One that is sampled less often cannot be judged: a lag of one sample is another 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -171,10 +171,10 @@ def spread(
     taken: Flags,
     parts: Sequence[tuple[Rows, Flags, ScoredSamples]],
     versions: Mapping[str, str],
+    members: Iterable[str],
 ) -> ScoredSamples:
-    """Scores of `thinned` parts at the places of all new samples, NaN where none was taken."""
-    names = dict.fromkeys(name for _, _, part in parts for name in part.scores)
-    scores = {name: np.full(taken.shape, np.nan) for name in names}
+    """Scores of `thinned` parts by `members` at the places of all new samples, NaN where none was taken."""
+    scores = {name: np.full(taken.shape, np.nan) for name in members}
     ensemble = np.full(taken.shape, np.nan)
     for rows, pattern, part in parts:
         place = np.ix_(rows, np.flatnonzero(pattern))

@@ -155,7 +155,7 @@ class MetricScorer:
             if pattern.any():
                 part = self._scored(thinned(one, rows, pattern), family, values[rows][:, :, pattern])
                 parts.append((rows, pattern, part))
-        return spread(one, taken, parts, {} if self._bundle is None else self._bundle.versions)
+        return spread(one, taken, parts, {} if self._bundle is None else self._bundle.versions, vote.models)
 
     def _scored(self, one: FamilySamples, family: EntityHistory, values: Floats) -> ScoredSamples:
         """Scores of the new samples, whose `values` are in the order of training."""

@@ -54,6 +54,7 @@ def _kept(window: Window, scorer: MetricScorer) -> Window:
 @cache
 def small_models() -> ModelBundle:
     """Models of the four devices of `detectors.testing.streams.metrics`, trained in a moment."""
-    normal = [(Entity("node0", f"GPU-{one}", one), np.arange(400.0), metric_values(one, 400)) for one in range(4)]
+    times_s = np.arange(400.0) / 2  # two samples a second
+    normal = [(Entity("node0", f"GPU-{one}", one), times_s, metric_values(one, 400)) for one in range(4)]
     config = parse(VoteConfig, {"neighbor_profile": {"bags": 20, "bag_size": 16}, "dtw_samples": 20}, "models")
     return ModelBundle.fit({"GPU": normal}, {"GPU": METRICS}, config, seed=0)
