@@ -68,7 +68,8 @@ class Keeper:
             self._cadence.forget(self._packing[0])
             self._packing = None
         found = newest(bus, kept | gained, self._clock.now_s() - SNAPSHOTS.keep_s)
-        self._numbers |= found.numbers
+        for job, number in found.numbers.items():
+            self._numbers[job] = max(number, self._numbers.get(job, 0))
         for job in [job for job, one in found.snapshots.items() if one.place.partition not in gained]:
             del found.snapshots[job]
         watches = self._restored(found, committed)
