@@ -36,7 +36,7 @@ for step in range(first, 40):
     time.sleep(0.1)
     hook.iteration()
     if attempt == 0 and step in (4, 9, 10):
-        (folder / f"step-{step + 1}").mkdir(parents=True)
+        (folder / f"step-{step + 1}").mkdir(parents=True, exist_ok=True)
         if step != 10:
             (folder / f"step-{step + 1}" / ".metadata").write_text("whole")
     if attempt == 0 and step == 12:
