@@ -42,8 +42,12 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def agent(tmp_path: Path, rank: subprocess.Popen[bytes]) -> Iterator[AgentProcess]:
     """Its collector of dumps asks for the rank's environment, and what answers there is a pipe without a writer."""
-    (tmp_path / "proc" / str(rank.pid)).mkdir(parents=True)
-    os.mkfifo(tmp_path / "proc" / str(rank.pid) / "environ")
+    place, real = tmp_path / "proc" / str(rank.pid), Path(f"/proc/{rank.pid}")
+    (place / "ns").mkdir(parents=True)
+    for name in ("stat", "status"):  # by which it is known as the rank's process
+        (place / name).write_bytes((real / name).read_bytes())
+    (place / "ns" / "pid").symlink_to((real / "ns" / "pid").readlink())
+    os.mkfifo(place / "environ")
     dumps = f'collective_dumps = {{proc = "{tmp_path}/proc"}}'
     agent = AgentProcess(tmp_path, f"{{{dumps}, processes = {{}}, logs = {{kmsg = false}}, iterations = {{}}}}")
     agent.start()
