@@ -26,6 +26,7 @@ class Reading:
     def __init__(self) -> None:
         self.catching: frozenset[int] = frozenset()
         self._assigned: frozenset[int] = frozenset()
+        self._places: frozenset[Place] = frozenset()
         self._next: dict[Place, int] = {}
         self._had: dict[Place, int] = {}  # offsets below had been handled by the group when the partition came
         self._until: dict[Place, int] = {}  # the same, while it is being caught up with
@@ -45,7 +46,7 @@ class Reading:
         has read on in between.
         """
         partitions = frozenset(partition for _, partition in assigned)
-        self._assigned = partitions
+        self._assigned, self._places = partitions, frozenset(assigned)
         if not partitions:
             return frozenset(), frozenset()
         known = {partition for _, partition in self._next} - self.catching
@@ -88,9 +89,8 @@ class Reading:
         return {place: self._reached(place) for place in self._next.keys() | self._had.keys() if place[1] in partitions}
 
     def positions(self, partition: int) -> dict[str, int]:
-        """The next offset of each topic's `partition`."""
-        places = (place for place in self._next.keys() | self._had.keys() if place[1] == partition)
-        return {place[0]: self._reached(place) for place in places}
+        """The next offset of each topic's `partition`; 0 where nothing has come yet."""
+        return {place[0]: self._reached(place) for place in self._places if place[1] == partition}
 
     def _reached(self, place: Place) -> int:
         return max(self._next.get(place, 0), self._had.get(place, 0))

@@ -33,6 +33,7 @@ def calm(plugin: type[Any]) -> msgspec.Struct | None:
     return plugin.Config(threshold=0.55) if plugin.role.reads == "scores" else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 @every_detector
 def test_contract(name: str, check: Any) -> None:

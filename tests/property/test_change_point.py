@@ -211,6 +211,7 @@ def test_a_pattern_is_taken_out_in_whatever_phase(seed: int, period: int, skippe
         assert np.abs(np.diff(pattern)).mean() < 0.5  # too little of a pattern
 
 
+@pytest.mark.thorough
 @given(cut=st.integers(1, 89), which=st.sampled_from([ChangePoint, PeerDeviation]))
 @examples(20)
 def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type[PeerDeviation]) -> None:

@@ -29,6 +29,7 @@ def one_slow(seed, rows=110, ranks=8, first=60, ratio=1.7, rank=2):
     return work
 
 
+@pytest.mark.thorough
 @given(
     seed=seeds, blocks=st.lists(st.sampled_from([1, 3, 8, 40, 200]), min_size=2, max_size=2, unique=True), ratio=ratios
 )
@@ -89,6 +90,7 @@ def test_healthy_ranks_are_left_alone(seed, ranks, noise):
     assert watched(healthy(seed, 150, ranks, noise), block=30) == []
 
 
+@pytest.mark.thorough
 @given(seed=seeds, cut=st.integers(0, 13), ratio=ratios, lanes=st.sampled_from(["duration", "compute", "wait"]))
 @examples(20)
 def test_may_be_cut_and_restored_anywhere(seed, cut, ratio, lanes):

@@ -32,6 +32,7 @@ def played(job: Job, after_s: float = 3.0) -> Run:
 # -- healthy jobs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("noise", [0.02, 0.05, 0.12])
 def test_a_healthy_job_is_left_in_peace(ranks: int, noise: float) -> None:
@@ -178,6 +179,7 @@ def test_a_stopped_rank_is_named_within_three_iterations() -> None:
     assert incident.opened_at_s - job.end_s < 3 * 0.5 + 0.3
 
 
+@pytest.mark.thorough
 def test_a_sleeping_rank_gets_more_patience_and_a_busy_one_most() -> None:
     slept = played(standstill(Job().run(40), 1, 12.0), 12.0).opened("hang")
     job = Job().run(40)
@@ -243,6 +245,7 @@ def test_a_slow_rank_is_named_within_ten_iterations_and_let_go_on_relief(ranks: 
     assert "micro_batches" not in evidence
 
 
+@pytest.mark.thorough
 def test_a_rank_slow_from_the_start_is_named_by_its_peers() -> None:
     incident = played(Job(slow=lambda rank, step: 1.6 if rank == 2 else 1.0).run(90)).opened("slow_compute")
     assert incident.suspects[0].rank == 2
@@ -441,6 +444,7 @@ def test_what_a_rank_survived_once_may_be_its_end_the_next_time() -> None:
     assert kinds["cuda_out_of_memory"].opened_at_s > last_s
 
 
+@pytest.mark.thorough
 def test_a_rank_that_ends_after_its_last_words_is_told_without_waiting_for_a_step() -> None:
     job = Job(step_s=20.0).run(6)
     at_s = job.end_s + 1.0
@@ -459,6 +463,7 @@ def shuffled(job: Job) -> list[tuple[float, Record]]:
     return [*job.records, *[(at_s + 0.7 * (place % 3), record) for place, (at_s, record) in enumerate(job.records)]]
 
 
+@pytest.mark.thorough
 def test_doubled_and_disordered_records_change_nothing() -> None:
     job = Job(slow=lambda rank, step: 2.0 if rank == 1 and step >= 60 else 1.0).run(90)
     once, twice = played(job), Run().play(shuffled(job), job.end_s + 3.0)
@@ -468,6 +473,7 @@ def test_doubled_and_disordered_records_change_nothing() -> None:
     assert Run().play(shuffled(healthy), healthy.end_s + 3.0).revisions == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut_s", [5.0, 21.0, 22.5, 24.0, 30.0])
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_told_twice(cut_s: float) -> None:
     job = Job(slow=lambda rank, step: 2.0 if rank == 1 and step >= 60 else 1.0).run(75)

@@ -11,11 +11,13 @@ import pytest
 from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.pace.change_point import ChangePoint
+from detectors.reading import Reading
 from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
 from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
 from trainwarden.errors import DetectorError
+from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, Record, SnapshotRecord
 from trainwarden.settings import DetectionSettings
 from trainwarden.topics import ITERATIONS
@@ -80,6 +82,7 @@ def test_killed_again_and_again_it_tells_what_it_would_have_told(seed: int) -> N
     assert told(run) == told(whole)
 
 
+@pytest.mark.thorough
 def test_what_happened_while_nobody_watched_is_told_late() -> None:
     job = crash(Job().run(200))
     first = Run().play(job.records, job.end_s - 5.0)
@@ -94,6 +97,7 @@ def test_what_happened_while_nobody_watched_is_told_late() -> None:
     assert incident.told_late_s == pytest.approx(100.0, abs=10.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory", ["kept", "none", "of other detectors"])
 def test_nothing_that_nobody_has_handled_is_passed_over_however_long_nobody_was_there(memory: str) -> None:
     job = crash(Job().run(100))
@@ -109,6 +113,7 @@ def test_nothing_that_nobody_has_handled_is_passed_over_however_long_nobody_was_
     assert [(one.kind, one.told_late_s is not None) for one in second.incidents] == [("crash", True)]
 
 
+@pytest.mark.thorough
 def test_what_ends_while_it_is_read_again_is_told() -> None:
     job = slow_job(300)
     first = Run(SHORT).play(job.records, START_S + 80.0)
@@ -120,6 +125,7 @@ def test_what_ends_while_it_is_read_again_is_told() -> None:
     assert not [one for one in second.incidents if one.state != "closed"]
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_begun_anew_counts_its_snapshots_on() -> None:
     settings = DetectionSettings(ensemble={"forget_s": 20.0})
     job = Job().run(100)
@@ -158,6 +164,7 @@ def test_what_another_member_has_told_in_between_is_not_told_again() -> None:
     assert {one.id for one in first.incidents} == {incident.id}
 
 
+@pytest.mark.thorough
 def test_a_defect_is_told_once_though_it_happens_again_in_what_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job().run(300)
     first = Run().play(job.records, START_S + 40.0)
@@ -178,6 +185,7 @@ def test_a_defect_is_told_once_though_it_happens_again_in_what_is_read_again(mon
     assert [(one.kind, one.state == "closed") for one in run.incidents] == [("pipeline", False)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("back_s", [0.0, 600.0])
 def test_what_was_missed_is_judged_whatever_the_clock_does(back_s: float) -> None:
     """The bus stamps what it gets by a clock that was set back while the service was away."""
@@ -295,3 +303,11 @@ def test_a_job_that_is_over_leaves_no_snapshot() -> None:
     settings = DetectionSettings(ensemble={"forget_s": 20.0})
     run = Run(settings).play(Job().run(60).add(START_S, event("job_start", START_S)).records, START_S + 90.0)
     assert not newest(run.bus, {0}, 0.0).snapshots  # type: ignore[arg-type]
+
+
+def test_a_topic_of_which_nothing_has_come_yet_is_read_from_its_beginning() -> None:
+    """Else what comes between a first snapshot and a death is passed over."""
+    reading = Reading()
+    reading.take_over({("a", 0), ("b", 0), ("a", 1)}, {})
+    reading.standing(Message("a", 0, 4, 1.0, JOB, event("job_start", 1.0)))
+    assert reading.positions(0) == {"a": 5, "b": 0}

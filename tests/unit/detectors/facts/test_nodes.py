@@ -55,6 +55,7 @@ def test_while_steps_are_made_nobody_is_lost() -> None:
     assert played(without(job, gone), job.end_s) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("phase", ["wait", "compute"])
 def test_an_agent_that_is_started_anew_is_no_lost_node(phase: str) -> None:
     job = job_of(4, 12, step_s=8.0)

@@ -52,6 +52,7 @@ def test_without_models_every_family_abstains(values):
     assert scorer.abstained == {"gpu": NO_MODELS}
 
 
+@pytest.mark.thorough
 def test_a_family_without_models_abstains_and_the_others_do_not(bundle, values):
     scorer = MetricScorer(bundle)
     found = scorer.score((samples(values, 60), replace(samples(values, 60), family="nic")))
@@ -129,6 +130,7 @@ def test_what_comes_later_is_no_company_for_what_came_before(bundle, values):
     np.testing.assert_array_equal(found[1].scores["dtw"], plain.scores["dtw"])
 
 
+@pytest.mark.thorough
 def test_a_swap_keeps_the_history(bundle, values):
     other = trained(seed=100)
     scorer = MetricScorer(bundle)
