@@ -48,7 +48,7 @@ class Keeper:
         self._safe: set[str] = set()  # jobs that have a snapshot
         self._since: dict[str, dict[Where, int]] = {}  # of jobs that were given back: the offsets that they begin at
         self._began: dict[str, _Begun] = {}  # of jobs that have no snapshot
-        self._packing: tuple[str, Future[list[Output]]] | None = None
+        self._packing: tuple[str, Future[tuple[list[Output], float]]] | None = None
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
 
     def give_back(
@@ -129,28 +129,35 @@ class Keeper:
         begun_s = self._clock.monotonic_s()
         due = self._cadence.due(watches, begun_s)
         if due is not None:
+            self._cadence.took(due, begun_s)
             self._take_one(due, watches[due])
-            self._cadence.took(due, begun_s, self._clock.monotonic_s() - begun_s)
         return out
 
     def _take_one(self, job: str, watch: JobWatch) -> None:
+        begun_s = self._clock.monotonic_s()
         try:
             kept, place = watch.kept(), self._place(watch)
         except Exception as error:  # noqa: BLE001 - the marked place for plug-ins whose memory cannot be kept
             self._failed(job, error)
             return
+        self._cadence.cost(self._clock.monotonic_s() - begun_s)
         number = self._numbers[job] = self._numbers.get(job, 0) + 1
-        packed = self._packer.submit(parts_of, job, number, place, kept)
+        packed = self._packer.submit(self._timed_parts, job, number, place, kept)
         if len(kept) <= AT_ONCE_BYTES:
             wait([packed])
         self._packing = (job, packed)
 
-    def _packed(self, job: str, packed: Future[list[Output]]) -> list[Output]:
+    def _timed_parts(self, job: str, number: int, place: Place, kept: bytes) -> tuple[list[Output], float]:
+        begun_s = self._clock.monotonic_s()
+        return parts_of(job, number, place, kept), self._clock.monotonic_s() - begun_s
+
+    def _packed(self, job: str, packed: Future[tuple[list[Output], float]]) -> list[Output]:
         try:
-            out = packed.result()
+            out, cost_s = packed.result()
         except DetectorError as error:
             self._failed(job, error)
             return []
+        self._cadence.cost(cost_s)
         self._began.pop(job, None)
         self._safe.add(job)
         self._metrics.count("snapshots_total", "Snapshots taken of jobs.")

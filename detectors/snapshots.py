@@ -170,10 +170,14 @@ class Cadence:
             return None
         return oldest
 
-    def took(self, job: str, now_s: float, cost_s: float) -> None:
-        """A snapshot of `job` was taken, or failed to be."""
+    def took(self, job: str, now_s: float) -> None:
+        """A snapshot of `job` is taken now, or fails to be."""
         self._taken_s[job] = now_s
-        self._free_s = now_s + cost_s / SHARE
+        self._free_s = now_s
+
+    def cost(self, cost_s: float) -> None:
+        """So much time went into it, here or beside."""
+        self._free_s += cost_s / SHARE
 
     def forget(self, job: str) -> None:
         """`job` is watched no more."""

@@ -290,9 +290,9 @@ class SnapshotRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     """A part of what a detection service remembers of a job; see `detectors.snapshots`, also for offsets by topic."""
 
     job: str
-    number: int
-    part: int
-    parts: int
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    part: Annotated[int, msgspec.Meta(ge=0, lt=4_096)]
+    parts: Annotated[int, msgspec.Meta(ge=0, le=4_096)]
     partition: int
     positions: dict[str, int]
     floors: dict[str, int]

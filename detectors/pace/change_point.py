@@ -141,12 +141,13 @@ class ChangePoint:
         """See `detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
-            "planned": self._planned, "left_out": self._left_out(), "host": self._host.plain(),
+            "planned": self._planned, "left_out": self._left_out(), "hosts": self._host.nodes,
             "slow_since": self._slow_since, "told": self._told,
         }  # fmt: skip
         arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
         arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
         arrays |= {f"rows.{name}": array for name, array in self._rows.arrays().items()}
+        arrays |= {f"host.{name}": array for name, array in self._host.arrays().items()}
         return pack("change_point", plain, arrays | {"rejected": self._rejected, "shares": self._shares})
 
     def restore(self, state: bytes) -> None:
@@ -156,7 +157,7 @@ class ChangePoint:
             raise DetectorError("this state of change_point is of one that leaves out other mechanisms")
         self._next_seq, self._seen_rows = plain["next_seq"], plain["seen_rows"]
         self._nodes, self._planned = tuple(plain["nodes"]), msgspec.convert(plain["planned"], PlannedPace)
-        self._host.load(plain["host"])
+        self._host.load(plain["hosts"], {name[5:]: array for name, array in arrays.items() if name.startswith("host.")})
         self._slow_since, self._told = plain["slow_since"], plain["told"]
         self._rejected, self._shares = arrays["rejected"].copy(), arrays["shares"].copy()
         self._rows.load({name[5:]: array for name, array in arrays.items() if name.startswith("rows.")})

@@ -6,13 +6,16 @@ and the time that is lost by r' T' - r T, the host explains the quotient of the 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from detectors.job.window import Window
+from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 
 LOST: Final = ("rank_run_queue_wait_ratio", "host_cpu_steal_ratio")
@@ -22,8 +25,6 @@ LEVEL_S: Final = 60.0  # over which a level is taken
 LEAST_TICKS: Final = 3  # a share of one second says little
 EXPLAINED: Final = 0.4  # of the time that steps have grown by; 0.43 to 1.1 on a machine whose pace wandered
 GROWN: Final = 0.01  # the share itself must have: a machine that is as busy as ever explains nothing
-
-Tick = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,11 @@ class HostContention:
     """
 
     def __init__(self) -> None:
-        self._ticks: dict[str, dict[str, deque[Tick]]] = {}
-        self._before: dict[str, float] = {}
+        self._nodes: dict[str, int] = {}
+        self._times_s = np.zeros((0, len(LOST), KEPT))  # when ticks ended [nodes, names, ticks]; NaN: none yet
+        self._shares = np.zeros((0, len(LOST), KEPT))
+        self._counts = np.zeros((0, len(LOST)), dtype=np.int64)  # ticks so far
+        self._before = np.zeros(0)  # what was usual of each node before the job became slow; NaN: not known
 
     def update(self, window: Window) -> None:
         """Take in what is new."""
@@ -72,53 +76,89 @@ class HostContention:
 
     def take(self, node: str, name: str, time_s: float, share: float) -> None:
         """Note what was lost on `node` in the tick that ended at `time_s`."""
-        self._ticks.setdefault(node, {}).setdefault(name, deque(maxlen=KEPT)).append((time_s, share))
+        row = self._nodes.setdefault(node, len(self._nodes))
+        if row == len(self._counts):
+            self._widen(max(row + 1, row + row // 2))
+        column = LOST.index(name)
+        place = self._counts[row, column] % KEPT
+        self._times_s[row, column, place], self._shares[row, column, place] = time_s, share
+        self._counts[row, column] += 1
 
     def begin(self, onset_s: float) -> None:
         """The job has been slow since `onset_s`: what was lost until then is what is usual."""
-        levels = {node: self._level(node, onset_s - LEVEL_S, onset_s) for node in self._ticks}
-        self._before = {node: level for node, level in levels.items() if level is not None}
+        self._before = self._levels(np.full(len(self._counts), onset_s - LEVEL_S), onset_s)
 
     def unknown(self, onset_s: float) -> bool:
         """True if too little has been measured since `onset_s` where it was measured before."""
-        return any(self._level(node, onset_s, np.inf) is None for node in self._before)
+        levels = self._levels(np.full(self._before.size, onset_s), np.inf)
+        return bool((~np.isnan(self._before) & np.isnan(levels)).any())
 
     def explains(self, onset_s: float, before_s: float, now_s: float) -> Contention | None:
         """The host that explains what steps have grown by, from `before_s` to `now_s`."""
-        found: list[tuple[float, Contention]] = []
-        for node, before in self._before.items():
-            last_s = max(ticks[-1][0] for ticks in self._ticks[node].values())
-            level = self._level(node, max(onset_s, last_s - LEVEL_S), np.inf)
-            if level is not None and level >= before + GROWN:
-                lost_s = level * now_s - before * before_s
-                found.append((lost_s, Contention(node, before, level)))
-        lost_s, worst = max(found, key=lambda one: one[0], default=(0.0, None))
-        return worst if lost_s >= EXPLAINED * (now_s - before_s) else None
+        if not self._before.size:
+            return None
+        last_s = np.fmax.reduce(self._times_s[: self._before.size], axis=(1, 2))
+        levels = self._levels(np.fmax(onset_s, last_s - LEVEL_S), np.inf)
+        with np.errstate(invalid="ignore"):
+            lost_s = np.where(levels >= self._before + GROWN, levels * now_s - self._before * before_s, -np.inf)
+        worst = int(np.argmax(lost_s))
+        if not 0.0 < lost_s[worst] >= EXPLAINED * (now_s - before_s):
+            return None
+        return Contention(list(self._nodes)[worst], float(self._before[worst]), float(levels[worst]))
 
-    def plain(self) -> dict[str, Any]:
-        """The whole state."""
-        ticks = {node: {name: list(kept) for name, kept in named.items()} for node, named in self._ticks.items()}
-        return {"ticks": ticks, "before": self._before}
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The whole state but for the nodes' names."""
+        size = len(self._nodes)
+        kept = {"times_s": self._times_s, "shares": self._shares, "counts": self._counts}
+        return {name: array[:size] for name, array in kept.items()} | {"before": self._before[:size]}
 
-    def load(self, plain: dict[str, Any]) -> None:
-        """Go on from `plain`."""
-        self._before = dict(plain["before"])
-        self._ticks = {
-            node: {name: deque((tuple(tick) for tick in kept), maxlen=KEPT) for name, kept in named.items()}
-            for node, named in plain["ticks"].items()
-        }
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names, in the order of `arrays`."""
+        return tuple(self._nodes)
 
-    def _level(self, node: str, after_s: float, until_s: float) -> float | None:
-        """What was lost on `node` in ticks that ended after `after_s`; None if that is hardly known."""
-        levels = []
-        for kept in self._ticks[node].values():
-            shares = [share for time_s, share in kept if after_s < time_s <= until_s]
-            if len(shares) >= LEAST_TICKS:
-                levels.append(float(np.median(shares)))
-        return sum(levels) if levels else None
+    def load(self, nodes: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from `nodes` and `arrays`.
+
+        Raises
+        ------
+        DetectorError
+            If they do not fit together.
+        """
+        cube = (len(nodes), len(LOST), KEPT)
+        shapes = {"times_s": cube, "shares": cube, "counts": cube[:2]}
+        if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["before"].size > len(nodes):
+            raise DetectorError("this was not kept of what hosts have lost")
+        self._nodes = {node: row for row, node in enumerate(nodes)}
+        self._times_s, self._shares = arrays["times_s"].astype(np.float64), arrays["shares"].astype(np.float64)
+        self._counts, self._before = arrays["counts"].astype(np.int64), arrays["before"].astype(np.float64)
+
+    def _widen(self, room: int) -> None:
+        more = room - len(self._counts)
+        self._times_s, self._shares = (
+            np.pad(one, ((0, more), (0, 0), (0, 0)), constant_values=np.nan) for one in (self._times_s, self._shares)
+        )
+        self._counts = np.pad(self._counts, ((0, more), (0, 0)))
+
+    def _levels(self, after_s: npt.NDArray[np.float64], until_s: float) -> npt.NDArray[np.float64]:
+        """What was lost on each node in ticks that ended after `after_s` ``[nodes]``; NaN: that is hardly known."""
+        size = after_s.size
+        times_s = self._times_s[:size]
+        with np.errstate(invalid="ignore"):
+            there = (times_s > after_s[:, None, None]) & (times_s <= until_s)
+        sorted_ = np.sort(np.where(there, self._shares[:size], np.nan), axis=2)  # what is not there comes last
+        counts = there.sum(axis=2)
+        low, high = np.maximum(counts - 1, 0) // 2, counts // 2
+        medians = (_at(sorted_, low) + _at(sorted_, np.minimum(high, KEPT - 1))) / 2.0
+        known = counts >= LEAST_TICKS
+        return np.where(known.any(axis=1), np.where(known, medians, 0.0).sum(axis=1), np.nan)
+
+
+def _at(array: npt.NDArray[np.float64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return np.take_along_axis(array, places[:, :, None], axis=2)[:, :, 0]
 
 
 def _middle(record: MetricsRecord, name: str) -> float | None:
     """The median over a record's devices: one rank alone that cannot run is a slow rank."""
     known = [value for value in record.values[record.names.index(name)] if value is not None]
-    return float(np.median(known)) if known else None
+    return float(median(known)) if known else None

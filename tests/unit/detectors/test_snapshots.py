@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import wait
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from detectors import keeper
 from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.pace.change_point import ChangePoint
@@ -16,11 +20,11 @@ from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of,
 from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
-from trainwarden.errors import DetectorError
+from trainwarden.errors import DetectorError, RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, Record, SnapshotRecord
 from trainwarden.settings import DetectionSettings
-from trainwarden.topics import ITERATIONS
+from trainwarden.topics import ITERATIONS, SNAPSHOTS
 
 SHORT = DetectionSettings(rewind_s=5.0)  # what is read again without a snapshot holds nothing but slow steps
 
@@ -293,7 +297,9 @@ def test_snapshots_take_no_more_than_their_share_of_the_time() -> None:
         if job is not None:
             taken[job] += 1
             spent_s += 0.5
-            cadence.took(job, now_s, 0.5)
+            cadence.took(job, now_s)
+            cadence.cost(0.3)
+            cadence.cost(0.2)
     assert spent_s <= 1.05 * SHARE * now_s
     assert max(taken.values()) - min(taken.values()) <= 1
     assert max(taken.values()) <= now_s / EVERY_S + 1
@@ -311,3 +317,32 @@ def test_a_topic_of_which_nothing_has_come_yet_is_read_from_its_beginning() -> N
     reading.take_over({("a", 0), ("b", 0), ("a", 1)}, {})
     reading.standing(Message("a", 0, 4, 1.0, JOB, event("job_start", 1.0)))
     assert reading.positions(0) == {"a": 5, "b": 0}
+
+
+def test_what_is_large_is_packed_beside_the_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, began = threading.Event(), threading.Event()
+    pack = keeper.parts_of
+
+    def slowly(*arguments: Any) -> Any:
+        began.set()
+        assert ready.wait(30.0)
+        return pack(*arguments)
+
+    monkeypatch.setattr(keeper, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(keeper, "parts_of", slowly)
+    job = Job().run(100)
+    run = Run().play(job.records, START_S + 10.0)  # which would not end if the service waited
+    assert began.is_set()
+    assert not newest(run.bus, {0}, 0.0).snapshots  # type: ignore[arg-type]
+    ready.set()
+    assert run.handler._keeper._packing is not None
+    wait([run.handler._keeper._packing[1]])
+    run.play([entry for entry in job.records if entry[0] > START_S + 10.0], START_S + 12.0)
+    assert newest(run.bus, {0}, 0.0).snapshots.keys() == {JOB}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "value"), [("parts", 10**12), ("parts", -1), ("part", 4_096), ("number", 0)])
+def test_a_snapshot_of_impossible_size_is_no_record(field: str, value: int) -> None:
+    ((_, record),) = parts_of("a", 1, PLACE, b"x")
+    with pytest.raises(RecordError, match=field):
+        SNAPSHOTS.decode(SNAPSHOTS.encode(msgspec.structs.replace(record, **{field: value})))

@@ -24,14 +24,20 @@ def watch_wait(waits: Waits) -> bool:
     c10d = loaded("torch._C._distributed_c10d")
     if c10d is None:
         return False
-    inner, thread = c10d.Work.wait, waits.thread
+    c10d.Work.wait = hide(_watched_wait(waits, c10d.Work.wait))
+    return True
+
+
+def _watched_wait(waits: Waits, inner: Any) -> Any:
+    """`inner`, which waits for a call that was started before."""
+    thread = waits.thread
 
     @functools.wraps(inner)
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wait(*args: Any, **kwargs: Any) -> Any:
         free, began = not thread.inside, 0
         try:
             began = waits.enter()
-            return inner(self, *args, **kwargs)
+            return inner(*args, **kwargs)
         finally:
             if began:
                 thread.inside = False
@@ -43,8 +49,7 @@ def watch_wait(waits: Waits) -> bool:
             elif free and thread.inside:
                 waits.abandon()
 
-    c10d.Work.wait = hide(wait)
-    return True
+    return wait
 
 
 def watch_calls(waits: Waits, calls: Calls) -> bool:
@@ -111,28 +116,14 @@ def watch_wait_tensor(waits: Waits) -> bool:
     if functional is None or not hasattr(functional, "wait_tensor"):
         return False
     is_compiling = loaded("torch").compiler.is_compiling
-    thread = waits.thread
 
     def watch(inner: Any) -> Any:
+        watched = _watched_wait(waits, inner)
+
         # Not hidden from torch.compile: it must trace through this one, or a compiled collective would break its graph.
         @functools.wraps(inner)
         def wait_tensor(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return inner(*args, **kwargs)
-            free, began = not thread.inside, 0
-            try:
-                began = waits.enter()
-                return inner(*args, **kwargs)
-            finally:
-                if began:
-                    thread.inside = False
-                    try:
-                        waits.leave(began)
-                    except BaseException:
-                        waits.abandon()
-                        raise
-                elif free and thread.inside:
-                    waits.abandon()
+            return inner(*args, **kwargs) if is_compiling() else watched(*args, **kwargs)
 
         return wait_tensor
 
