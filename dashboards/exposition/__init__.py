@@ -1,0 +1,1 @@
+"""What Prometheus is told of the jobs: one table of families, filled from the board at each scrape."""
