@@ -128,6 +128,20 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
+class ServeSettings(Config, frozen=True, kw_only=True):
+    """The API, the page and the metrics of all jobs: where it listens, and who may ask.
+
+    `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
+    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own.
+    """
+
+    listen: str = "127.0.0.1:8760"
+    tokens: str | None = None
+    hosts: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+
 class RunsSettings(Config, frozen=True, kw_only=True):
     """Runs of watch, launch and demo that are kept for their user, and how large one may grow.
 
@@ -166,6 +180,7 @@ class Settings(Config, frozen=True, kw_only=True):
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
+    serve: ServeSettings = msgspec.field(default_factory=ServeSettings)
     runs: RunsSettings = msgspec.field(default_factory=RunsSettings)
 
 
@@ -244,6 +259,7 @@ _SECTIONS: dict[str, type[Config]] = {
     "launch": LaunchSettings,
     "archive": ArchiveSettings,
     "trainer": TrainerSettings,
+    "serve": ServeSettings,
     "runs": RunsSettings,
 }
 

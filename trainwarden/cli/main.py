@@ -41,6 +41,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.trainer:trainer",
         "The trainer: retrains on schedule, on drift and on request; audits who serves, until stopped.",
     ),
+    "serve": Entry(
+        "trainwarden.cli.serve.serve:serve",
+        "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
+    ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
         "The local launcher alone (started by launch and demo).",

@@ -1,0 +1,1 @@
+"""What is known of all jobs, the newest of it: for Prometheus, the API, the page and the report."""

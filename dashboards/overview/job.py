@@ -1,0 +1,144 @@
+"""What is known of one job."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+from dashboards.overview.pace import Pace
+from trainwarden.protocols import Message
+from trainwarden.records import (
+    ActionRecord,
+    EventRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    IterationRecord,
+    Suspect,
+    VerdictRecord,
+)
+
+MAX_INCIDENTS: Final = 10_000  # of a job; the oldest closed ones go first
+MAX_VERDICTS: Final = 3_600  # an hour at one a second
+MAX_EVENTS: Final = 2_000
+HEALTHY: Final = 120  # verdicts of healthy windows that the healthy level is the median of
+SEVERITIES: Final = ("sev1", "sev2", "sev3")
+
+
+class JobOverview:
+    """What was told of one job, the newest of it, by messages that each come once."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.incidents: dict[str, IncidentRecord] = {}
+        self.actions: dict[str, ActionRecord] = {}
+        self.verdicts: deque[VerdictRecord] = deque(maxlen=MAX_VERDICTS)
+        self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
+        self.nodes: dict[str, HeartbeatRecord] = {}
+        self.pace = Pace()
+        self.incidents_total: Counter[tuple[str, str]] = Counter()
+        self.actions_total: Counter[tuple[str, str]] = Counter()
+        self.seen_s: float | None = None
+        self.ended = False
+        self._healthy_s: deque[float] = deque(maxlen=HEALTHY)
+
+    def take(self, message: Message) -> bool:
+        """Take one record in; whether it says something that was not known."""
+        record = message.record
+        match record:
+            case IterationRecord():
+                self._seen(message.time_s)
+                self.pace.take(record, message.time_s)
+                return False
+            case HeartbeatRecord():
+                self._seen(message.time_s)
+                self.nodes[record.node] = record
+                return False
+            case VerdictRecord():
+                return self._take_verdict(record)
+            case IncidentRecord():
+                return self._take_incident(record)
+            case ActionRecord():
+                return self._take_action(record)
+            case EventRecord():
+                return self._take_event(record)
+            case _:
+                return False
+
+    def open_incidents(self) -> list[IncidentRecord]:
+        """Incidents that last, the gravest first."""
+        lasting = [one for one in self.incidents.values() if one.state != "closed"]
+        return sorted(lasting, key=lambda one: (SEVERITIES.index(one.severity), one.opened_at_s))
+
+    def suspects(self, most: int = 10) -> Sequence[tuple[str, Suspect]]:
+        """(incident kind, suspect) of open incidents, most likely first."""
+        named = [(one.kind, suspect) for one in self.open_incidents() for suspect in one.suspects]
+        return sorted(named, key=lambda pair: -pair[1].score)[:most]
+
+    def waiting(self) -> list[ActionRecord]:
+        """Actions that wait for a person's word."""
+        return [action for action in self.actions.values() if action.outcome == "proposed"]
+
+    @property
+    def verdict(self) -> VerdictRecord | None:
+        """The newest verdict."""
+        return self.verdicts[-1] if self.verdicts else None
+
+    @property
+    def iteration_s(self) -> float | None:
+        """Iteration time by the newest verdict that knows it."""
+        return next((one.iteration_s for one in reversed(self.verdicts) if one.iteration_s is not None), None)
+
+    @property
+    def healthy_s(self) -> float | None:
+        """Median iteration time of windows in which nothing was wrong; it stands still while an incident is open."""
+        return statistics.median(self._healthy_s) if self._healthy_s else None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that have told something."""
+        return len(set(self.pace.ranks) | {rank for beat in self.nodes.values() for rank in beat.ranks})
+
+    def _seen(self, time_s: float) -> None:
+        self.seen_s = time_s if self.seen_s is None else max(self.seen_s, time_s)
+
+    def _take_verdict(self, record: VerdictRecord) -> bool:
+        known = self.verdict
+        if known is not None and record.time_s <= known.time_s:
+            return False
+        self.verdicts.append(record)
+        healthy = not record.anomalous and not record.phase and record.iteration_s is not None
+        if healthy and all(one.state == "closed" for one in self.incidents.values()):
+            assert record.iteration_s is not None
+            self._healthy_s.append(record.iteration_s)
+        return True
+
+    def _take_incident(self, record: IncidentRecord) -> bool:
+        known = self.incidents.get(record.id)
+        if known is not None and record.revision <= known.revision:
+            return False
+        if known is None:
+            self.incidents_total[record.kind, record.severity] += 1
+        self.incidents[record.id] = record
+        if len(self.incidents) > MAX_INCIDENTS:
+            closed = (one for one in self.incidents.values() if one.state == "closed")
+            oldest = min(closed, key=lambda one: one.opened_at_s, default=None)
+            del self.incidents[(oldest or next(iter(self.incidents.values()))).id]
+        return True
+
+    def _take_action(self, record: ActionRecord) -> bool:
+        known = self.actions.get(record.id)
+        if known is not None and (known.outcome, known.plan_digest) == (record.outcome, record.plan_digest):
+            return False
+        self.actions[record.id] = record
+        self.actions_total[record.kind, record.outcome] += 1
+        if len(self.actions) > MAX_INCIDENTS:
+            del self.actions[next(iter(self.actions))]
+        return True
+
+    def _take_event(self, record: EventRecord) -> bool:
+        self.events.append(record)
+        if record.kind in ("job_start", "job_end"):
+            self.ended = record.kind == "job_end"
+        return True

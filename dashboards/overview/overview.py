@@ -1,0 +1,129 @@
+"""All jobs on the bus, as the newest records tell them; filled by one thread, read by others."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from dashboards.overview.job import JobOverview
+from trainwarden.clock import Clock
+from trainwarden.protocols import Bus, Consumer, Message
+from trainwarden.records import CommandRecord, Record
+from trainwarden.service_loop import Output
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, VERDICTS, Topic
+
+SINCE_S: Final = 1_800.0  # of steps, heartbeats, verdicts and events
+HISTORY: Final[tuple[Topic[Any], ...]] = (COMMANDS, INCIDENTS, ACTIONS)  # short, and read whole
+EVERY_JOB: Final = "*"  # a stop for this job name is meant for all
+MAX_JOBS: Final = 1_000
+FORGET_S: Final = 7 * 86_400.0
+FORGET_EVERY_S: Final = 60.0
+
+
+class Overview:
+    """A handler of the service loop that remembers and says nothing.
+
+    Take `lock` while reading more than one thing.
+
+    Attributes
+    ----------
+    jobs : dict of str to JobOverview
+    news : int
+        Grows with each verdict, incident, action, event or command.
+    """
+
+    topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, *HISTORY)
+
+    def __init__(self, clock: Clock) -> None:
+        self.group = f"overview-{uuid.uuid4().hex}"  # everybody who looks sees everything
+        self.lock = threading.RLock()
+        self.jobs: dict[str, JobOverview] = {}
+        self.news = 0
+        self.ready = False
+        self.round_s: float | None = None
+        self._forget_s = 0.0
+        self._clock = clock
+        self._consumer: Consumer | None = None
+        self._read: dict[tuple[str, int], int] = {}
+        self._stops: dict[str, str | None] = {}
+        self._listeners: list[Callable[[Record], None]] = []
+
+    def start(self, bus: Bus, consumer: Consumer) -> None:
+        """See `trainwarden.service_loop.Handler`: what is short is read whole, the rest from half an hour ago."""
+        self._consumer = consumer
+        for topic in HISTORY:
+            self._take(bus.read(topic))
+        consumer.seek_to_time(self._clock.now_s() - SINCE_S)
+
+    def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
+        """See `trainwarden.service_loop.Handler`."""
+        self._take(messages)
+        return ()
+
+    def tick(self, now_s: float) -> Iterable[Output]:
+        """See `trainwarden.service_loop.Handler`."""
+        with self.lock:
+            self.round_s = now_s
+            for job in self.jobs.values():
+                job.pace.settle()
+            if not self.ready and self._consumer is not None and self._consumer.lag() == 0:
+                self.ready = True
+            self._forget(now_s)
+        return ()
+
+    def stopped_by(self, job: str = EVERY_JOB) -> str | None:
+        """Who has stopped all acting (on `job`); None if nobody has."""
+        return self._stops.get(job) or self._stops.get(EVERY_JOB)
+
+    def listen(self, listener: Callable[[Record], None]) -> Callable[[], None]:
+        """Have `listener` called with each new verdict, incident, action or event; the answer ends that."""
+        with self.lock:
+            self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        with self.lock:
+            for message in messages:
+                place = (message.topic, message.partition)
+                if message.offset > self._read.get(place, -1):
+                    self._read[place] = message.offset
+                    self._take_one(message)
+
+    def _take_one(self, message: Message) -> None:
+        record = message.record
+        if isinstance(record, CommandRecord):
+            if record.kind in ("stop", "resume"):
+                self._stops[record.job] = (record.by or "somebody") if record.kind == "stop" else None
+            self._tell(record)
+            return
+        name = getattr(record, "job", None)
+        if name is None:
+            return
+        job = self.jobs.get(name)
+        if job is None:
+            job = self.jobs[name] = JobOverview(name)
+        if job.take(message):
+            self._tell(record)
+
+    def _tell(self, record: Record) -> None:
+        self.news += 1
+        for listener in tuple(self._listeners):
+            listener(record)
+
+    def _forget(self, now_s: float) -> None:
+        """Jobs that nothing was heard of for a week go; so do the longest silent ones above `MAX_JOBS`."""
+        if now_s < self._forget_s:
+            return
+        self._forget_s = now_s + FORGET_EVERY_S
+        by_silence = sorted(self.jobs.values(), key=_heard_s)
+        for place, job in enumerate(by_silence):
+            silent = _heard_s(job) < now_s - FORGET_S and not job.open_incidents()
+            if silent or place < len(by_silence) - MAX_JOBS:
+                del self.jobs[job.job]
+
+
+def _heard_s(job: JobOverview) -> float:
+    told_s = max((one.updated_at_s for one in job.incidents.values()), default=0.0)
+    return max(job.seen_s or 0.0, told_s, job.verdict.time_s if job.verdict else 0.0)

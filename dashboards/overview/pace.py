@@ -1,0 +1,140 @@
+"""How long ranks computed and waited in the last half hour: ranks x time, in arrays."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainwarden.records import IterationRecord
+
+BIN_S: Final = 5.0
+BINS: Final = 360  # half an hour; 16,384 ranks take 94 MB
+MAX_RANKS: Final = 16_384
+LATENESS: Final = 64  # records of a node by which its clock is held against the bus's
+
+Array = npt.NDArray[np.float64]
+
+
+class Pace:
+    """Mean seconds of an iteration by rank and bin of time, on the clock of the bus.
+
+    A node's own stamps say when within a batch a step ended; how far they are from the clock of the bus is the least
+    lateness of its newest records. So nodes need not agree on the time to stand side by side.
+
+    Examples
+    --------
+    >>> pace = Pace()
+    >>> pace.take(IterationRecord(job="j", node="n", rank=1, incarnation="a", steps=(7,), end_s=(60.0,),
+    ...     duration_s=(0.5,), compute_s=(0.3,), wait_s=(0.2,)), arrived_s=100.0)
+    >>> pace.settle()
+    >>> pace.ranks, pace.mean("duration", last=1).tolist()
+    ([1], [[0.5]])
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._sums = np.zeros((3, 0, BINS), dtype=np.float32)
+        self._counts = np.zeros((3, 0, BINS), dtype=np.float32)
+        self._newest: int | None = None  # number of the newest bin, counted from the epoch
+        self._late_s: dict[str, deque[float]] = {}
+        self._new: list[tuple[int, int, int, float]] = []
+        self.highest_step: int | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks, in the order of the rows."""
+        return list(self._rows)
+
+    @property
+    def until_s(self) -> float | None:
+        """End of the newest bin."""
+        return None if self._newest is None else (self._newest + 1) * BIN_S
+
+    def take(self, record: IterationRecord, arrived_s: float) -> None:
+        """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up."""
+        if not record.steps:
+            return
+        row = self._rows.get(record.rank)
+        if row is None:
+            if len(self._rows) == MAX_RANKS:
+                return
+            row = self._rows[record.rank] = len(self._rows)
+        late_s = self._late_s.setdefault(record.node, deque(maxlen=LATENESS))
+        late_s.append(arrived_s - record.end_s[-1])
+        ahead_s = min(late_s)
+        self.highest_step = max(self.highest_step or 0, *record.steps)
+        for index, end_s in enumerate(record.end_s):
+            bin_ = int(min(end_s + ahead_s, arrived_s) // BIN_S)
+            pause_s = record.pause_s[index] if record.pause_s else None
+            self._new.append((0, row, bin_, record.duration_s[index] - (pause_s or 0.0)))
+            if record.compute_s and (compute_s := record.compute_s[index]) is not None:
+                self._new.append((1, row, bin_, compute_s))
+            if record.wait_s and (wait_s := record.wait_s[index]) is not None:
+                self._new.append((2, row, bin_, wait_s))
+
+    def settle(self) -> None:
+        """Add up what was taken since the last call."""
+        if not self._new:
+            return
+        quantity, row, bins, seconds = (np.array(column) for column in zip(*self._new, strict=True))
+        self._new.clear()
+        self._grow(len(self._rows))
+        self._advance(int(bins.max()))
+        assert self._newest is not None
+        kept = bins > self._newest - BINS
+        place = (quantity[kept], row[kept], bins[kept] % BINS)
+        np.add.at(self._sums, place, seconds[kept])
+        np.add.at(self._counts, place, 1.0)
+
+    def mean(self, quantity: str, last: int = BINS) -> Array:
+        """Mean seconds of ``duration`` (without pauses), ``compute`` or ``wait`` in the `last` bins.
+
+        Returns
+        -------
+        array of float64, shape (ranks, last)
+            Oldest bin first; NaN where a rank finished no step or did not say.
+        """
+        if self._newest is None:
+            return np.full((0, last), np.nan)
+        index = ("duration", "compute", "wait").index(quantity)
+        columns = np.arange(self._newest - last + 1, self._newest + 1) % BINS
+        size = len(self._rows)
+        sums, counts = self._sums[index, :size][:, columns], self._counts[index, :size][:, columns]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means: Array = np.where(counts > 0.0, sums / counts, np.nan).astype(np.float64)
+        return means
+
+    def recent(self, quantity: str, bins: int = 6) -> Array:
+        """Mean over the last `bins` by rank; NaN where nothing is known."""
+        means = self.mean(quantity, bins)
+        known = ~np.isnan(means)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            out: Array = np.where(known.any(axis=1), np.nansum(means, axis=1) / known.sum(axis=1), np.nan)
+        return out
+
+    def iteration_s(self, last: int = BINS) -> Array:
+        """Median over ranks by bin; NaN where no rank finished a step."""
+        means = self.mean("duration", last)
+        out = np.full(last, np.nan)
+        there = ~np.isnan(means).all(axis=0)
+        if there.any():
+            out[there] = np.nanmedian(means[:, there], axis=0)
+        return out
+
+    def _grow(self, rows: int) -> None:
+        room = self._sums.shape[1]
+        if rows > room:
+            more: Any = ((0, 0), (0, max(rows, min(2 * room, MAX_RANKS)) - room), (0, 0))
+            self._sums, self._counts = np.pad(self._sums, more), np.pad(self._counts, more)
+
+    def _advance(self, newest: int) -> None:
+        """Begin the bins up to `newest`."""
+        if self._newest is None:
+            self._newest = newest
+        elif newest > self._newest:
+            begun = np.arange(max(self._newest + 1, newest - BINS + 1), newest + 1) % BINS
+            self._sums[:, :, begun] = self._counts[:, :, begun] = 0.0
+            self._newest = newest

@@ -1,0 +1,1 @@
+"""The HTTP side: who may ask what, the detection API, and where the page hangs."""

@@ -1,0 +1,92 @@
+"""The application: every route behind the guard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from dashboards.exposition.jobs import JobsCollector
+from dashboards.overview.overview import Overview
+from dashboards.web.access import Tokens
+from dashboards.web.guard import Guard
+from dashboards.web.problems import Problem, answer, problem
+from dashboards.web.reads import Reads
+from trainwarden.clock import Clock
+from trainwarden.self_metrics import SelfMetrics
+
+STALE_S = 30.0  # rounds of the loop are tenths of a second
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes work with."""
+
+    overview: Overview
+    tokens: Tokens
+    metrics: SelfMetrics
+    clock: Clock
+    hosts: tuple[str, ...] = ()
+    routes: tuple[BaseRoute, ...] = field(default=())
+
+
+def build(parts: Parts) -> ASGIApp:
+    """The ASGI application."""
+    parts.metrics.registry.register(JobsCollector(parts.overview))
+    own = Own(parts)
+    app = Starlette(
+        routes=[*own.routes(), *Reads(parts.overview, parts.clock).routes(), *parts.routes],
+        exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},
+    )
+    return Guard(app, parts.tokens, parts.metrics, parts.hosts)
+
+
+class Own:
+    """How this service itself is."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def routes(self) -> list[Route]:
+        """Where that hangs."""
+        return [Route("/healthz", self.healthz), Route("/readyz", self.readyz), Route("/metrics", self.metrics)]
+
+    async def healthz(self, _request: Request) -> Response:
+        """This process answers."""
+        return answer({"status": "ok"})
+
+    async def readyz(self, _request: Request) -> Response:
+        """What was on the bus has been read, and the bus still answers."""
+        overview = self._parts.overview
+        late = overview.round_s is None or self._parts.clock.now_s() - overview.round_s > STALE_S
+        if not overview.ready or late:
+            return problem(503, "the bus is away" if overview.ready else "what is on the bus is still being read")
+        return answer({"status": "ready", "jobs": len(overview.jobs)})
+
+    async def metrics(self, _request: Request) -> Response:
+        """For Prometheus."""
+        text = await run_in_threadpool(generate_latest, self._parts.metrics.registry)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def refused(self, _request: Request, error: Exception) -> Response:
+        """What a route refuses."""
+        assert isinstance(error, Problem)
+        self._parts.metrics.count("requests_refused_total", "Requests refused.", status=str(error.status))
+        return problem(error.status, error.detail)
+
+    async def broken(self, _request: Request, _error: Exception) -> Response:
+        """The marked place for what a route did not expect; the server writes the traceback to its log."""
+        self._parts.metrics.count("errors_total", "Requests that broke.")
+        return problem(500, "this request broke; the log of serve says why")
+
+
+async def _http(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return problem(error.status_code, error.detail, dict(error.headers or {}))

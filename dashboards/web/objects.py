@@ -1,0 +1,75 @@
+"""The JSON objects of the API that are not incidents or actions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dashboards.overview.job import JobOverview
+from dashboards.overview.overview import Overview
+from trainwarden.json_objects import suspect_object
+from trainwarden.records import VerdictRecord
+
+SILENT_S = 30.0  # heartbeats come every second
+
+
+def job_object(job: JobOverview, now_s: float) -> dict[str, Any]:
+    """One job as it is now."""
+    lasting = job.open_incidents()
+    silent = job.seen_s is None or now_s - job.seen_s > SILENT_S
+    return {
+        "job": job.job,
+        "state": "ended" if job.ended else "silent" if silent else "running",
+        "ranks": job.ranks,
+        "nodes": len(job.nodes),
+        "step": job.pace.highest_step,
+        "iteration_s": job.iteration_s,
+        "healthy_s": job.healthy_s,
+        "last_seen_s": job.seen_s,
+        "open_incidents": len(lasting),
+        "worst": lasting[0].severity if lasting else None,
+        "actions_waiting": len(job.waiting()),
+    }
+
+
+def verdict_object(record: VerdictRecord) -> dict[str, Any]:
+    """One verdict with all its votes."""
+    return {
+        "id": record.id,
+        "job": record.job,
+        "at_s": record.time_s,
+        "anomalous": record.anomalous,
+        "kind": record.kind,
+        "severity": record.severity,
+        "reason": record.reason,
+        "phase": record.phase or None,
+        "step": record.step,
+        "iteration_s": record.iteration_s,
+        "suspects": [suspect_object(suspect) for suspect in record.suspects],
+        "votes": {
+            name: {"opinion": vote.opinion, "score": vote.score if vote.opinion != "abstain" else None}
+            | ({"reason": vote.reason} if vote.reason else {})
+            for name, vote in record.votes.items()
+        },
+        "model_versions": record.model_versions,
+    }
+
+
+def node_objects(overview: Overview, now: Callable[[], float] = time.time) -> list[dict[str, Any]]:
+    """Every node that sends heartbeats, with the incidents that suspect it."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for job in overview.jobs.values():
+        suspected = {suspect.node: kind for kind, suspect in reversed(job.suspects(1_000)) if suspect.node}
+        for name, beat in job.nodes.items():
+            node = nodes.setdefault(name, {"node": name, "jobs": [], "ranks": 0, "seen_s": beat.time_s, "kinds": []})
+            node["jobs"].append(job.job)
+            node["ranks"] += len(beat.ranks)
+            node["seen_s"] = max(node["seen_s"], beat.time_s)
+            if name in suspected:
+                node["kinds"].append(suspected[name])
+    now_s = now()
+    for node in nodes.values():
+        lost = now_s - node["seen_s"] > SILENT_S
+        node["state"] = "suspect" if node["kinds"] else "silent" if lost else "healthy"
+    return sorted(nodes.values(), key=lambda node: node["node"])

@@ -1,0 +1,104 @@
+"""`trainwarden serve`: the bus read into the overview, and the overview told over HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from dashboards.overview.overview import Overview
+from dashboards.web.access import Person, Tokens, digest_of
+from dashboards.web.app import Parts, build
+from trainwarden.bus.address import connect
+from trainwarden.clock import SystemClock
+from trainwarden.errors import ConfigError
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import ServiceLoop
+from trainwarden.settings import Settings
+
+log = logging.getLogger("trainwarden.serve")
+
+WATCH_S = 0.2
+
+
+def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], None]) -> None:
+    """Serve until `stop()` is true; `say` is told where.
+
+    Raises
+    ------
+    ConfigError
+        If the address, the tokens or the certificate cannot be used.
+    BusUnavailable
+        If the bus cannot be opened.
+    """
+    listening = listen_at(settings.serve.listen)
+    tokens, own = _tokens(settings, listening)
+    clock, metrics = SystemClock(), SelfMetrics("serve")
+    overview = Overview(clock)
+    app = build(Parts(overview, tokens, metrics, clock, _names(settings)))
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=settings.serve.tls_certificate,
+        ssl_keyfile=settings.serve.tls_key,
+    )
+    try:
+        config.load()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
+    server = uvicorn.Server(config)
+    answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
+    bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
+    answering.start()
+    host, port = listening.getsockname()[:2]
+    scheme = "https" if config.is_ssl else "http"
+    say(f"{scheme}://{'localhost' if own else host}:{port}/" + (f"enter?token={own}" if own else ""))
+    try:
+        ServiceLoop(bus, overview, clock, metrics).run(lambda: stop() or not answering.is_alive())
+    finally:
+        server.should_exit = True
+        answering.join(5.0)
+        bus.close()
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket that listens at ``HOST:PORT``.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such thing, or is taken.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"serve.listen: '{address}' is not HOST:PORT")
+    try:
+        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise ConfigError(f"serve.listen: {address} cannot be listened on ({error.strerror or error})") from error
+
+
+def _tokens(settings: Settings, listening: socket.socket) -> tuple[Tokens, str | None]:
+    """The tokens of the settings; where there are none one is made up, for this machine alone."""
+    if settings.serve.tokens is not None:
+        return Tokens.of_file(Path(settings.serve.tokens)), None
+    if not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
+        raise ConfigError(f"serve: to listen on {settings.serve.listen} for others, name a file of tokens (--tokens)")
+    own = secrets.token_urlsafe(24)
+    return Tokens({digest_of(own): Person("local", "act")}), own
+
+
+def _names(settings: Settings) -> tuple[str, ...]:
+    host = settings.serve.listen.rpartition(":")[0]
+    return (host, socket.gethostname(), *settings.serve.hosts)

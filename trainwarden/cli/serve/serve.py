@@ -1,0 +1,36 @@
+"""`trainwarden serve`: the API, the page and the metrics of all jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from trainwarden.cli.serve.process import service
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, RunDir, WithParent
+from trainwarden.cli.shared.output import Voice
+
+
+def serve(
+    *,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default serve.listen.")] = None,
+    tokens: Annotated[Path | None, typer.Option(metavar="FILE", help="Lines of NAME ROLE TOKEN.")] = None,
+    bus: BusAddress = None,
+    run_dir: RunDir = None,
+    config: ConfigFile = None,
+    with_parent: WithParent = False,
+) -> int:
+    """The page, the detection API and the metrics of all jobs on the bus, over HTTP until stopped.
+
+    Example: trainwarden serve --listen 127.0.0.1:8760 --bus kafka://broker:9092
+    """
+    with service("serve", run_dir=run_dir, config=config, with_parent=with_parent) as own:
+        from dashboards.web.server import serve as run
+
+        said = {"listen": listen, "tokens": str(tokens) if tokens else None}
+        named = msgspec.structs.replace(own.settings.serve, **{key: value for key, value in said.items() if value})
+        settings = msgspec.structs.replace(own.settings, serve=named, bus=bus or own.settings.bus)
+        run(settings, own.stop, Voice().say)
+    return 0
