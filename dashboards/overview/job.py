@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from dashboards.overview.pace import Pace
 from trainwarden.protocols import Message
@@ -23,6 +23,7 @@ MAX_INCIDENTS: Final = 10_000  # of a job; the oldest closed ones go first
 MAX_VERDICTS: Final = 3_600  # an hour at one a second
 MAX_EVENTS: Final = 2_000
 HEALTHY: Final = 120  # verdicts of healthy windows that the healthy level is the median of
+SILENT_S: Final = 30.0  # heartbeats come every second
 SEVERITIES: Final = ("sev1", "sev2", "sev3")
 
 
@@ -41,6 +42,7 @@ class JobOverview:
         self.actions_total: Counter[tuple[str, str]] = Counter()
         self.seen_s: float | None = None
         self.ended = False
+        self._open: dict[str, IncidentRecord] = {}
         self._healthy_s: deque[float] = deque(maxlen=HEALTHY)
 
     def take(self, message: Message) -> bool:
@@ -66,10 +68,15 @@ class JobOverview:
             case _:
                 return False
 
+    def state(self, now_s: float) -> Literal["running", "silent", "ended"]:
+        """Whether it goes on, as far as it is heard of."""
+        if self.ended:
+            return "ended"
+        return "silent" if self.seen_s is None or now_s - self.seen_s > SILENT_S else "running"
+
     def open_incidents(self) -> list[IncidentRecord]:
         """Incidents that last, the gravest first."""
-        lasting = [one for one in self.incidents.values() if one.state != "closed"]
-        return sorted(lasting, key=lambda one: (SEVERITIES.index(one.severity), one.opened_at_s))
+        return sorted(self._open.values(), key=lambda one: (SEVERITIES.index(one.severity), one.opened_at_s))
 
     def suspects(self, most: int = 10) -> Sequence[tuple[str, Suspect]]:
         """(incident kind, suspect) of open incidents, most likely first."""
@@ -109,7 +116,7 @@ class JobOverview:
             return False
         self.verdicts.append(record)
         healthy = not record.anomalous and not record.phase and record.iteration_s is not None
-        if healthy and all(one.state == "closed" for one in self.incidents.values()):
+        if healthy and all(record.time_s < _began_s(one) for one in self._open.values()):
             assert record.iteration_s is not None
             self._healthy_s.append(record.iteration_s)
         return True
@@ -121,10 +128,16 @@ class JobOverview:
         if known is None:
             self.incidents_total[record.kind, record.severity] += 1
         self.incidents[record.id] = record
+        if record.state == "closed":
+            self._open.pop(record.id, None)
+        else:
+            self._open[record.id] = record
         if len(self.incidents) > MAX_INCIDENTS:
             closed = (one for one in self.incidents.values() if one.state == "closed")
             oldest = min(closed, key=lambda one: one.opened_at_s, default=None)
-            del self.incidents[(oldest or next(iter(self.incidents.values()))).id]
+            gone = (oldest or next(iter(self.incidents.values()))).id
+            del self.incidents[gone]
+            self._open.pop(gone, None)
         return True
 
     def _take_action(self, record: ActionRecord) -> bool:
@@ -142,3 +155,7 @@ class JobOverview:
         if record.kind in ("job_start", "job_end"):
             self.ended = record.kind == "job_end"
         return True
+
+
+def _began_s(incident: IncidentRecord) -> float:
+    return incident.opened_at_s if incident.onset_s is None else incident.onset_s

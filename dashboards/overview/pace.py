@@ -38,6 +38,7 @@ class Pace:
         self._rows: dict[int, int] = {}
         self._sums = np.zeros((3, 0, BINS), dtype=np.float32)
         self._counts = np.zeros((3, 0, BINS), dtype=np.float32)
+        self.bin_s = BIN_S
         self._newest: int | None = None  # number of the newest bin, counted from the epoch
         self._late_s: dict[str, deque[float]] = {}
         self._new: list[tuple[int, int, int, float]] = []
@@ -51,7 +52,7 @@ class Pace:
     @property
     def until_s(self) -> float | None:
         """End of the newest bin."""
-        return None if self._newest is None else (self._newest + 1) * BIN_S
+        return None if self._newest is None else (self._newest + 1) * self.bin_s
 
     def take(self, record: IterationRecord, arrived_s: float) -> None:
         """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up."""
@@ -67,7 +68,7 @@ class Pace:
         ahead_s = min(late_s)
         self.highest_step = max(self.highest_step or 0, *record.steps)
         for index, end_s in enumerate(record.end_s):
-            bin_ = int(min(end_s + ahead_s, arrived_s) // BIN_S)
+            bin_ = int(min(end_s + ahead_s, arrived_s) // self.bin_s)
             pause_s = record.pause_s[index] if record.pause_s else None
             self._new.append((0, row, bin_, record.duration_s[index] - (pause_s or 0.0)))
             if record.compute_s and (compute_s := record.compute_s[index]) is not None:
@@ -97,15 +98,17 @@ class Pace:
         array of float64, shape (ranks, last)
             Oldest bin first; NaN where a rank finished no step or did not say.
         """
+        return mean_of(*self.sums(quantity, last))
+
+    def sums(self, quantity: str, last: int = BINS) -> tuple[Array, Array]:
+        """Seconds of `quantity` in the `last` bins and how many steps they are of; copies, oldest bin first."""
         if self._newest is None:
-            return np.full((0, last), np.nan)
+            return np.zeros((0, last)), np.zeros((0, last))
         index = ("duration", "compute", "wait").index(quantity)
         columns = np.arange(self._newest - last + 1, self._newest + 1) % BINS
         size = len(self._rows)
         sums, counts = self._sums[index, :size][:, columns], self._counts[index, :size][:, columns]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means: Array = np.where(counts > 0.0, sums / counts, np.nan).astype(np.float64)
-        return means
+        return sums.astype(np.float64), counts.astype(np.float64)
 
     def recent(self, quantity: str, bins: int = 6) -> Array:
         """Mean over the last `bins` by rank; NaN where nothing is known."""
@@ -138,3 +141,10 @@ class Pace:
             begun = np.arange(max(self._newest + 1, newest - BINS + 1), newest + 1) % BINS
             self._sums[:, :, begun] = self._counts[:, :, begun] = 0.0
             self._newest = newest
+
+
+def mean_of(sums: Array, counts: Array) -> Array:
+    """`sums` by `counts`; NaN where nothing was counted."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: Array = np.where(counts > 0.0, sums / counts, np.nan)
+    return means

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from dashboards.exposition.jobs import JobsCollector
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
+from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
@@ -40,9 +41,9 @@ class Parts:
 def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     parts.metrics.registry.register(JobsCollector(parts.overview))
-    own = Own(parts)
+    own, enter = Own(parts), Enter(parts.tokens, parts.metrics)
     app = Starlette(
-        routes=[*own.routes(), *Reads(parts.overview, parts.clock).routes(), *parts.routes],
+        routes=[*own.routes(), *enter.routes(), *Reads(parts.overview, parts.clock).routes(), *parts.routes],
         exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},
     )
     return Guard(app, parts.tokens, parts.metrics, parts.hosts)

@@ -13,6 +13,8 @@ from pathlib import Path
 import uvicorn
 
 from dashboards.overview.overview import Overview
+from dashboards.page.lines import of_bus
+from dashboards.page.pages import Pages
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from trainwarden.bus.address import connect
@@ -41,7 +43,9 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
     tokens, own = _tokens(settings, listening)
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
-    app = build(Parts(overview, tokens, metrics, clock, _names(settings)))
+    bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
+    pages = Pages(overview, clock, of_bus(bus))
+    app = build(Parts(overview, tokens, metrics, clock, _names(settings), tuple(pages.routes())))
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -57,7 +61,6 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
         raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
     server = uvicorn.Server(config)
     answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
-    bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     answering.start()
     host, port = listening.getsockname()[:2]
     scheme = "https" if config.is_ssl else "http"
