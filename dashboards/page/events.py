@@ -29,6 +29,7 @@ class News:
         self._loop = loop
         self._news: dict[tuple[str, str, str], None] = {}
         self._came = asyncio.Event()
+        self.ended = False
 
     def tell(self, record: Record) -> None:
         """Note `record`; from any thread."""
@@ -43,6 +44,12 @@ class News:
             self._news.clear()
         self._news[named] = None
         self._came.set()
+
+    def end(self) -> None:
+        """Let the listener go; from any thread."""
+        self.ended = True
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._came.set)
 
     async def take(self, wait_s: float) -> list[dict[str, str]]:
         """What has changed since the last call; nothing within `wait_s` is an empty list."""
@@ -65,29 +72,35 @@ class Listeners:
         self._overview = overview
         self._ping_s = ping_s
         self._slow_s = slow_s
-        self.count = 0
+        self._open: set[News] = set()
+
+    def close(self) -> None:
+        """Let everybody go who listens; from any thread."""
+        for news in tuple(self._open):
+            news.end()
 
     def stream(self) -> Response | None:
         """An answer that goes on for as long as somebody listens; None where there is no room for another."""
-        return None if self.count >= MOST_LISTENERS else _Stream(self)
+        return None if len(self._open) >= MOST_LISTENERS else _Stream(self)
 
-    async def serve(self, send: Callable[[bytes], Any]) -> None:
-        """Send what changes until a listener is too slow."""
+    async def serve(self, send: Callable[[bytes], Any]) -> bool:
+        """Send what changes until the server ends; False if the listener was too slow before that."""
         news = News(asyncio.get_running_loop())
         leave = self._overview.listen(news.tell)
-        self.count += 1
+        self._open.add(news)
         try:
             text = b"retry: 3000\n\n"
-            while True:
+            while not news.ended:
                 async with asyncio.timeout(self._slow_s):
                     await send(text)
                 taken = await news.take(self._ping_s)
                 text = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in taken) or b": ping\n\n"
         except TimeoutError:
-            return
+            return False
         finally:
-            self.count -= 1
+            self._open.discard(news)
             leave()
+        return True
 
 
 class _Stream(Response):
@@ -110,6 +123,8 @@ class _Stream(Response):
         going = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait((telling, going), return_when=asyncio.FIRST_COMPLETED)
+            if not going.done() and telling.result():
+                await send({"type": "http.response.body", "body": b""})
         finally:
             for task in (telling, going):
                 task.cancel()

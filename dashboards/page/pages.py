@@ -36,6 +36,10 @@ class Pages:
         self._one_reader = asyncio.Semaphore(1)
         self._listeners = Listeners(overview)
 
+    def close(self) -> None:
+        """Let everybody go who listens: the server ends."""
+        self._listeners.close()
+
     def routes(self) -> list[Route]:
         """Where the pages hang."""
         return [

@@ -68,6 +68,7 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
     try:
         ServiceLoop(bus, overview, clock, metrics).run(lambda: stop() or not answering.is_alive())
     finally:
+        pages.close()
         server.should_exit = True
         answering.join(5.0)
         bus.close()

@@ -38,7 +38,7 @@ def test_news_of_one_record_is_told_once_and_named() -> None:
         b'data: {"what":"incident","job":"j","id":"i1"}\n\ndata: {"what":"action","job":"j","id":"a1"}\n\n'
     )
     assert sent[2] == b": ping\n\n"
-    assert (listeners.count, overview._listeners) == (0, [])
+    assert (listeners._open, overview._listeners) == (set(), [])
 
 
 def test_who_has_missed_too_much_is_told_to_look_at_everything() -> None:
@@ -53,8 +53,19 @@ def test_who_has_missed_too_much_is_told_to_look_at_everything() -> None:
 
 def test_there_is_room_for_so_many_listeners() -> None:
     listeners = Listeners(overview_of([]))
-    listeners.count = events.MOST_LISTENERS
+    loop = asyncio.new_event_loop()
+    listeners._open = {News(loop) for _ in range(events.MOST_LISTENERS)}
+    loop.close()
     assert listeners.stream() is None
+
+
+def test_everybody_is_let_go_when_the_server_ends() -> None:
+    listeners = Listeners(overview_of([]))
+
+    async def send(_body: bytes) -> None:
+        listeners.close()
+
+    asyncio.run(asyncio.wait_for(listeners.serve(send), 5.0))
 
 
 def test_a_loop_that_has_ended_breaks_nothing() -> None:
