@@ -28,16 +28,23 @@ SEVERITIES: Final = ("sev1", "sev2", "sev3")
 
 
 class JobOverview:
-    """What was told of one job, the newest of it, by messages that each come once."""
+    """What was told of one job, the newest of it, by messages that each come once.
 
-    def __init__(self, job: str) -> None:
+    Parameters
+    ----------
+    whole : bool
+        Keep the whole of a run, coarser the longer it is, rather than the newest of it.
+    """
+
+    def __init__(self, job: str, *, whole: bool = False) -> None:
         self.job = job
+        self._whole = whole
         self.incidents: dict[str, IncidentRecord] = {}
         self.actions: dict[str, ActionRecord] = {}
         self.verdicts: deque[VerdictRecord] = deque(maxlen=MAX_VERDICTS)
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
         self.nodes: dict[str, HeartbeatRecord] = {}
-        self.pace = Pace()
+        self.pace = Pace(whole=whole)
         self.incidents_total: Counter[tuple[str, str]] = Counter()
         self.actions_total: Counter[tuple[str, str]] = Counter()
         self.seen_s: float | None = None
@@ -114,12 +121,20 @@ class JobOverview:
         known = self.verdict
         if known is not None and record.time_s <= known.time_s:
             return False
+        if self._whole and len(self.verdicts) == MAX_VERDICTS:
+            self._thin()
         self.verdicts.append(record)
         healthy = not record.anomalous and not record.phase and record.iteration_s is not None
         if healthy and all(record.time_s < _began_s(one) for one in self._open.values()):
             assert record.iteration_s is not None
             self._healthy_s.append(record.iteration_s)
         return True
+
+    def _thin(self) -> None:
+        """Keep one of each two verdicts, the one that found something."""
+        kept = list(self.verdicts)
+        pairs = zip(kept[::2], kept[1::2], strict=True)
+        self.verdicts = deque((a if a.anomalous and not b.anomalous else b for a, b in pairs), maxlen=MAX_VERDICTS)
 
     def _take_incident(self, record: IncidentRecord) -> bool:
         known = self.incidents.get(record.id)

@@ -13,6 +13,8 @@ from trainwarden.records import IterationRecord
 BIN_S: Final = 5.0
 BINS: Final = 360  # half an hour; 16,384 ranks take 94 MB
 MAX_RANKS: Final = 16_384
+SHORT_BIN_S: Final = 0.125  # of a whole run, to begin with
+OLDEST_S: Final = 30 * 86_400.0  # before it arrived: what is older has no clock
 LATENESS: Final = 64  # records of a node by which its clock is held against the bus's
 
 Array = npt.NDArray[np.float64]
@@ -24,6 +26,11 @@ class Pace:
     A node's own stamps say when within a batch a step ended; how far they are from the clock of the bus is the least
     lateness of its newest records. So nodes need not agree on the time to stand side by side.
 
+    Parameters
+    ----------
+    whole : bool
+        Keep a whole run rather than the last half hour: bins double whenever it does not fit into them.
+
     Examples
     --------
     >>> pace = Pace()
@@ -34,14 +41,16 @@ class Pace:
     ([1], [[0.5]])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
         self._rows: dict[int, int] = {}
         self._sums = np.zeros((3, 0, BINS), dtype=np.float32)
         self._counts = np.zeros((3, 0, BINS), dtype=np.float32)
-        self.bin_s = BIN_S
+        self.bin_s = SHORT_BIN_S if whole else BIN_S
+        self._oldest_s: float | None = None
         self._newest: int | None = None  # number of the newest bin, counted from the epoch
         self._late_s: dict[str, deque[float]] = {}
-        self._new: list[tuple[int, int, int, float]] = []
+        self._new: list[tuple[int, int, float, float]] = []
         self.highest_step: int | None = None
 
     @property
@@ -68,21 +77,26 @@ class Pace:
         ahead_s = min(late_s)
         self.highest_step = max(self.highest_step or 0, *record.steps)
         for index, end_s in enumerate(record.end_s):
-            bin_ = int(min(end_s + ahead_s, arrived_s) // self.bin_s)
+            at_s = min(end_s + ahead_s, arrived_s)
+            if at_s < arrived_s - OLDEST_S:
+                continue
             pause_s = record.pause_s[index] if record.pause_s else None
-            self._new.append((0, row, bin_, record.duration_s[index] - (pause_s or 0.0)))
+            self._new.append((0, row, at_s, record.duration_s[index] - (pause_s or 0.0)))
             if record.compute_s and (compute_s := record.compute_s[index]) is not None:
-                self._new.append((1, row, bin_, compute_s))
+                self._new.append((1, row, at_s, compute_s))
             if record.wait_s and (wait_s := record.wait_s[index]) is not None:
-                self._new.append((2, row, bin_, wait_s))
+                self._new.append((2, row, at_s, wait_s))
 
     def settle(self) -> None:
         """Add up what was taken since the last call."""
         if not self._new:
             return
-        quantity, row, bins, seconds = (np.array(column) for column in zip(*self._new, strict=True))
+        quantity, row, at_s, seconds = (np.array(column) for column in zip(*self._new, strict=True))
         self._new.clear()
         self._grow(len(self._rows))
+        if self._whole:
+            self._make_room(float(at_s.min()), float(at_s.max()))
+        bins = (at_s // self.bin_s).astype(np.int64)
         self._advance(int(bins.max()))
         assert self._newest is not None
         kept = bins > self._newest - BINS
@@ -126,6 +140,23 @@ class Pace:
         if there.any():
             out[there] = np.nanmedian(means[:, there], axis=0)
         return out
+
+    def _make_room(self, from_s: float, until_s: float) -> None:
+        """Double the bins until a run that has these times too fits into them."""
+        newest_s = until_s if self.until_s is None else max(until_s, self.until_s - self.bin_s)
+        self._oldest_s = from_s if self._oldest_s is None else min(from_s, self._oldest_s)
+        while newest_s // self.bin_s - self._oldest_s // self.bin_s >= BINS:
+            if self._newest is not None:
+                numbers = np.arange(self._newest - BINS + 1, self._newest + 1)
+                for name in ("_sums", "_counts"):
+                    old = getattr(self, name)
+                    new = np.zeros_like(old)
+                    for half in (0, 1):  # of a pair; no two of one half share a place
+                        mine = numbers[numbers % 2 == half]
+                        new[:, :, mine // 2 % BINS] += old[:, :, mine % BINS]
+                    setattr(self, name, new)
+                self._newest //= 2
+            self.bin_s *= 2.0
 
     def _grow(self, rows: int) -> None:
         room = self._sums.shape[1]

@@ -67,15 +67,16 @@ def facts(said: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     Examples
     --------
-    >>> facts({"micro_batches": [7, 7, 3, 7], "predicted_compute_s": 0.35, "after_close": True, "nothing": None})
-    [('micro batches', '7 7 3 7'), ('predicted compute', '350 ms'), ('after close', 'yes'), ('nothing', 'unknown')]
+    >>> facts({"micro_batches": [7, 7, 3, 7], "micro_batch_s": [0.07, 0.14], "after_close": True, "nothing": None})
+    [('micro batches', '7 7 3 7'), ('micro batch', '70.0 ms, 140 ms'), ('after close', 'yes'), ('nothing', 'unknown')]
     """
     named = [(name[: -len(UNIT)] if _is_seconds(name, value) else name, name, value) for name, value in said.items()]
     return [(short.replace("_", " ")[:80], _words(name, value)) for short, name, value in named[:MOST_FACTS]]
 
 
 def _is_seconds(name: str, value: Any) -> bool:
-    return name.endswith(UNIT) and isinstance(value, float | int) and not name.endswith("_at_s")
+    one = value[0] if isinstance(value, list | tuple) and value else value
+    return name.endswith(UNIT) and isinstance(one, float | int) and not name.endswith("_at_s")
 
 
 def _words(name: str, value: Any) -> str:
@@ -91,7 +92,8 @@ def _words(name: str, value: Any) -> str:
         case float():
             return f"{value:.4g}"
         case list() | tuple() if all(isinstance(one, str | int | float | None) for one in value):
-            return cut(" ".join(_words("", one) for one in value[:MOST_CHARS]))
+            between = ", " if _is_seconds(name, value) else " "
+            return cut(between.join(_words(name, one) for one in value[:MOST_CHARS]))
         case dict() | list() | tuple():
             return cut(msgspec.json.encode(value).decode())
         case _:

@@ -17,6 +17,7 @@ from tests.servers.chromium import Chromium
 from tests.servers.kafka import ServerMissing
 from tests.servers.page import PageServer
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.cli.ask.report import report
 from trainwarden.records import CommandRecord
 from trainwarden.topics import COMMANDS, INCIDENTS
 
@@ -171,3 +172,29 @@ def test_who_has_no_token_gets_a_form(stage: Stage) -> None:
     stage.browser.run("document.getElementById('token').value = arguments[0]", stage.server.entrance.rpartition("=")[2])
     stage.browser.run("document.forms[0].submit()")
     stage.browser.shows("All jobs")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_is_the_same_page_in_one_file(
+    stage: Stage, checker: str, tmp_path: Path, scheme: str, width: int
+) -> None:
+    file = tmp_path / "report.html"
+    assert report(bus=f"embedded:{stage.bus}", job="llama-70b", out=file) == 0
+    browser = stage.browser
+    browser.look(scheme, width, 900)
+    browser.open(file.as_uri())
+    browser.shows("slow_compute", "CUDA out of memory")
+    assert browser.until("the slow rank", lambda: browser.run(OPAQUE) if scheme == "light" else 1) > 0
+    assert axe.violations(browser, checker) == []
+    assert browser.run("return document.documentElement.scrollWidth") == width
+    asked = "return performance.getEntriesByType('resource').length"
+    assert browser.run(asked) == 0
+
+
+def test_a_hostile_report_runs_nothing(stage: Stage, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    assert report(bus=f"embedded:{stage.bus}", incident=f"i/{EVIL}", out=file) == 0
+    stage.browser.open(file.as_uri())
+    stage.browser.shows("<script>window.evil=1</script>")
+    assert stage.browser.run("return [window.evil, document.querySelectorAll('img').length]") == [None, 0]
