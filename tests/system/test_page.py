@@ -117,7 +117,7 @@ def test_hostile_words_are_text(stage: Stage) -> None:
 def test_the_heat_map_shows_the_slow_rank(stage: Stage) -> None:
     browser = stage.show("/jobs/llama-70b")
     share = browser.until("the slow rank", lambda: browser.run(OPAQUE))
-    assert 0.24 / 16 / 2 < share < 0.24 / 16 * 2
+    assert 0.34 / 16 / 2 < share < 0.34 / 16 * 2
 
 
 def test_the_keyboard_reaches_the_buttons_and_an_approval_names_the_plan(stage: Stage) -> None:
