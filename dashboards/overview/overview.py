@@ -20,6 +20,7 @@ EVERY_JOB: Final = "*"  # a stop for this job name is meant for all
 MAX_JOBS: Final = 1_000
 FORGET_S: Final = 7 * 86_400.0
 FORGET_EVERY_S: Final = 60.0
+READ_UP: Final = 1_000  # records that are still to come, as many as one poll gives: a busy bus is never read to its end
 
 
 class Overview:
@@ -68,7 +69,7 @@ class Overview:
             self.round_s = now_s
             for job in self.jobs.values():
                 job.pace.settle()
-            if not self.ready and self._consumer is not None and self._consumer.lag() == 0:
+            if not self.ready and self._consumer is not None and self._consumer.lag() <= READ_UP:
                 self.ready = True
             self._forget(now_s)
         return ()
