@@ -74,12 +74,12 @@ def registry(server: MlflowServer) -> Registry:
     return Registry.at(server.uri)
 
 
-def lose_artifact(server: MlflowServer, registry: Registry, one: Version) -> None:
-    """Its files go, as a person or a clean-up of the store takes them."""
+def lose_artifact(server: MlflowServer, registry: Registry, one: Version) -> Path:
+    """Its files go, as a person or a clean-up of the store takes them; where they are now."""
     uri = registry.client.get_model_version_download_uri(registered_name(one.detector), one.version)
     folder = server.folder / "artifacts" / uri.removeprefix("mlflow-artifacts:/")
     assert folder.is_dir(), uri
-    shutil.rmtree(folder)
+    return folder.rename(folder.with_name("lost"))
 
 
 def test_a_challenger_that_was_deleted_in_the_pages_is_gone_and_the_champion_serves(
@@ -106,6 +106,22 @@ def test_a_challenger_whose_artifact_is_gone_is_told_in_one_word(
     assert found.champion.versions["pca"] == "1"
     assert found.challenger is None
     assert found.why == "version 2 of pca is refused: its artifact is gone or cannot be fetched"
+
+
+def test_a_challenger_that_can_be_had_again_is_asked_for_again(
+    registry: Registry, server: MlflowServer, tmp_path: Path
+) -> None:
+    lost = lose_artifact(server, registry, registry.version("pca", "2"))
+    source = RegistrySource(registry, tmp_path / "kept", shadow=CHALLENGER)
+    assert source.poll() is not None
+    assert source.poll() is None, "asked again, in vain, and nothing is new"
+    lost.rename(lost.with_name("artifacts"))
+    assert source.poll() is None, "not at every poll"
+    found = source.poll()
+    assert found is not None
+    assert found.challenger is not None
+    assert (found.challenger.versions["pca"], found.why) == ("2", "")
+    assert source.poll() is None
 
 
 def test_a_champion_whose_artifact_is_gone_serves_on_and_holds_up_no_training(
