@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 QUICK := not system and not thorough
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install system demo test check bench house kafka up constraints clean
+.PHONY: install system demo test check bench house dashboards kafka up constraints clean
 
 install: $(STAMP)
 
@@ -54,6 +54,10 @@ bench: install
 # The drawing of rooms and imports in docs/architecture.md, from the code.
 house: install
 	$(BIN)/python -m tests.house --write
+
+# Prometheus' rules, Grafana's dashboards and alerts, from dashboards/*.py.
+dashboards: install
+	$(BIN)/python -m dashboards.generated --write
 
 kafka: install system
 	$(BIN)/python -m tests.servers.kafka

@@ -85,6 +85,10 @@ class DetectionHandler:
         self._last_tick_s: float | None = None
         self._aside_until_s: dict[str, float] = {}
         self._dead: list[Output] = []
+        for name in (*self._chosen, "job"):
+            metrics.count("set_aside_total", "Detectors and jobs set aside after a defect.", 0, what=name)
+        for name in (*self._chosen, "models"):
+            metrics.count("detector_errors_total", "Windows that a detector could not score.", 0, detector=name)
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         """Let go of jobs whose partition is another's now; for those that came, go on from their snapshots.

@@ -112,6 +112,7 @@ class Agent:
         kind = plugins.load(CATALOG, ENTRY_POINTS, name)
         config = plugins.configure(kind, raw, f"agent.collectors.{name}")
         collector: Collector = kind(config, self._scope, self._clock)
+        self._metrics.count("collector_errors_total", "Failed collections.", 0, collector=name)
         return Task(name, collector, due_s=self._clock.monotonic_s())
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -146,6 +147,7 @@ class Agent:
         if vetted:
             self._delivery.send(vetted)
         self._keep_positions(batches)
+        self._metrics.round_ended(self._clock.now_s(), bus_answers=not self._delivery.away)
 
     def close(self) -> None:
         """Close collectors, bus and spool. Safe twice."""

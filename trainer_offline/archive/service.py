@@ -68,6 +68,10 @@ class GatedConsumer:
     def lag(self) -> int:
         return self._inner.lag()
 
+    @property
+    def dead_letters(self) -> int:
+        return self._inner.dead_letters
+
     def close(self) -> None:
         self._inner.close()
 
@@ -120,6 +124,7 @@ class ArchiveHandler:
         self._maintenance = Maintenance(root, settings, clock)
         self._consumer: Consumer | None = None
         self._since_s: float | None = None
+        metrics.count("rejected_total", "Records that could not be archived.", 0)
 
     def settled(self) -> bool:
         """Whether everything that was handled is on disk."""
