@@ -7,13 +7,19 @@ command -v mvn >/dev/null || missing+=(maven)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 # A browser that looks at MLflow's pages.
 command -v chromedriver >/dev/null || missing+=(chromium chromium-driver)
-# What checks our rules, and what they fire in.
+# What checks our rules and the configurations that docker/ ships, what alerts fire in, and what checks its scripts.
 command -v promtool >/dev/null || missing+=(prometheus)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
+command -v shellcheck >/dev/null || missing+=(shellcheck)
+# A rootless builder of images, and a base for them where no registry of images is at hand.
+command -v buildah >/dev/null || missing+=(buildah)
+command -v debootstrap >/dev/null || missing+=(debootstrap)
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
     echo "missing: ${missing[*]}; install them to run every test, else those tests skip and say why" >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
+# Nothing that is installed here is started: the tests start what they need themselves.
+export RUNLEVEL=1
 apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"

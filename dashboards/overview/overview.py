@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from dashboards.overview.job import JobOverview
@@ -19,6 +20,8 @@ HISTORY: Final[tuple[Topic[Any], ...]] = (COMMANDS, INCIDENTS, ACTIONS)  # short
 EVERY_JOB: Final = "*"  # a stop for this job name is meant for all
 MAX_JOBS: Final = 1_000
 FORGET_S: Final = 7 * 86_400.0
+FORGET_NODE_S: Final = 86_400.0  # pods and spot machines come under a new name each time
+FEW: Final = 100  # records taken in at once
 FORGET_EVERY_S: Final = 60.0
 READ_UP: Final = 1_000  # records that are still to come, as many as one poll gives: a busy bus is never read to its end
 
@@ -85,12 +88,16 @@ class Overview:
         return lambda: self._listeners.remove(listener)
 
     def _take(self, messages: Iterable[Message]) -> None:
-        with self.lock:
-            for message in messages:
-                place = (message.topic, message.partition)
-                if message.offset > self._read.get(place, -1):
-                    self._read[place] = message.offset
-                    self._take_one(message)
+        """A few at a time, so that nobody who asks waits for a whole history to be read."""
+        coming = iter(messages)
+        while few := list(islice(coming, FEW)):
+            with self.lock:
+                for message in few:
+                    place = (message.topic, message.partition)
+                    if message.offset > self._read.get(place, -1):
+                        self._read[place] = message.offset
+                        self._take_one(message)
+            self._clock.sleep(0.0)  # a lock that is taken again at once is never given to another thread
 
     def _take_one(self, message: Message) -> None:
         record = message.record
@@ -123,6 +130,8 @@ class Overview:
             silent = _heard_s(job) < now_s - FORGET_S and not job.open_incidents()
             if silent or place < len(by_silence) - MAX_JOBS:
                 del self.jobs[job.job]
+            else:
+                job.forget_nodes(now_s - FORGET_NODE_S)
 
 
 def _heard_s(job: JobOverview) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +16,7 @@ BIN_S: Final = 5.0
 BINS: Final = 360  # half an hour; 16,384 ranks take 94 MB
 MAX_RANKS: Final = 16_384
 LATENESS: Final = 64  # records of a node by which its clock is held against the bus's
+LONGEST_S: Final = 1e6  # what takes longer is no time of a step
 
 Array = npt.NDArray[np.float64]
 
@@ -41,12 +44,13 @@ class Pace:
         self._newest: int | None = None  # number of the newest bin, counted from the epoch
         self._late_s: dict[str, deque[float]] = {}
         self._new: list[tuple[int, int, int, float]] = []
+        self._settled = 0  # ranks that `settle` has seen
         self.highest_step: int | None = None
 
     @property
     def ranks(self) -> list[int]:
         """Ranks, in the order of the rows."""
-        return list(self._rows)
+        return list(islice(self._rows, self._settled))
 
     @property
     def until_s(self) -> float | None:
@@ -54,8 +58,12 @@ class Pace:
         return None if self._newest is None else (self._newest + 1) * BIN_S
 
     def take(self, record: IterationRecord, arrived_s: float) -> None:
-        """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up."""
-        if not record.steps:
+        """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up.
+
+        Columns that are shorter than others, and times that no step can have, are passed over.
+        """
+        size = min(len(record.steps), len(record.end_s), len(record.duration_s))
+        if not size:
             return
         row = self._rows.get(record.rank)
         if row is None:
@@ -63,25 +71,31 @@ class Pace:
                 return
             row = self._rows[record.rank] = len(self._rows)
         late_s = self._late_s.setdefault(record.node, deque(maxlen=LATENESS))
-        late_s.append(arrived_s - record.end_s[-1])
+        late_s.append(arrived_s - record.end_s[size - 1])
         ahead_s = min(late_s)
         self.highest_step = max(self.highest_step or 0, *record.steps)
-        for index, end_s in enumerate(record.end_s):
-            bin_ = int(min(end_s + ahead_s, arrived_s) // BIN_S)
-            pause_s = record.pause_s[index] if record.pause_s else None
-            self._new.append((0, row, bin_, record.duration_s[index] - (pause_s or 0.0)))
-            if record.compute_s and (compute_s := record.compute_s[index]) is not None:
-                self._new.append((1, row, bin_, compute_s))
-            if record.wait_s and (wait_s := record.wait_s[index]) is not None:
-                self._new.append((2, row, bin_, wait_s))
+        for index in range(size):
+            ended_s = min(record.end_s[index] + ahead_s, arrived_s)
+            if ended_s <= arrived_s - BINS * BIN_S:
+                continue
+            bin_ = int(ended_s // BIN_S)
+            pause_s = _at(record.pause_s, index) or 0.0
+            self._note(0, row, bin_, record.duration_s[index] - pause_s)
+            self._note(1, row, bin_, _at(record.compute_s, index))
+            self._note(2, row, bin_, _at(record.wait_s, index))
+
+    def _note(self, quantity: int, row: int, bin_: int, seconds: float | None) -> None:
+        if seconds is not None and 0.0 <= seconds <= LONGEST_S:
+            self._new.append((quantity, row, bin_, seconds))
 
     def settle(self) -> None:
         """Add up what was taken since the last call."""
+        self._settled = len(self._rows)
+        self._grow(self._settled)
         if not self._new:
             return
         quantity, row, bins, seconds = (np.array(column) for column in zip(*self._new, strict=True))
         self._new.clear()
-        self._grow(len(self._rows))
         self._advance(int(bins.max()))
         assert self._newest is not None
         kept = bins > self._newest - BINS
@@ -98,10 +112,10 @@ class Pace:
             Oldest bin first; NaN where a rank finished no step or did not say.
         """
         if self._newest is None:
-            return np.full((0, last), np.nan)
+            return np.full((self._settled, last), np.nan)
         index = ("duration", "compute", "wait").index(quantity)
         columns = np.arange(self._newest - last + 1, self._newest + 1) % BINS
-        size = len(self._rows)
+        size = self._settled
         sums, counts = self._sums[index, :size][:, columns], self._counts[index, :size][:, columns]
         with np.errstate(invalid="ignore", divide="ignore"):
             means: Array = np.where(counts > 0.0, sums / counts, np.nan).astype(np.float64)
@@ -138,3 +152,7 @@ class Pace:
             begun = np.arange(max(self._newest + 1, newest - BINS + 1), newest + 1) % BINS
             self._sums[:, :, begun] = self._counts[:, :, begun] = 0.0
             self._newest = newest
+
+
+def _at(column: Sequence[float | None], index: int) -> float | None:
+    return column[index] if index < len(column) else None

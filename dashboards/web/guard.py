@@ -69,8 +69,7 @@ class Guard:
 
     def _admit(self, request: Request) -> None:
         """Raises the `Problem` of a request that must not go on."""
-        host = urlsplit(f"//{request.headers.get('host', '')}")
-        if not self._known_host(_hostname(host.netloc)):
+        if not self._known_host(_hostname(request.headers.get("host", ""))):
             raise Problem(421, "this server is not known by that name; serve.hosts lists the names that it has")
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:

@@ -62,6 +62,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.incidents:incidents",
         "Incidents, oldest first; exit code 1 if there is any.",
     ),
+    "check": Entry(
+        "trainwarden.cli.ask.check:check",
+        "A Nagios or Icinga check: open incidents, silent jobs; exit codes 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+    ),
     "actions": Entry(
         "trainwarden.cli.ask.actions:actions",
         "List actions; approve or deny one; stop or resume all acting.",

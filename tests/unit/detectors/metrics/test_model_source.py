@@ -112,7 +112,8 @@ def test_the_challenger_is_scored_in_the_shadow_and_does_not_vote(bundles):
     assert judged > 30
     assert 0 <= value("shadow_agreed_total", training_job="j", detector="pca") <= judged
     scores = {
-        role: value("model_score", training_job="j", detector="ensemble", role=role) for role in ("champion", "challenger")
+        role: value("model_score", training_job="j", detector="ensemble", role=role)
+        for role in ("champion", "challenger")
     }
     assert None not in scores.values(), "both are exported"
     assert scores["champion"] != scores["challenger"], "and each is its own"

@@ -1,0 +1,69 @@
+"""What may be asked: typed, so that what is taken and what ``/openapi.json`` says are one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+
+from dashboards.web.problems import Problem
+from trainwarden.settings import sentence_of
+
+S = TypeVar("S", bound=msgspec.Struct)
+Time = Annotated[float, Meta(ge=0.0, le=1e11, description="Seconds since the epoch, UTC.")]
+Limit = Annotated[int, Meta(ge=1, le=1_000, description="Objects in one answer.")]
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+Cursor = Annotated[str, Meta(max_length=1_024, pattern=r"^[0-9.e+-]{1,40}_", description="`next` of the page before.")]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of all: a misspelt name must not mean all."""
+
+
+class Nothing(Asked, frozen=True, kw_only=True):
+    """No parameter."""
+
+
+class IncidentsAsked(Asked, frozen=True, kw_only=True):
+    """Which incidents."""
+
+    job: Name | UnsetType = UNSET
+    open: Literal["true", "false"] | UnsetType = UNSET
+    since_s: Time | UnsetType = UNSET
+    limit: Limit = 100
+    cursor: Cursor | UnsetType = UNSET
+
+
+class VerdictsAsked(Asked, frozen=True, kw_only=True):
+    """Which verdicts: the newest of each job, or all that are kept since then."""
+
+    job: Name | UnsetType = UNSET
+    since_s: Time | UnsetType = UNSET
+    limit: Limit = 100
+
+
+class ActionsAsked(Asked, frozen=True, kw_only=True):
+    """Which actions."""
+
+    job: Name | UnsetType = UNSET
+    limit: Limit = 100
+
+
+def query(request: Request, kind: type[S]) -> S:
+    """The parameters of `request`.
+
+    Raises
+    ------
+    Problem
+        400 where one is unknown, twice there or wrong.
+    """
+    named = request.query_params
+    if len(named.multi_items()) != len(named):
+        raise Problem(400, "a parameter is there twice")
+    try:
+        return msgspec.convert(dict(named), kind, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__) or "none"
+        raise Problem(400, f"{sentence_of(str(error))[:200]}; parameters: {known}") from None
