@@ -14,6 +14,12 @@ import yaml
 
 from dashboards.alerts.alert import RUNBOOKS
 from dashboards.alerts.prometheus import rules
+from dashboards.grafana_code import provisioning
+from dashboards.grafana_code.fleet import fleet
+from dashboards.grafana_code.incident import incident
+from dashboards.grafana_code.job import job
+from dashboards.grafana_code.node import node
+from dashboards.grafana_code.own import own
 
 FOLDER: Final = Path(__file__).parent
 HEADER: Final = "# Built by `make dashboards` from dashboards/; edit that.\n"
@@ -21,7 +27,16 @@ HEADER: Final = "# Built by `make dashboards` from dashboards/; edit that.\n"
 
 def generated(runbooks: str = RUNBOOKS) -> dict[str, str]:
     """Text of every built file by its path in `dashboards/`."""
-    return {"prometheus/trainwarden.rules.yml": _yaml(rules(runbooks))}
+    boards = {"fleet": fleet, "job": job, "incident": incident, "node": node, "self": own}
+    return {
+        "prometheus/trainwarden.rules.yml": _yaml(rules(runbooks)),
+        **{f"grafana/{name}.json": build() for name, build in boards.items()},
+        "provisioning/datasources/trainwarden.yml": _yaml(provisioning.datasources()),
+        "provisioning/dashboards/trainwarden.yml": _yaml(provisioning.providers()),
+        "provisioning/alerting/rules.yml": _yaml(provisioning.rules(runbooks)),
+        "provisioning/alerting/contact_points.yml": _yaml(provisioning.contact_points()),
+        "provisioning/alerting/policies.yml": _yaml(provisioning.policies()),
+    }
 
 
 def _yaml(content: Any) -> str:
