@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
+from prometheus_client.registry import Collector
 
 from trainwarden import __version__
-from trainwarden.errors import ConfigError
 
 HEARTBEAT: Final = "trainwarden_heartbeat_timestamp_seconds"
 UP: Final = "trainwarden_up"
@@ -63,19 +63,9 @@ class SelfMetrics:
         help_text = "Records on the bus that the service has not handled yet."
         self._set(LAG, help_text, records, {"service": self._service})
 
-    def serve(self, port: int, address: str = "127.0.0.1") -> int:
-        """Answer ``/metrics`` on `address`:`port` (0: any free port) in the background; the port in use.
-
-        Raises
-        ------
-        ConfigError
-            If that address and port cannot be listened on.
-        """
-        try:
-            server, _ = start_http_server(port, addr=address, registry=self.registry)
-        except OSError as error:
-            raise ConfigError(f"metrics: {address}:{port} cannot be listened on ({error.strerror or error})") from error
-        return int(server.server_port)
+    def tell_also(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Tell at each scrape what `families` gives then, under its own names."""
+        self.registry.register(_Asked(families))
 
     def _named(self, name: str) -> str:
         return f"trainwarden_{self._service}_{name}"
@@ -99,6 +89,20 @@ class SelfMetrics:
                 self._families[full] = family
             child = self._children[key] = family.labels(**labels) if labels else family
         return child
+
+
+class _Asked(Collector):
+    """Families that are made when somebody asks."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there is shows in time."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
 
 
 class _FieldFormatter(logging.Formatter):

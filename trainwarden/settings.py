@@ -163,6 +163,7 @@ class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
 
     `metrics_address` is where every service with a `metrics_port` listens; only this machine, if nothing is said.
+    `metrics_web_config` is a file with TLS and passwords for that, in the form of Prometheus' exporters.
     """
 
     job: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "job"
@@ -173,6 +174,7 @@ class Settings(Config, frozen=True, kw_only=True):
     run_dir: str | None = None
     state_dir: str | None = None
     metrics_address: str = "127.0.0.1"
+    metrics_web_config: str | None = None
     kafka: dict[str, Any] = msgspec.field(default_factory=dict)
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
@@ -251,7 +253,7 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{path}: is not valid TOML ({error})") from error
 
 
-_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address")
+_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address", "metrics_web_config")
 _SECTIONS: dict[str, type[Config]] = {
     "agent": AgentSettings,
     "detection": DetectionSettings,

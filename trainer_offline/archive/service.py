@@ -23,6 +23,7 @@ from trainer_offline.archive.writer import ArchiveWriter
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import WardenError
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -203,8 +204,7 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
     """
     metrics = SelfMetrics("archive")
     handler = ArchiveHandler(settings.archive, SystemClock(), metrics)
-    if settings.archive.metrics_port is not None:
-        metrics.serve(settings.archive.metrics_port, settings.metrics_address)
+    serve_metrics(metrics, settings.archive.metrics_port, settings)
     connection = GatedBus(connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes), handler.settled)
 
     def stopping() -> bool:
