@@ -11,6 +11,9 @@ command -v chromedriver >/dev/null || missing+=(chromium chromium-driver)
 command -v promtool >/dev/null || missing+=(prometheus)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
 command -v shellcheck >/dev/null || missing+=(shellcheck)
+# A scheduler whose nodes are drained.
+command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null ||
+    missing+=(slurmctld slurmd slurm-client)
 # A rootless builder of images, and a base for them where no registry of images is at hand.
 command -v buildah >/dev/null || missing+=(buildah)
 command -v debootstrap >/dev/null || missing+=(debootstrap)

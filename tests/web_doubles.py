@@ -12,8 +12,17 @@ from dashboards.overview.overview import Overview
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from tests.doubles import ManualClock
+from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Message
-from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord, Record, VerdictRecord, Vote
+from trainwarden.records import (
+    ActionRecord,
+    CommandRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    Record,
+    VerdictRecord,
+    Vote,
+)
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
@@ -63,9 +72,16 @@ class Web:
         self.clock = ManualClock(NOW_S)
         self.overview = Overview(self.clock)
         self.metrics = SelfMetrics("serve")
-        self.app = build(Parts(self.overview, TOKENS, self.metrics, self.clock, **parts))
+        self.published: list[CommandRecord] = []
+        self.away = False
+        self.app = build(Parts(self.overview, TOKENS, self.metrics, self.clock, self._publish, **parts))
         self.client = Client(self.app)
         self._offsets = 0
+
+    def _publish(self, command: CommandRecord) -> None:
+        if self.away:
+            raise BusUnavailable("away by the test")
+        self.published.append(command)
 
     def tell(self, *records: Record) -> None:
         """`records` come from the bus, now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,10 +17,12 @@ from starlette.types import ASGIApp
 from dashboards.exposition.jobs import JobsCollector
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
+from dashboards.web.acts import Acts
 from dashboards.web.guard import Guard
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
 from trainwarden.clock import Clock
+from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 
 STALE_S = 30.0  # rounds of the loop are tenths of a second
@@ -27,12 +30,13 @@ STALE_S = 30.0  # rounds of the loop are tenths of a second
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes work with."""
+    """What the routes work with; `publish` keeps a command on the bus before it returns."""
 
     overview: Overview
     tokens: Tokens
     metrics: SelfMetrics
     clock: Clock
+    publish: Callable[[CommandRecord], None]
     hosts: tuple[str, ...] = ()
     routes: tuple[BaseRoute, ...] = field(default=())
 
@@ -42,7 +46,12 @@ def build(parts: Parts) -> ASGIApp:
     parts.metrics.registry.register(JobsCollector(parts.overview))
     own = Own(parts)
     app = Starlette(
-        routes=[*own.routes(), *Reads(parts.overview, parts.clock).routes(), *parts.routes],
+        routes=[
+            *own.routes(),
+            *Reads(parts.overview, parts.clock).routes(),
+            *Acts(parts.overview, parts.clock, parts.metrics, parts.publish).routes(),
+            *parts.routes,
+        ],
         exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},
     )
     return Guard(app, parts.tokens, parts.metrics, parts.hosts)
@@ -79,7 +88,7 @@ class Own:
         """What a route refuses."""
         assert isinstance(error, Problem)
         self._parts.metrics.count("requests_refused_total", "Requests refused.", status=str(error.status))
-        return problem(error.status, error.detail)
+        return problem(error.status, error.detail, error.headers, **error.more)
 
     async def broken(self, _request: Request, _error: Exception) -> Response:
         """The marked place for what a route did not expect; the server writes the traceback to its log."""

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from dashboards.web.problems import Problem
+from trainwarden.records import IncidentKind
 from trainwarden.settings import sentence_of
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -49,6 +50,55 @@ class ActionsAsked(Asked, frozen=True, kw_only=True):
 
     job: Name | UnsetType = UNSET
     limit: Limit = 100
+
+
+class WordAsked(Asked, frozen=True, kw_only=True):
+    """A word on the plan that a person was shown."""
+
+    plan_digest: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class JobAsked(Asked, frozen=True, kw_only=True):
+    """For one job, or for all."""
+
+    job: Name | None = None
+
+
+class SilenceAsked(Asked, frozen=True, kw_only=True):
+    """Until when, and of which incidents: at least one of job, kind and node; a moment that is past ends a silence."""
+
+    until_s: Time
+    job: Name | None = None
+    kind: IncidentKind | None = None
+    node: Name | None = None
+
+
+async def body(request: Request, kind: type[S]) -> S:
+    """What `request` carries.
+
+    Raises
+    ------
+    Problem
+        400 where it is no JSON of that kind, 413 where it is too large.
+    """
+    query(request, Nothing)
+    return parsed(await request.body() or b"{}", kind)
+
+
+def parsed(text: bytes, kind: type[S]) -> S:
+    """`text`, JSON, as `kind`.
+
+    Raises
+    ------
+    Problem
+        400 where it is none.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise Problem(400, sentence_of(str(error))[:300]) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, f"the body is no JSON ({str(error)[:200]})") from None
 
 
 def query(request: Request, kind: type[S]) -> S:

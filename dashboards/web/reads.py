@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dashboards.explain.explanation import explain, opening
 from dashboards.overview.overview import Overview
 from dashboards.web.asked import ActionsAsked, IncidentsAsked, Nothing, VerdictsAsked, query
 from dashboards.web.objects import job_object, node_objects, verdict_object
@@ -30,6 +31,7 @@ class Reads:
         return [
             Route("/api/v1/jobs", self.jobs),
             Route("/api/v1/incidents", self.incidents),
+            Route("/api/v1/incidents/{id:path}/explain", self.explain),
             Route("/api/v1/incidents/{id:path}", self.incident),
             Route("/api/v1/verdicts", self.verdicts),
             Route("/api/v1/actions", self.actions),
@@ -71,6 +73,16 @@ class Reads:
             actions = [each for each in self._overview.jobs[one.job].actions.values() if each.incident == one.id]
         said: dict[str, Any] = incident_object(one) | {"evidence": one.evidence, "state": one.state}
         return answer(said | {"actions": [action_object(each) for each in actions]})
+
+    async def explain(self, request: Request) -> Response:
+        """One incident in plain words."""
+        query(request, Nothing)
+        with self._overview.lock:
+            one = self.known(request.path_params["id"])
+            job = self._overview.jobs[one.job]
+            actions = [each for each in job.actions.values() if each.incident == one.id]
+            verdict = opening(one, job.verdicts)
+        return answer(explain(one, actions, verdict))
 
     def known(self, incident: str) -> IncidentRecord:
         """The incident of that id.

@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -18,13 +19,16 @@ from dashboards.web.app import Parts, build
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
+from trainwarden.protocols import Bus
+from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import Settings
+from trainwarden.topics import COMMANDS
 
 log = logging.getLogger("trainwarden.serve")
 
-WATCH_S = 0.2
+PUBLISH_S = 5.0
 
 
 def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], None]) -> None:
@@ -41,7 +45,8 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
     tokens, own = _tokens(settings, listening)
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
-    app = build(Parts(overview, tokens, metrics, clock, _names(settings)))
+    bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
+    app = build(Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings)))
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -57,7 +62,6 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
         raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
     server = uvicorn.Server(config)
     answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
-    bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     answering.start()
     host, port = listening.getsockname()[:2]
     scheme = "https" if config.is_ssl else "http"
@@ -87,6 +91,11 @@ def listen_at(address: str) -> socket.socket:
         return socket.create_server((host, int(port)), family=family)
     except OSError as error:
         raise ConfigError(f"serve.listen: {address} cannot be listened on ({error.strerror or error})") from error
+
+
+def _publish(bus: Bus, command: CommandRecord) -> None:
+    bus.publish(COMMANDS, command.job, command)
+    bus.flush(PUBLISH_S)
 
 
 def _tokens(settings: Settings, listening: socket.socket) -> tuple[Tokens, str | None]:

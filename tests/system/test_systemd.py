@@ -14,10 +14,14 @@ import pytest
 
 from tests.places import ROOT
 
-UNITS: Final = {path.stem: path for path in sorted((ROOT / "docker" / "systemd").glob("*.service"))}
+FOLDER: Final = ROOT / "docker" / "systemd"
+ALL: Final = {path.name: path for path in sorted(FOLDER.iterdir())}
+SERVICES: Final = ("agent", "detector", "engine", "serve")
+UNITS: Final = {f"trainwarden-{name}": FOLDER / f"trainwarden-{name}.service" for name in SERVICES}
 PROGRAM: Final = "/opt/trainwarden/bin/trainwarden"
-MOST_EXPOSED: Final = {"trainwarden-agent": 4.0}
-"""Score of ``systemd-analyze security``: 0 is locked up, 10 wide open; the agent has to see the machine."""
+MOST_EXPOSED: Final = {"trainwarden-agent.service": 4.0, "trainwarden-node.service": 3.0}
+"""Score of ``systemd-analyze security``: 0 is locked up, 10 wide open; the agent has to see the machine, the
+other writes the node's state as root."""
 BLINDING: Final = (
     "PrivateDevices", "ProtectClock", "ProtectKernelLogs", "ProtectProc", "ProcSubset", "PrivateTmp", "PrivateNetwork",
     "MemoryDenyWriteExecute", "PrivateUsers", "User", "DynamicUser",
@@ -40,8 +44,11 @@ def analyze(*words: str, require: Callable[[str], NoReturn]) -> subprocess.Compl
     return subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_there_is_a_unit_for_each_service_of_a_machine() -> None:
-    assert set(UNITS) == {f"trainwarden-{name}" for name in ("agent", "detector", "engine", "serve")}
+def test_these_units_are_all_but_those_that_ask_about_the_node() -> None:
+    asks = {"trainwarden-node.service", "trainwarden-node.timer"}
+    assert set(ALL) == asks | {path.name for path in UNITS.values()}
+    assert "/run/trainwarden-node/state" in (ROOT / "docker" / "slurm" / "fault.sh").read_text(encoding="utf-8")
+    assert settings_of(ALL["trainwarden-node.service"])["RuntimeDirectory"] == ["trainwarden-node"]
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -61,20 +68,20 @@ def test_nothing_blinds_the_agent() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", ALL)
 def test_systemd_takes_the_unit(name: str, tmp_path: Path, require_servers: Callable[[str], NoReturn]) -> None:
-    copy = tmp_path / UNITS[name].name
-    text = UNITS[name].read_text(encoding="utf-8")
-    copy.write_text(text.replace(PROGRAM, str(Path(sys.executable).with_name("trainwarden"))), encoding="utf-8")
-    done = analyze("verify", "--man=no", str(copy), require=require_servers)
+    for path in ALL.values():
+        text = path.read_text(encoding="utf-8").replace(PROGRAM, str(Path(sys.executable).with_name("trainwarden")))
+        (tmp_path / path.name).write_text(text, encoding="utf-8")
+    done = analyze("verify", "--man=no", str(tmp_path / name), require=require_servers)
     # A word that systemd does not know is only told, so nothing may be told.
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", [name for name in ALL if name.endswith(".service")])
 def test_a_unit_is_locked_up(name: str, require_servers: Callable[[str], NoReturn]) -> None:
-    done = analyze("security", "--offline=true", "--no-pager", str(UNITS[name]), require=require_servers)
+    done = analyze("security", "--offline=true", "--no-pager", str(ALL[name]), require=require_servers)
     found = re.search(r"exposure level for .*: ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout + done.stderr
     assert float(found[1]) <= MOST_EXPOSED.get(name, 2.0)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trainwarden.cli.ask.check_rules import Answer, State, limit_of, look
+from trainwarden.cli.ask.check_rules import Answer, State, limit_of, look, look_at_node
 from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName
 from trainwarden.errors import BusUnavailable, WardenError
@@ -35,6 +35,7 @@ class CommandClass(TyperCommand):
 def check(
     *,
     job: JobName = None,
+    node: Annotated[str | None, typer.Option("--node", help="Only whether this node itself is at fault.")] = None,
     warning: Annotated[
         str, typer.Option("--warning", "-w", metavar="S", help="So many seconds unheard or unjudged are a warning.")
     ] = UNHEARD_S,
@@ -46,14 +47,16 @@ def check(
 ) -> int:
     """A Nagios or Icinga check: open incidents, silent jobs; exit codes 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
 
+    Of a node only open incidents count that name its hardware and suspect it most; a bus that is away is then UNKNOWN.
+
     Example: trainwarden check --bus kafka://broker:9092 --job llama-70b -w 60 -c 180
     """
     try:
         limits = limit_of("--warning", warning), limit_of("--critical", critical)
         with open_bus(bus, config, job) as connected:
-            answer = look(connected, job, limits, time.time())
-    except BusUnavailable as error:
-        answer = Answer.of(State.CRITICAL, f"the bus is away: {error}")
+            answer = look_at_node(connected, node, job) if node else look(connected, job, limits, time.time())
+    except BusUnavailable as error:  # nothing is known of a node then, and whoever drains nodes drains none
+        answer = Answer.of(State.UNKNOWN if node else State.CRITICAL, f"the bus is away: {error}")
     except WardenError as error:
         answer = Answer.of(State.UNKNOWN, str(error))
     except Exception as error:  # noqa: BLE001  # a traceback would end with 1, which Nagios takes for WARNING

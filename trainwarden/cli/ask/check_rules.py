@@ -11,7 +11,7 @@ from typing import Final
 from trainwarden.cli.shared.words import counted
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
-from trainwarden.records import EventRecord, IncidentRecord, Severity
+from trainwarden.records import EventRecord, IncidentKind, IncidentRecord, Severity
 from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, VERDICTS
 
 RECENT_S: Final = 3_600.0  # a job that was judged within the last hour is missed when it falls silent
@@ -37,6 +37,10 @@ OF_SEVERITY: Final[Mapping[Severity, State]] = {
     "sev2": State.CRITICAL,
     "sev3": State.WARNING,
 }
+NODE_FAULTS: Final[frozenset[IncidentKind]] = frozenset(
+    {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_down"}
+)
+"""What only another node helps against."""
 Limits = tuple[float, float]
 """Seconds above which an age is a warning, and above which it is critical."""
 
@@ -134,6 +138,22 @@ def look(bus: Bus, job: str | None, limits: Limits, now_s: float) -> Answer:
     return Answer(found[0][0], tuple(text for _, text in found), _performance(seen, live, limits, now_s))
 
 
+def look_at_node(bus: Bus, node: str, job: str | None) -> Answer:
+    """Whether `node` is at fault: open incidents of its hardware (`NODE_FAULTS`) in which nobody is suspected more."""
+    found = [one for one in _open_incidents(bus, job) if one.kind in NODE_FAULTS and _suspects_most(one, node)]
+    performance = (f"incidents={len(found)};;;0",)
+    if not found:
+        return Answer(State.OK, (f"nothing is known against node {node}",), performance)
+    found.sort(key=lambda one: -BADNESS.index(OF_SEVERITY[one.severity]))
+    state = OF_SEVERITY[found[0].severity]
+    return Answer(state, tuple(f"node {node}: {_incident_text(one)}" for one in found), performance)
+
+
+def _suspects_most(record: IncidentRecord, node: str) -> bool:
+    most = max((one.score for one in record.suspects), default=0.0)
+    return any(one.node == node and one.score == most for one in record.suspects)
+
+
 def _read(bus: Bus, job: str | None, limits: Limits, now_s: float) -> dict[str, _Seen]:
     seen: dict[str, _Seen] = {} if job is None else {job: _Seen()}
     for message in bus.read(HEARTBEATS, from_time_s=now_s - max(limits) - MARGIN_S):
@@ -145,6 +165,12 @@ def _read(bus: Bus, job: str | None, limits: Limits, now_s: float) -> dict[str, 
         if job in (None, message.key):
             one = seen.setdefault(message.key, _Seen())
             one.judged_s = max(message.time_s, one.judged_s or 0.0)
+    for record in _open_incidents(bus, job):
+        seen.setdefault(record.job, _Seen()).incidents.append(record)
+    return seen
+
+
+def _open_incidents(bus: Bus, job: str | None) -> list[IncidentRecord]:
     newest: dict[str, IncidentRecord] = {}
     for message in bus.read(INCIDENTS):
         record = message.record
@@ -152,10 +178,7 @@ def _read(bus: Bus, job: str | None, limits: Limits, now_s: float) -> dict[str, 
             known = newest.get(record.id)
             if known is None or record.revision >= known.revision:
                 newest[record.id] = record
-    for record in newest.values():
-        if record.state != "closed":
-            seen.setdefault(record.job, _Seen()).incidents.append(record)
-    return seen
+    return [record for record in newest.values() if record.state != "closed"]
 
 
 def _ended(bus: Bus, job: str | None, now_s: float) -> frozenset[str]:

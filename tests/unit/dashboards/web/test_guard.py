@@ -58,6 +58,11 @@ def test_too_large_413(web):
     assert_refused(web, web.client.post("/api/v1/stop", content=body, headers=bearer(ACT)), 413)
 
 
+def test_too_large_without_saying_so_413(web):
+    pieces = (b" " * 1024 for _ in range(MAX_BODY_BYTES // 1024 + 1))
+    assert_refused(web, web.client.post("/api/v1/stop", content=pieces, headers=bearer(ACT)), 413)
+
+
 @pytest.mark.parametrize("host", ["evil.example", "", "[::1", "localhost.evil.example", "[", "[x]:1", "%"])
 def test_a_name_that_is_not_ours_421(web, host):
     """A page from elsewhere may make a browser ask us by a name of its own (DNS rebinding)."""

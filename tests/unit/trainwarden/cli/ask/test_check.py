@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.doubles import ManualClock
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli import main as command_line
-from trainwarden.cli.ask.check_rules import MAX_LINES, Answer, State, limit_of, look, plain
+from trainwarden.cli.ask.check_rules import MAX_LINES, Answer, State, limit_of, look, look_at_node, plain
 from trainwarden.errors import BusUnavailable, ConfigError
-from trainwarden.records import EventRecord, HeartbeatRecord, IncidentRecord, Record, VerdictRecord
+from trainwarden.records import EventRecord, HeartbeatRecord, IncidentRecord, Record, Suspect, VerdictRecord
 from trainwarden.topics import topic_of
 
 NOW_S = 1_800_000_000.0
@@ -143,6 +144,30 @@ def test_a_job_of_earlier_is_missed_only_where_it_is_named(told: Told) -> None:
     assert told.answer("j").state is State.OK
 
 
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"kind": "gpu_lost", "severity": "sev1"}, State.CRITICAL),
+        ({"kind": "gpu_memory_error", "severity": "sev3"}, State.WARNING),
+        ({"kind": "gpu_lost", "severity": "sev1", "state": "closed", "closed_at_s": NOW_S}, State.OK),
+        ({"kind": "hang", "severity": "sev1"}, State.OK),  # the job's, whoever is suspected
+        ({"kind": "gpu_lost", "severity": "sev1", "scores": (0.5, 0.9)}, State.OK),  # another is suspected more
+        ({"kind": "gpu_lost", "severity": "sev1", "scores": ()}, State.OK),
+    ],
+)
+def test_of_a_node_its_own_faults_count_and_no_silence(told: Told, fields: dict[str, Any], state: State) -> None:
+    scores = fields.pop("scores", (0.9, 0.5))
+    suspects = [Suspect(score=score, reason="r", node=node) for score, node in zip(scores, ("n", "m"), strict=False)]
+    told.judged(1000.0)  # a silent job
+    told.incident(suspects=tuple(suspects), **fields)
+    bus = EmbeddedBus(told.address.partition(":")[2])
+    answer, other = look_at_node(bus, "n", None), look_at_node(bus, "unheard-of", None)
+    bus.close()
+    assert (answer.state, other.state) == (state, State.OK)
+    assert all(FIRST_LINE.fullmatch(one.text().splitlines()[0]) for one in (answer, other))
+    assert f"node n{':' if state else ''}" in answer.text()
+
+
 def test_only_so_many_lines_and_characters() -> None:
     answer = Answer(State.CRITICAL, tuple("x" * 10_000 for _ in range(100)))
     lines = answer.text().splitlines()
@@ -203,6 +228,8 @@ def test_a_bus_that_is_away_is_critical_and_a_defect_unknown(
 
     monkeypatch.setattr(EmbeddedBus, "read", broken)
     assert run(monkeypatch, capsys, "--bus", told.address) == (code, says)
+    code, out = run(monkeypatch, capsys, "--bus", told.address, "--node", "n")
+    assert (code, out.partition(":")[0]) == (3, "UNKNOWN")  # of the node nothing is known: it is not to be drained
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
