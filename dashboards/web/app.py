@@ -19,6 +19,7 @@ from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
 from dashboards.web.guard import Guard
+from dashboards.web.openapi import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
 from trainwarden.clock import Clock
@@ -62,10 +63,20 @@ class Own:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._openapi = document()
 
     def routes(self) -> list[Route]:
         """Where that hangs."""
-        return [Route("/healthz", self.healthz), Route("/readyz", self.readyz), Route("/metrics", self.metrics)]
+        return [
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+        ]
+
+    async def openapi(self, _request: Request) -> Response:
+        """What can be asked."""
+        return answer(self._openapi)
 
     async def healthz(self, _request: Request) -> Response:
         """This process answers."""
