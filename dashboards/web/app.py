@@ -19,6 +19,7 @@ from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
 from dashboards.web.guard import Guard
+from dashboards.web.hooks import Hooks, HookSecrets
 from dashboards.web.openapi import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
@@ -39,6 +40,7 @@ class Parts:
     clock: Clock
     publish: Callable[[CommandRecord], None]
     hosts: tuple[str, ...] = ()
+    secrets: HookSecrets = field(default_factory=HookSecrets)
     routes: tuple[BaseRoute, ...] = field(default=())
 
 
@@ -46,11 +48,13 @@ def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     parts.metrics.registry.register(JobsCollector(parts.overview))
     own = Own(parts)
+    acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
         routes=[
             *own.routes(),
             *Reads(parts.overview, parts.clock).routes(),
-            *Acts(parts.overview, parts.clock, parts.metrics, parts.publish).routes(),
+            *acts.routes(),
+            *Hooks(acts, parts.clock, parts.metrics, parts.secrets).routes(),
             *parts.routes,
         ],
         exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from dashboards.explain.explanation import Explanation
+from dashboards.web.alerts import Alerts
 from dashboards.web.asked import (
     ActionsAsked,
     IncidentsAsked,
@@ -94,6 +95,26 @@ class Silence(msgspec.Struct):
     silence: dict[str, Any]
 
 
+class Outcomes(msgspec.Struct):
+    """How many alerts came to what."""
+
+    outcomes: dict[str, int]
+    refused: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Reply(msgspec.Struct):
+    """What takes the place of the buttons."""
+
+    replace_original: bool
+    text: str
+
+
+class Form(msgspec.Struct):
+    """A button that was pressed, as the chat tells it."""
+
+    payload: str
+
+
 class Refusal(msgspec.Struct, rename={"kind": "type"}):
     """What is wrong (RFC 9457)."""
 
@@ -118,6 +139,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     may: tuple[int, ...] = ()
     open: bool = False
+    media: str = "application/json"
 
 
 OPERATIONS: Final = (
@@ -176,6 +198,17 @@ OPERATIONS: Final = (
         body=SilenceAsked,
         status=202,
         may=(422, 503),
+    ),
+    Operation(method="post", path="/hooks/alertmanager", does="Alerts.", answer=Outcomes, body=Alerts, may=(503,)),
+    Operation(method="post", path="/hooks/grafana", does="Alerts, signed.", answer=Outcomes, body=Alerts, may=(503,)),
+    Operation(
+        method="post",
+        path="/hooks/slack",
+        does="A button, signed.",
+        answer=Reply,
+        body=Form,
+        media="application/x-www-form-urlencoded",
+        may=(503,),
     ),
 )
 
@@ -240,7 +273,7 @@ def _operation(
         },
     }
     if one.body is not None:
-        out["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        out["requestBody"] = {"required": True, "content": {one.media: {"schema": body}}}
     if one.open:
         out["security"] = []
     return out
