@@ -132,7 +132,8 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     """The API, the page and the metrics of all jobs: where it listens, and who may ask.
 
     `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
-    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own.
+    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
+    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act.
     """
 
     listen: str = "127.0.0.1:8760"
@@ -140,6 +141,9 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
+    grafana_secret_file: str | None = None
+    slack_secret_file: str | None = None
+    slack_users: tuple[str, ...] = ()
 
 
 class RunsSettings(Config, frozen=True, kw_only=True):

@@ -115,13 +115,13 @@ class Acts:
         Raises
         ------
         Problem
-            400 if it is of everything or too long, 503 if the bus is away.
+            422 if it is of everything or too long, 503 if the bus is away.
         """
         now_s = self._clock.now_s()
         if asked.job is None and asked.kind is None and asked.node is None:
-            raise Problem(400, "a silence is of a job, a kind or a node; /api/v1/stop stops everything")
+            raise Problem(422, "a silence is of a job, a kind or a node; /api/v1/stop stops everything")
         if asked.until_s > now_s + LONGEST_S:
-            raise Problem(400, f"until_s: a silence lasts {LONGEST_S / 86_400:.0f} days at most")
+            raise Problem(422, f"until_s: a silence lasts {LONGEST_S / 86_400:.0f} days at most")
         command = words.silence(by, now_s, asked.until_s, job=asked.job, incident_kind=asked.kind, node=asked.node)
         await self.publish(command)
         return command

@@ -19,6 +19,8 @@ from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
 from dashboards.web.guard import Guard
+from dashboards.web.hooks import Hooks, HookSecrets
+from dashboards.web.openapi import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
 from trainwarden.clock import Clock
@@ -38,6 +40,7 @@ class Parts:
     clock: Clock
     publish: Callable[[CommandRecord], None]
     hosts: tuple[str, ...] = ()
+    secrets: HookSecrets = field(default_factory=HookSecrets)
     routes: tuple[BaseRoute, ...] = field(default=())
 
 
@@ -45,11 +48,13 @@ def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     parts.metrics.registry.register(JobsCollector(parts.overview))
     own = Own(parts)
+    acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
         routes=[
             *own.routes(),
             *Reads(parts.overview, parts.clock).routes(),
-            *Acts(parts.overview, parts.clock, parts.metrics, parts.publish).routes(),
+            *acts.routes(),
+            *Hooks(acts, parts.clock, parts.metrics, parts.secrets).routes(),
             *parts.routes,
         ],
         exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},
@@ -62,10 +67,20 @@ class Own:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._openapi = document()
 
     def routes(self) -> list[Route]:
         """Where that hangs."""
-        return [Route("/healthz", self.healthz), Route("/readyz", self.readyz), Route("/metrics", self.metrics)]
+        return [
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+        ]
+
+    async def openapi(self, _request: Request) -> Response:
+        """What can be asked."""
+        return answer(self._openapi)
 
     async def healthz(self, _request: Request) -> Response:
         """This process answers."""

@@ -16,7 +16,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 Time = Annotated[float, Meta(ge=0.0, le=1e11, description="Seconds since the epoch, UTC.")]
 Limit = Annotated[int, Meta(ge=1, le=1_000, description="Objects in one answer.")]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
-Cursor = Annotated[str, Meta(max_length=1_024, pattern=r"^[0-9.e+-]{1,40}_", description="`next` of the page before.")]
+_OURS = r"^-?[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?_"
+Cursor = Annotated[str, Meta(max_length=1_024, pattern=_OURS, description="`next` of the page before.")]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,8 @@ import uvicorn
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
+from dashboards.web.hooks import HookSecrets
+from dashboards.web.signatures import secret_of
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
@@ -46,7 +48,7 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
-    app = build(Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings)))
+    app = build(Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings), _secrets(settings)))
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -106,6 +108,14 @@ def _tokens(settings: Settings, listening: socket.socket) -> tuple[Tokens, str |
         raise ConfigError(f"serve: to listen on {settings.serve.listen} for others, name a file of tokens (--tokens)")
     own = secrets.token_urlsafe(24)
     return Tokens({digest_of(own): Person("local", "act")}), own
+
+
+def _secrets(settings: Settings) -> HookSecrets:
+    return HookSecrets(
+        grafana=secret_of(settings.serve.grafana_secret_file, "serve.grafana_secret_file"),
+        slack=secret_of(settings.serve.slack_secret_file, "serve.slack_secret_file"),
+        slack_users=settings.serve.slack_users,
+    )
 
 
 def _names(settings: Settings) -> tuple[str, ...]:
