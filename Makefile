@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 QUICK := not system and not thorough
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install system demo test check bench house dashboards kafka up constraints clean
+.PHONY: install system demo test check bench house dashboards kafka image kubernetes up constraints clean
 
 install: $(STAMP)
 
@@ -61,6 +61,17 @@ dashboards: install
 
 kafka: install system
 	$(BIN)/python -m tests.servers.kafka
+
+# The image's Dockerfile, its steps done in a chroot over a Debian of our own (root, buildah, debootstrap; minutes).
+image: export TRAINWARDEN_REQUIRE_SERVERS := 1
+image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,compression
+image: install system
+	$(BIN)/python -m pytest tests/system/test_image.py
+
+# The Helm chart against a real Kubernetes API server, built from Go modules (minutes the first time) and kept in .cache.
+kubernetes: export TRAINWARDEN_KUBERNETES := 1
+kubernetes: install system
+	$(BIN)/python -m pytest tests/system/test_helm.py
 
 up: install
 	$(BIN)/trainwarden up

@@ -14,6 +14,9 @@ command -v shellcheck >/dev/null || missing+=(shellcheck)
 # A scheduler whose nodes are drained.
 command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null ||
     missing+=(slurmctld slurmd slurm-client)
+# What a Kubernetes API server keeps its objects in, and what speaks to it.
+command -v etcd >/dev/null || missing+=(etcd-server)
+command -v kubectl >/dev/null || missing+=(kubernetes-client)
 # A rootless builder of images, and a base for them where no registry of images is at hand.
 command -v buildah >/dev/null || missing+=(buildah)
 command -v debootstrap >/dev/null || missing+=(debootstrap)
