@@ -12,16 +12,16 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from trainwarden.catalogue import ALIASES, CATALOGUE
 
-Floats = npt.NDArray[np.float64]
 MAX_LABEL_CHARS: Final = 256
 REASONS: Final = "gpu_clock_event_reasons_state"
 # nvmlClocksEventReason: what of the mask is heat, and what is the hardware's own doing (NVML API reference).
-_THERMAL, _HARDWARE = 0x20 | 0x40, 0x08 | 0x40 | 0x80
+REASON_BITS: Final = {
+    "gpu_throttle_thermal_state": 0x20 | 0x40, "gpu_throttle_hardware_state": 0x08 | 0x40 | 0x80,
+}  # fmt: skip
+BLANKS: Final = ((2147483632.0, 2147483635.0), (140737488355328.0, 140737488355331.0))
+MOST: Final = 9.2e18  # and what is larger, 64-bit blanks and the like
 _PERCENT: Final = "_UTIL_RATIO"
 _FROM: Final = ("DCGM_", "node_")
 # Interfaces without a cable of their own, as the agent's collector leaves them out.
@@ -58,26 +58,16 @@ def factor(alias: str) -> float:
     return CATALOGUE[ALIASES[alias]].scale_of(alias)
 
 
-def without_blanks(values: Floats) -> Floats:
-    """`values` with DCGM's marks for "not supported" and the like, and what is not finite, as NaN.
+def is_blank(value: float) -> bool:
+    """Whether a value is DCGM's mark for "not supported" and the like, or not finite.
 
     Examples
     --------
-    >>> without_blanks(np.array([61.0, 2147483632.0, 140737488355330.0, 9.3e18, np.inf])).tolist()
-    [61.0, nan, nan, nan, nan]
+    >>> [is_blank(one) for one in (61.0, 2147483632.0, 140737488355330.0, 9.3e18, float("nan"))]
+    [False, True, True, True, True]
     """
-    size = np.abs(values)
-    blank = ((size >= 2147483632) & (size <= 2147483635)) | ((size >= 140737488355328) & (size <= 140737488355331))
-    return np.where(blank | (size >= 9.2e18) | ~np.isfinite(values), np.nan, values)
-
-
-def possible(name: str, values: Floats) -> Floats:
-    """`values` of a catalogue metric with what is not possible as NaN."""
-    metric = CATALOGUE[name]
-    with np.errstate(invalid="ignore"):
-        bad = np.zeros(values.shape, dtype=np.bool_) if metric.low is None else values < metric.low
-        bad |= values > metric.high if metric.high is not None else False
-    return np.where(bad, np.nan, values)
+    size = abs(value)
+    return not size < MOST or any(low <= size <= high for low, high in BLANKS)
 
 
 def is_percent(alias: str, largest: float) -> bool:
@@ -89,22 +79,6 @@ def is_percent(alias: str, largest: float) -> bool:
     (True, False)
     """
     return alias.endswith(_PERCENT) and largest > 1.0
-
-
-def states_of(reasons: Floats) -> dict[str, Floats]:
-    """The throttle states that a mask of clock event reasons tells.
-
-    Examples
-    --------
-    >>> {name: one.tolist() for name, one in states_of(np.array([0.0, 4.0, 32.0, 8.0])).items()}
-    {'gpu_throttle_thermal_state': [0.0, 0.0, 1.0, 0.0], 'gpu_throttle_hardware_state': [0.0, 0.0, 0.0, 1.0]}
-    """
-    known = np.isfinite(reasons)
-    mask = np.where(known, reasons, 0.0).astype(np.int64)
-    return {
-        name: np.where(known, ((mask & bits) != 0).astype(np.float64), np.nan)
-        for name, bits in (("gpu_throttle_thermal_state", _THERMAL), ("gpu_throttle_hardware_state", _HARDWARE))
-    }
 
 
 def who(labels: Mapping[str, str], per: str, nodes: Mapping[str, str] | None = None) -> Who | None:

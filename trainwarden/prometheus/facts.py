@@ -5,20 +5,16 @@ A series that ends while its siblings go on is evidence; an exporter that answer
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.prometheus.exporters import Who
+from trainwarden.prometheus.events import SILENT_INTERVALS, SILENT_S, UP, link_event, lost_event, xid_event
 from trainwarden.prometheus.fleet import FamilyRange
 from trainwarden.records import EventRecord
 
-ACTIVE: Final = 4.0  # IB_PORT_ACTIVE in the kernel's rdma/ib_verbs.h
-SILENT_INTERVALS: Final = 4.0  # a series is over after so many,
-SILENT_S: Final = 60.0  # and so long
 MAX_EVENTS: Final = 10_000
-Links = Literal["link_down", "link_up"]
 
 
 def facts_of(ranges: dict[str, FamilyRange], job: str) -> list[EventRecord]:
@@ -28,8 +24,8 @@ def facts_of(ranges: dict[str, FamilyRange], job: str) -> list[EventRecord]:
         found += _xids(gpus, job)
         found += [_lost(gpus, place, job) for place in fallen_silent(gpus)]
     if (ports := ranges.get("nic")) is not None:
-        found += _links(ports, "nic_rdma_link_state", ACTIVE, job)
-        found += _links(ports, "nic_link_state", 1.0, job)
+        for name, up in UP.items():
+            found += _links(ports, name, up, job)
     return sorted(found, key=lambda event: event.time_s)[:MAX_EVENTS]
 
 
@@ -60,34 +56,6 @@ def silent_nodes(ranges: dict[str, FamilyRange]) -> list[str]:
             more = f" and {len(told) - 8} more" if len(told) > 8 else ""
             found.append(f"exporters that answer no more ({per}): {', '.join(told[:8])}{more}")
     return found
-
-
-def link_event(who: Who, up: bool, time_s: float, job: str) -> EventRecord:
-    """A link that has changed."""
-    kind: Links = "link_up" if up else "link_down"
-    message = f"link of {who.device} is {'up' if up else 'down'}"
-    return EventRecord(
-        id=f"{kind}/{who.node}/{who.device}/t{time_s * 1000:.0f}", job=job, node=who.node, time_s=time_s, kind=kind,
-        device=who.device, message=message,
-    )  # fmt: skip
-
-
-def xid_event(who: Who, code: int, time_s: float, job: str) -> EventRecord:
-    """A new Xid."""
-    fields: dict[str, Any] = {"xid": code, "uuid": who.uuid}
-    return EventRecord(
-        id=f"xid/{who.node}/{who.device}/{code}/t{time_s * 1000:.0f}", job=job, node=who.node, time_s=time_s,
-        kind="xid", device=who.device, message=f"Xid {code} on GPU {who.device}", fields=fields,
-    )  # fmt: skip
-
-
-def lost_event(who: Who, time_s: float, job: str) -> EventRecord:
-    """A GPU that its exporter tells of no more."""
-    return EventRecord(
-        id=f"device_lost/{who.node}/{who.device}/t{time_s * 1000:.0f}", job=job, node=who.node, time_s=time_s,
-        kind="device_lost", device=who.device, fields={"uuid": who.uuid},
-        message="its exporter tells nothing of it any more, and goes on telling of the other GPUs of the node",
-    )  # fmt: skip
 
 
 # -- internals -------------------------------------------------------------------------------------------------

@@ -10,17 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwarden.catalogue import ALIASES, CATALOGUE
-from trainwarden.prometheus.exporters import (
-    REASONS,
-    Who,
-    factor,
-    is_percent,
-    possible,
-    states_of,
-    who,
-    without_blanks,
-)
+from trainwarden.prometheus.exporters import REASONS, Who, factor, is_percent, who
 from trainwarden.prometheus.lanes import Lane
+from trainwarden.prometheus.values import possible, states_of, without_blanks
 
 Floats = npt.NDArray[np.float64]
 Cells = npt.NDArray[np.float32]

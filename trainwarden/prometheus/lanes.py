@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from trainwarden.errors import DataError
 from trainwarden.prometheus.client import Series
 
 Floats = npt.NDArray[np.float64]
+MOST_BEFORE_S: Final = 86_400.0  # what a counter was longer ago than this says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class Lane:
     since_s: float
 
 
-def lanes_of(found: Iterable[Series], since_s: float) -> list[Lane]:
-    """Series as arrays; of samples with one stamp the last is believed.
+def lanes_of(found: Iterable[Series], since_s: float, until_s: float = np.inf) -> list[Lane]:
+    """Series as arrays, without stamps that were not asked for; of samples with one stamp the last is believed.
 
     Raises
     ------
@@ -44,17 +46,20 @@ def lanes_of(found: Iterable[Series], since_s: float) -> list[Lane]:
     >>> lane.times_s.tolist(), lane.values.tolist()
     ([1.0, 2.0, 3.0], [5.0, 7.0, nan])
     """
-    return [Lane(one.metric, *_arrays(one), since_s) for one in found if one.values]
+    span_s = (since_s - MOST_BEFORE_S, until_s)
+    return [Lane(one.metric, *_arrays(one, span_s), since_s) for one in found if one.values]
 
 
-def _arrays(series: Series) -> tuple[Floats, Floats]:
+def _arrays(series: Series, span_s: tuple[float, float]) -> tuple[Floats, Floats]:
     count = len(series.values)
     try:
         times_s = np.fromiter((stamp for stamp, _ in series.values), np.float64, count)
         values = np.fromiter((float(text) for _, text in series.values), np.float64, count)
     except ValueError as error:
         raise DataError(f"a value of the answer is no number ({str(error)[:80]})") from error
-    if count > 1 and (np.diff(times_s) <= 0).any():
+    asked = (times_s >= span_s[0]) & (times_s <= span_s[1])
+    times_s, values = times_s[asked], values[asked]
+    if times_s.size > 1 and (np.diff(times_s) <= 0).any():
         order = np.argsort(times_s, kind="stable")
         times_s, values = times_s[order], values[order]
         kept = np.append(np.diff(times_s) > 0, True)

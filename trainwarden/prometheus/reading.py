@@ -218,7 +218,7 @@ def _fetched(client: PrometheusClient, ask: Ask, piece: _Piece, halvings: int = 
         if found.data.result_type != "matrix":
             raise DataError("the server gives no samples for a range selector")
         notes = [f"the answer is partial ({word[:200]})" for word in found.warnings]
-        return _Part(lanes_of(found.data.result, piece.start_s), notes)
+        return _Part(lanes_of(found.data.result, piece.start_s, piece.end_s), notes)
     except (Refused, TooMuch) as error:
         if isinstance(error, Refused) or halvings == MAX_HALVINGS or span_s <= 2 * LEAST_STEP_S:
             raise
@@ -241,7 +241,7 @@ def _evenly(client: PrometheusClient, ask: Ask, piece: _Piece, why: DataError) -
         raise why from error
     notes = [f"the answer is partial ({word[:200]})" for word in found.warnings]
     notes.append("read by query_range, which repeats a series for up to five minutes after its end")
-    return _Part(lanes_of(found.data.result, piece.start_s), notes)
+    return _Part(lanes_of(found.data.result, piece.start_s, piece.end_s), notes)
 
 
 def _read_all(
