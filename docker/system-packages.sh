@@ -7,7 +7,8 @@ command -v mvn >/dev/null || missing+=(maven)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 # A browser that looks at MLflow's pages.
 command -v chromedriver >/dev/null || missing+=(chromium chromium-driver)
-# What checks our rules and the configurations that docker/ ships, what alerts fire in, and what checks its scripts.
+# What exporters are read from, checks our rules and the configurations that docker/ ships; what alerts fire in; what
+# checks its scripts.
 command -v promtool >/dev/null || missing+=(prometheus)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
 command -v shellcheck >/dev/null || missing+=(shellcheck)

@@ -97,9 +97,9 @@ class Joiner:
         return [*self._closed, *(entry.record for entry in self._open.values() if entry.published)]
 
     def join(
-        self, found: list[Candidate], votes: Mapping[str, Vote], window: Window, *, live: bool = True
+        self, found: list[Candidate], votes: Mapping[str, Vote], window: Window, *, live: bool = True, ends: bool = True
     ) -> list[IncidentRecord]:
-        """New revisions that follow from one window.
+        """New revisions that follow from one window; without `ends` those are left to a call of `relieved`.
 
         Not `live`, while an already handled part of the log is read again, nothing is returned: what has no counterpart
         on the bus is told by the first live window that still supports it.
@@ -107,8 +107,7 @@ class Joiner:
         out: list[IncidentRecord] = []
         for candidate in found:
             out.extend(self._take(candidate, votes, window, live))
-        out.extend(self._relieve(found, window, live))
-        return out
+        return out + (self.relieved(window, live=live) if ends else [])
 
     def unpublished(self) -> list[IncidentRecord]:
         """What reading again has found and nobody has been told: ends, and facts. It counts as told from now on."""
@@ -247,7 +246,8 @@ class Joiner:
         entry.published = True
         return [entry.record]
 
-    def _relieve(self, found: list[Candidate], window: Window, live: bool) -> list[IncidentRecord]:
+    def relieved(self, window: Window, *, live: bool = True) -> list[IncidentRecord]:
+        """Ends of what nothing supports any more, once all that a window shows has been joined."""
         out: list[IncidentRecord] = []
         for key, entry in list(self._open.items()):
             quiet_s = window.now_s - entry.supported_s

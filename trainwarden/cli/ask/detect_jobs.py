@@ -66,22 +66,11 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     DataError
         If a folder or a registry cannot be read.
     """
-    from detectors import CATALOG, ENTRY_POINTS
-    from trainwarden import plugins
     from trainwarden.recorded.folder import is_batch, jobs_in
 
     if asked.normal_until is not None and asked.normal is not None:
         raise ConfigError("--normal-until and --normal exclude each other: both say what is normal")
-    everything = load(config)
-    settings = everything.detection
-    plugins.bring(everything)
-    wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.detectors)
-    names = asked.detectors
-    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(wanted)
-    known = plugins.names(CATALOG, ENTRY_POINTS) if names else chosen
-    unknown = [word for word in chosen if word not in known]
-    if unknown:
-        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(known)}")
+    settings, chosen = asked_detectors(asked.detectors, config)
     until_s = time_of(asked.normal_until)
     models = _local_models(asked.models or settings.models)
     batch = is_batch(data)
@@ -91,6 +80,29 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
         normal = _normal_of(asked.normal, folder, batch)
         works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores))
     return works, batch
+
+
+def asked_detectors(names: str | None, config: Path | None) -> tuple[DetectionSettings, tuple[str, ...]]:
+    """The settings, and the detectors that ``--detectors`` names; default those of the settings.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such detector.
+    """
+    from detectors import CATALOG, ENTRY_POINTS
+    from trainwarden import plugins
+
+    everything = load(config)
+    settings = everything.detection
+    plugins.bring(everything)
+    wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.detectors)
+    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(wanted)
+    known = plugins.names(CATALOG, ENTRY_POINTS) if names else chosen
+    unknown = [word for word in chosen if word not in known]
+    if unknown:
+        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(known)}")
+    return settings, chosen
 
 
 def _local_models(models: str | None) -> str | None:
