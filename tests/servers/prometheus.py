@@ -34,6 +34,8 @@ class Prometheus:
         Between two scrapes.
     arguments : tuple of str
         Further words of its command line.
+    config : dict
+        Laid over the configuration that follows from `targets` and `interval`.
 
     Raises
     ------
@@ -47,6 +49,8 @@ class Prometheus:
         targets: dict[str, list[str]] | None = None,
         interval: str = "15s",
         arguments: tuple[str, ...] = (),
+        *,
+        config: dict[str, Any] | None = None,
     ) -> None:
         self._prometheus, self._promtool = shutil.which("prometheus"), shutil.which("promtool")
         if self._prometheus is None or self._promtool is None:
@@ -58,8 +62,8 @@ class Prometheus:
             for name, addresses in (targets or {}).items()
         ]
         # JSON is YAML.
-        config = {"global": {"scrape_interval": interval, "scrape_timeout": interval}, "scrape_configs": jobs}
-        (folder / "prometheus.yml").write_text(json.dumps(config))
+        own = {"global": {"scrape_interval": interval, "scrape_timeout": interval}, "scrape_configs": jobs}
+        (folder / "prometheus.yml").write_text(json.dumps({**own, **(config or {})}))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = int(free.getsockname()[1])
