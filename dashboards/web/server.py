@@ -13,6 +13,8 @@ from pathlib import Path
 
 import uvicorn
 
+from dashboards.notices.notices import Notices
+from dashboards.notices.targets import targets_of
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
@@ -20,12 +22,12 @@ from dashboards.web.hooks import HookSecrets
 from dashboards.web.signatures import secret_of
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, WardenError
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
-from trainwarden.settings import Settings
+from trainwarden.settings import ServeSettings, Settings
 from trainwarden.topics import COMMANDS
 
 log = logging.getLogger("trainwarden.serve")
@@ -44,11 +46,14 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
         If the bus cannot be opened.
     """
     listening = listen_at(settings.serve.listen)
-    tokens, own = _tokens(settings, listening)
+    tokens, own = tokens_of(settings.serve.listen, settings.serve.tokens)
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
-    app = build(Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings), _secrets(settings)))
+    app = build(
+        Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings), secrets_of(settings.serve))
+    )
+    notices = Notices(overview, targets_of(settings.serve.notices), clock, metrics)
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -65,11 +70,14 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
     server = uvicorn.Server(config)
     answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
     answering.start()
+    notices.start()
     host, port = listening.getsockname()[:2]
     scheme = "https" if config.is_ssl else "http"
     say(f"{scheme}://{'localhost' if own else host}:{port}/" + (f"enter?token={own}" if own else ""))
     try:
         ServiceLoop(bus, overview, clock, metrics).run(lambda: stop() or not answering.is_alive())
+        if not stop():
+            raise WardenError("serve: answering has ended; the log says why")
     finally:
         server.should_exit = True
         answering.join(5.0)
@@ -84,15 +92,21 @@ def listen_at(address: str) -> socket.socket:
     ConfigError
         If it is no such thing, or is taken.
     """
+    host, port = _host_and_port(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"serve.listen: {address} cannot be listened on ({said})") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > 65_535:
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
         raise ConfigError(f"serve.listen: '{address}' is not HOST:PORT")
-    try:
-        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        raise ConfigError(f"serve.listen: {address} cannot be listened on ({error.strerror or error})") from error
+    return host, int(port)
 
 
 def _publish(bus: Bus, command: CommandRecord) -> None:
@@ -100,21 +114,39 @@ def _publish(bus: Bus, command: CommandRecord) -> None:
     bus.flush(PUBLISH_S)
 
 
-def _tokens(settings: Settings, listening: socket.socket) -> tuple[Tokens, str | None]:
-    """The tokens of the settings; where there are none one is made up, for this machine alone."""
-    if settings.serve.tokens is not None:
-        return Tokens.of_file(Path(settings.serve.tokens)), None
-    if not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
-        raise ConfigError(f"serve: to listen on {settings.serve.listen} for others, name a file of tokens (--tokens)")
+def tokens_of(address: str, path: str | None) -> tuple[Tokens, str | None]:
+    """Who may ask at `address`; where no file names them, a token that is made up, for this machine alone.
+
+    Raises
+    ------
+    ConfigError
+        If the file is wrong, or there is none and others could ask.
+    """
+    if path is not None:
+        return Tokens.of_file(Path(path)), None
+    host = _host_and_port(address)[0]
+    try:
+        here = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    if not here:
+        raise ConfigError(f"serve: to listen on {address} for others, name a file of tokens (--tokens)")
     own = secrets.token_urlsafe(24)
     return Tokens({digest_of(own): Person("local", "act")}), own
 
 
-def _secrets(settings: Settings) -> HookSecrets:
+def secrets_of(settings: ServeSettings) -> HookSecrets:
+    """What the files of secrets hold.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be read.
+    """
     return HookSecrets(
-        grafana=secret_of(settings.serve.grafana_secret_file, "serve.grafana_secret_file"),
-        slack=secret_of(settings.serve.slack_secret_file, "serve.slack_secret_file"),
-        slack_users=settings.serve.slack_users,
+        grafana=secret_of(settings.grafana_secret_file, "serve.grafana_secret_file"),
+        slack=secret_of(settings.slack_secret_file, "serve.slack_secret_file"),
+        slack_users=settings.slack_users,
     )
 
 
