@@ -6,12 +6,14 @@ import ipaddress
 import logging
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from dashboards.notices.notices import Notices
 from dashboards.notices.targets import targets_of
@@ -35,8 +37,10 @@ log = logging.getLogger("trainwarden.serve")
 PUBLISH_S = 5.0
 
 
-def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], None]) -> None:
-    """Serve until `stop()` is true; `say` is told where.
+def serve(
+    settings: Settings, stop: Callable[[], bool], say: Callable[[str], None], *, config_file: Path | None = None
+) -> None:
+    """Serve until `stop()` is true; `say` is told where. Processes that judge read `config_file` themselves.
 
     Raises
     ------
@@ -50,23 +54,19 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
-    app = build(
-        Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings), secrets_of(settings.serve))
+    parts = Parts(
+        overview,
+        tokens,
+        metrics,
+        clock,
+        partial(_publish, bus),
+        hosts=_names(settings),
+        detect=_detect(settings, config_file),
+        secrets=secrets_of(settings.serve),
     )
+    app = build(parts)
     notices = Notices(overview, targets_of(settings.serve.notices), clock, metrics)
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-        ssl_certfile=settings.serve.tls_certificate,
-        ssl_keyfile=settings.serve.tls_key,
-    )
-    try:
-        config.load()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
+    config = _how(settings.serve, app)
     server = uvicorn.Server(config)
     answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
     answering.start()
@@ -82,6 +82,23 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
         server.should_exit = True
         answering.join(5.0)
         bus.close()
+
+
+def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+    try:
+        config.load()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
+    return config
 
 
 def listen_at(address: str) -> socket.socket:
@@ -148,6 +165,12 @@ def secrets_of(settings: ServeSettings) -> HookSecrets:
         slack=secret_of(settings.slack_secret_file, "serve.slack_secret_file"),
         slack_users=settings.slack_users,
     )
+
+
+def _detect(settings: Settings, config_file: Path | None) -> tuple[str, ...]:
+    """The command that judges a range of a job on our bus."""
+    config = (f"--config={config_file.absolute()}",) if config_file is not None else ()
+    return (sys.executable, "-m", "trainwarden.cli.main", "detect", f"--bus={settings.bus}", *config)
 
 
 def _names(settings: Settings) -> tuple[str, ...]:
