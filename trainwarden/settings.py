@@ -133,7 +133,8 @@ class ServeSettings(Config, frozen=True, kw_only=True):
 
     `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
     token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
-    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act.
+    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act. `notices` are tables of
+    who is told (`dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"
@@ -144,6 +145,7 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     grafana_secret_file: str | None = None
     slack_secret_file: str | None = None
     slack_users: tuple[str, ...] = ()
+    notices: tuple[dict[str, Any], ...] = ()
 
 
 class RunsSettings(Config, frozen=True, kw_only=True):
