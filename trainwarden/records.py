@@ -68,8 +68,7 @@ class IterationRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     """A batch of training steps of one rank, columnar; `(rank, incarnation, step)` is the identity of a step.
 
     `end_s` are wall times of the steps' ends; duration = compute + wait + pause, each None if unknown.
-    `basis` says where the split comes from: ``host`` (waits seen on the host), ``marks`` (explicit calls),
-    ``log`` (a trainer's own log lines, no split).
+    `basis` is where the split comes from: ``host`` (waits seen), ``marks`` (explicit calls), ``log`` (none there).
     """
 
     job: str
@@ -116,8 +115,7 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
 class LogRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="log"):
     """A batch of lines of one source (a rank's output, a file, the kernel).
 
-    `ends[i]` is the position in the source just after line i: it grows, so a reader that keeps the
-    highest one per source drops duplicates. `counts[i]` > 1 means that many like lines were collapsed.
+    `ends[i]`, the position in the source after line i, grows. `counts[i]` > 1: so many like lines were collapsed.
     """
 
     job: str
@@ -133,8 +131,7 @@ class LogRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="log"
 class EventRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="event"):
     """A hard fact. `id` is the same whenever the same fact is sent again.
 
-    `kind` is one of `EventKind`, or a plug-in's own, which carries its name and a dot (``rackside.zone_tripped``).
-    Whoever does not know a kind passes it on.
+    `kind` is one of `EventKind` or a plug-in's own, with its name and a dot (``rack.tripped``); unknown ones go on.
     """
 
     id: str
@@ -159,8 +156,8 @@ class EventRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         --------
         >>> class Tripped(msgspec.Struct):
         ...     celsius: float
-        >>> fields = msgspec.to_builtins(Tripped(95.0))
-        >>> EventRecord(id="e", job="j", node="n", time_s=1.0, kind="my.tripped", fields=fields).fields_as(Tripped)
+        >>> event = EventRecord(id="e", job="j", node="n", time_s=1.0, kind="my.tripped", fields={"celsius": 95.0})
+        >>> event.fields_as(Tripped)
         Tripped(celsius=95.0)
         """
         try:
@@ -243,8 +240,8 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
 class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
     """What the engine decided and what became of it; one record per change of `outcome`, same id.
 
-    `generation` is the launcher's at the time of the decision (`trainwarden.launching`). `plan_digest` stands for
-    all that would be done; an approval names it. `by` is who approved.
+    `generation` is the launcher's then (`trainwarden.launching`), `plan_digest` stands for all that would be done, `by`
+    is who approved it.
     """
 
     id: str
@@ -262,18 +259,21 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
-    """A person's word to the engine: approve or deny one proposed action, stop or resume all acting.
+    """A person's word to the engine: on one action (by the `plan_digest` that was shown), on all acting, or a silence.
 
-    An approval is of one plan, by the `plan_digest` of the action as the person saw it.
+    A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any.
     """
 
     id: str
     job: str
     at_s: float
-    kind: Literal["approve", "deny", "stop", "resume"]
+    kind: Literal["approve", "deny", "stop", "resume", "silence"]
     by: str
     action: str | None = None
     plan_digest: str | None = None
+    until_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)] | None = None
+    incident_kind: IncidentKind | None = None
+    node: str | None = None
 
 
 class DeadLetter(Record, frozen=True, kw_only=True, omit_defaults=True, tag="dead_letter"):

@@ -132,7 +132,9 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     """The API, the page and the metrics of all jobs: where it listens, and who may ask.
 
     `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
-    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own.
+    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
+    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act. `notices` are tables of
+    who is told (`dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"
@@ -140,6 +142,10 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
+    grafana_secret_file: str | None = None
+    slack_secret_file: str | None = None
+    slack_users: tuple[str, ...] = ()
+    notices: tuple[dict[str, Any], ...] = ()
 
 
 class RunsSettings(Config, frozen=True, kw_only=True):
@@ -165,6 +171,7 @@ class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
 
     `metrics_address` is where every service with a `metrics_port` listens; only this machine, if nothing is said.
+    `metrics_web_config` is a file with TLS and passwords for that, in the form of Prometheus' exporters.
     """
 
     job: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "job"
@@ -175,6 +182,7 @@ class Settings(Config, frozen=True, kw_only=True):
     run_dir: str | None = None
     state_dir: str | None = None
     metrics_address: str = "127.0.0.1"
+    metrics_web_config: str | None = None
     kafka: dict[str, Any] = msgspec.field(default_factory=dict)
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
@@ -253,7 +261,7 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{path}: is not valid TOML ({error})") from error
 
 
-_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address")
+_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address", "metrics_web_config")
 _SECTIONS: dict[str, type[Config]] = {
     "agent": AgentSettings,
     "detection": DetectionSettings,

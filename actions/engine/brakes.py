@@ -1,4 +1,4 @@
-"""What holds actions back: a person's stop, the budget of an hour, the cool-down; and restarts that do not help."""
+"""What holds actions back: a person's stop or silence, the budget of an hour, the cool-down; restarts in vain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
+from trainwarden.commands.silences import silenced_text
+from trainwarden.records import ActionKind, ActionRecord, CommandRecord, IncidentRecord
 from trainwarden.settings import EngineSettings
 
 HOUR_S = 3600.0
@@ -35,7 +36,13 @@ class Brakes:
         self._actions_per_hour = settings.actions_per_hour
         self._cool_down_s = settings.cool_down_s
 
-    def hold(self, now_s: float, actions: Iterable[ActionRecord], stopped_by: str | None) -> Hold | None:
+    def hold(
+        self,
+        now_s: float,
+        actions: Iterable[ActionRecord],
+        stopped_by: str | None,
+        silence: CommandRecord | None = None,
+    ) -> Hold | None:
         """The brake that forbids any action at `now_s`, if one is on.
 
         Parameters
@@ -44,9 +51,13 @@ class Brakes:
             All known of the job in question, each as it last was: a job that flaps uses up no other's budget.
         stopped_by : str or None
             Who has stopped all acting on the job.
+        silence : CommandRecord or None
+            A silence that lies over the incident. What was begun before goes on.
         """
         if stopped_by is not None:
             return Hold("stop", f"all acting was stopped by {stopped_by}")
+        if silence is not None:
+            return Hold("silence", silenced_text(silence))
         recent = sum(1 for action in actions if carried_out(action) and action.at_s > now_s - HOUR_S)
         if recent >= self._actions_per_hour:
             return Hold("budget", f"{recent} actions within an hour, the job's budget is {self._actions_per_hour}")

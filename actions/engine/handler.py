@@ -19,12 +19,13 @@ from actions.engine.approval import answer_of, planned_at
 from actions.engine.brakes import restart_loop_incident
 from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.hearing import OVERLAP_S, Hearing
-from actions.engine.memory import EVERY_JOB, Case, Memory, with_outcome
+from actions.engine.memory import Case, Memory, with_outcome
 from actions.engine.planner import next_intent
 from actions.engine.policy import Rules
 from actions.engine.under_way import UnderWay
 from actions.engine.view import Intent, View
 from trainwarden.clock import Clock
+from trainwarden.commands.words import EVERY_JOB
 from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
 from trainwarden.protocols import Bus, Consumer, Message
@@ -220,8 +221,8 @@ class EngineHandler:
         elif (by := self._memory.denied.get(intent.id)) is not None:
             self._skip(known, action, now_s, f"denied by {by}", None)
         elif (agreed := action if mode == "auto" else self._agreed(known, action, now_s)) is not None:
-            of_job, stopped_by = self._memory.of_job(incident.job), self._memory.stopped_by(incident.job)
-            if hold := self._rules.brakes.hold(now_s, of_job, stopped_by):
+            of_job, silence = self._memory.of_job(incident.job), self._memory.silences.over(incident, now_s)
+            if hold := self._rules.brakes.hold(now_s, of_job, self._memory.stopped_by(incident.job), silence):
                 self._skip(known, agreed, now_s, hold.why, hold.name)
             else:
                 self._carry_out(with_outcome(agreed, "started", now_s), case, now_s)

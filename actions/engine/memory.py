@@ -13,9 +13,9 @@ import msgspec
 from actions.engine.adoption import Adoptions
 from actions.planners import slow
 from actions.planners.ladder import Ladder
+from trainwarden.commands.silences import Silences
+from trainwarden.commands.words import EVERY_JOB
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentKind, IncidentRecord, Outcome, Record
-
-EVERY_JOB = "*"  # a stop or resume command for this job name is meant for all
 
 _PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 0, "started": 1, "done": 2, "failed": 2}
 
@@ -72,6 +72,7 @@ class Memory:
         self.under_way: dict[str, ActionRecord] = {}
         self.approved: dict[str, Approval] = {}
         self.denied: dict[str, str] = {}
+        self.silences = Silences()
         self.adoptions = adoptions or Adoptions()
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
@@ -113,6 +114,8 @@ class Memory:
             if offset >= self._stops.get(command.job, (0, None))[0]:
                 who = command.by or "somebody without a name"
                 self._stops[command.job] = (offset, who if command.kind == "stop" else None)
+        elif command.kind == "silence":
+            self.silences.take(command, offset)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)
         elif command.action is not None:
@@ -133,6 +136,7 @@ class Memory:
 
     def forget(self, before_s: float) -> None:
         """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
+        self.silences.forget(before_s)
         self.adoptions.forget({action.job for action in self.under_way.values()})
         old = [name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s]
         for name, actions in self._of_incident.items():

@@ -45,6 +45,7 @@ class JobOverview:
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
         self.nodes: dict[str, HeartbeatRecord] = {}
         self.pace = Pace(whole=whole)
+        self._node_seen_s: dict[str, float] = {}
         self.incidents_total: Counter[tuple[str, str]] = Counter()
         self.actions_total: Counter[tuple[str, str]] = Counter()
         self.seen_s: float | None = None
@@ -63,6 +64,7 @@ class JobOverview:
             case HeartbeatRecord():
                 self._seen(message.time_s)
                 self.nodes[record.node] = record
+                self._node_seen_s[record.node] = message.time_s
                 return False
             case VerdictRecord():
                 return self._take_verdict(record)
@@ -91,8 +93,13 @@ class JobOverview:
         return sorted(named, key=lambda pair: -pair[1].score)[:most]
 
     def waiting(self) -> list[ActionRecord]:
-        """Actions that wait for a person's word."""
-        return [action for action in self.actions.values() if action.outcome == "proposed"]
+        """Actions that wait for a person's word: what an engine that only observes would do has no digest."""
+        return [action for action in self.actions.values() if waits(action)]
+
+    def forget_nodes(self, before_s: float) -> None:
+        """Let go of nodes whose newest heartbeat came before `before_s`."""
+        for name in [name for name, seen_s in self._node_seen_s.items() if seen_s < before_s]:
+            del self.nodes[name], self._node_seen_s[name]
 
     @property
     def verdict(self) -> VerdictRecord | None:
@@ -170,6 +177,11 @@ class JobOverview:
         if record.kind in ("job_start", "job_end"):
             self.ended = record.kind == "job_end"
         return True
+
+
+def waits(action: ActionRecord) -> bool:
+    """Whether `action` waits for a person's word."""
+    return action.outcome == "proposed" and action.plan_digest is not None
 
 
 def _began_s(incident: IncidentRecord) -> float:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from dashboards.overview.job import JobOverview
 from trainwarden.clock import Clock
+from trainwarden.commands.silences import Silences
+from trainwarden.commands.words import EVERY_JOB
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import CommandRecord, Record
 from trainwarden.service_loop import Output
@@ -16,10 +19,13 @@ from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS,
 
 SINCE_S: Final = 1_800.0  # of steps, heartbeats, verdicts and events
 HISTORY: Final[tuple[Topic[Any], ...]] = (COMMANDS, INCIDENTS, ACTIONS)  # short, and read whole
-EVERY_JOB: Final = "*"  # a stop for this job name is meant for all
 MAX_JOBS: Final = 1_000
 FORGET_S: Final = 7 * 86_400.0
+FORGET_NODE_S: Final = 86_400.0  # pods and spot machines come under a new name each time
+MAX_SAID: Final = 10_000
+FEW: Final = 100  # records taken in at once
 FORGET_EVERY_S: Final = 60.0
+READ_UP: Final = 1_000  # records that are still to come, as many as one poll gives: a busy bus is never read to its end
 
 
 class Overview:
@@ -30,6 +36,9 @@ class Overview:
     Attributes
     ----------
     jobs : dict of str to JobOverview
+    silences : Silences
+    said : dict of str to CommandRecord
+        Approvals and denials by id, the first of each.
     news : int
         Grows with each verdict, incident, action, event or command.
     """
@@ -48,6 +57,8 @@ class Overview:
         self._consumer: Consumer | None = None
         self._read: dict[tuple[str, int], int] = {}
         self._stops: dict[str, str | None] = {}
+        self.silences = Silences()
+        self.said: dict[str, CommandRecord] = {}
         self._listeners: list[Callable[[Record], None]] = []
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
@@ -68,7 +79,7 @@ class Overview:
             self.round_s = now_s
             for job in self.jobs.values():
                 job.pace.settle()
-            if not self.ready and self._consumer is not None and self._consumer.lag() == 0:
+            if not self.ready and self._consumer is not None and self._consumer.lag() <= READ_UP:
                 self.ready = True
             self._forget(now_s)
         return ()
@@ -84,18 +95,21 @@ class Overview:
         return lambda: self._listeners.remove(listener)
 
     def _take(self, messages: Iterable[Message]) -> None:
-        with self.lock:
-            for message in messages:
-                place = (message.topic, message.partition)
-                if message.offset > self._read.get(place, -1):
-                    self._read[place] = message.offset
-                    self._take_one(message)
+        """A few at a time, so that nobody who asks waits for a whole history to be read."""
+        coming = iter(messages)
+        while few := list(islice(coming, FEW)):
+            with self.lock:
+                for message in few:
+                    place = (message.topic, message.partition)
+                    if message.offset > self._read.get(place, -1):
+                        self._read[place] = message.offset
+                        self._take_one(message)
+            self._clock.sleep(0.0)  # a lock that is taken again at once is never given to another thread
 
     def _take_one(self, message: Message) -> None:
         record = message.record
         if isinstance(record, CommandRecord):
-            if record.kind in ("stop", "resume"):
-                self._stops[record.job] = (record.by or "somebody") if record.kind == "stop" else None
+            self._take_command(record, message.offset)
             self._tell(record)
             return
         name = getattr(record, "job", None)
@@ -107,6 +121,21 @@ class Overview:
         if job.take(message):
             self._tell(record)
 
+    def _take_command(self, command: CommandRecord, offset: int) -> None:
+        if command.kind in ("stop", "resume"):
+            self._stops[command.job] = (command.by or "somebody") if command.kind == "stop" else None
+        elif command.kind == "silence":
+            self.silences.take(command, offset)
+        else:
+            self.remember(command)
+
+    def remember(self, command: CommandRecord) -> CommandRecord:
+        """The first record of what `command` says; that is itself, if nobody has said it before."""
+        first = self.said.setdefault(command.id, command)
+        if len(self.said) > MAX_SAID:
+            del self.said[next(iter(self.said))]
+        return first
+
     def _tell(self, record: Record) -> None:
         self.news += 1
         for listener in tuple(self._listeners):
@@ -117,11 +146,14 @@ class Overview:
         if now_s < self._forget_s:
             return
         self._forget_s = now_s + FORGET_EVERY_S
+        self.silences.forget(now_s)
         by_silence = sorted(self.jobs.values(), key=_heard_s)
         for place, job in enumerate(by_silence):
             silent = _heard_s(job) < now_s - FORGET_S and not job.open_incidents()
             if silent or place < len(by_silence) - MAX_JOBS:
                 del self.jobs[job.job]
+            else:
+                job.forget_nodes(now_s - FORGET_NODE_S)
 
 
 def _heard_s(job: JobOverview) -> float:

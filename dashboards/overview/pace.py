@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +18,7 @@ MAX_RANKS: Final = 16_384
 SHORT_BIN_S: Final = 0.125  # of a whole run, to begin with
 OLDEST_S: Final = 30 * 86_400.0  # before it arrived: what is older has no clock
 LATENESS: Final = 64  # records of a node by which its clock is held against the bus's
+LONGEST_S: Final = 1e6  # what takes longer is no time of a step
 
 Array = npt.NDArray[np.float64]
 
@@ -51,12 +54,13 @@ class Pace:
         self._newest: int | None = None  # number of the newest bin, counted from the epoch
         self._late_s: dict[str, deque[float]] = {}
         self._new: list[tuple[int, int, float, float]] = []
+        self._settled = 0  # ranks that `settle` has seen
         self.highest_step: int | None = None
 
     @property
     def ranks(self) -> list[int]:
         """Ranks, in the order of the rows."""
-        return list(self._rows)
+        return list(islice(self._rows, self._settled))
 
     @property
     def until_s(self) -> float | None:
@@ -64,8 +68,12 @@ class Pace:
         return None if self._newest is None else (self._newest + 1) * self.bin_s
 
     def take(self, record: IterationRecord, arrived_s: float) -> None:
-        """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up."""
-        if not record.steps:
+        """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up.
+
+        Columns that are shorter than others, and times that no step can have, are passed over.
+        """
+        size = min(len(record.steps), len(record.end_s), len(record.duration_s))
+        if not size:
             return
         row = self._rows.get(record.rank)
         if row is None:
@@ -73,27 +81,31 @@ class Pace:
                 return
             row = self._rows[record.rank] = len(self._rows)
         late_s = self._late_s.setdefault(record.node, deque(maxlen=LATENESS))
-        late_s.append(arrived_s - record.end_s[-1])
+        late_s.append(arrived_s - record.end_s[size - 1])
         ahead_s = min(late_s)
         self.highest_step = max(self.highest_step or 0, *record.steps)
-        for index, end_s in enumerate(record.end_s):
-            at_s = min(end_s + ahead_s, arrived_s)
-            if at_s < arrived_s - OLDEST_S:
+        oldest_s = arrived_s - (OLDEST_S if self._whole else BINS * BIN_S)
+        for index in range(size):
+            ended_s = min(record.end_s[index] + ahead_s, arrived_s)
+            if ended_s <= oldest_s:
                 continue
-            pause_s = record.pause_s[index] if record.pause_s else None
-            self._new.append((0, row, at_s, record.duration_s[index] - (pause_s or 0.0)))
-            if record.compute_s and (compute_s := record.compute_s[index]) is not None:
-                self._new.append((1, row, at_s, compute_s))
-            if record.wait_s and (wait_s := record.wait_s[index]) is not None:
-                self._new.append((2, row, at_s, wait_s))
+            pause_s = _at(record.pause_s, index) or 0.0
+            self._note(0, row, ended_s, record.duration_s[index] - pause_s)
+            self._note(1, row, ended_s, _at(record.compute_s, index))
+            self._note(2, row, ended_s, _at(record.wait_s, index))
+
+    def _note(self, quantity: int, row: int, ended_s: float, seconds: float | None) -> None:
+        if seconds is not None and 0.0 <= seconds <= LONGEST_S:
+            self._new.append((quantity, row, ended_s, seconds))
 
     def settle(self) -> None:
         """Add up what was taken since the last call."""
+        self._settled = len(self._rows)
+        self._grow(self._settled)
         if not self._new:
             return
         quantity, row, at_s, seconds = (np.array(column) for column in zip(*self._new, strict=True))
         self._new.clear()
-        self._grow(len(self._rows))
         if self._whole:
             self._make_room(float(at_s.min()), float(at_s.max()))
         bins = (at_s // self.bin_s).astype(np.int64)
@@ -117,10 +129,10 @@ class Pace:
     def sums(self, quantity: str, last: int = BINS) -> tuple[Array, Array]:
         """Seconds of `quantity` in the `last` bins and how many steps they are of; copies, oldest bin first."""
         if self._newest is None:
-            return np.zeros((0, last)), np.zeros((0, last))
+            return np.zeros((self._settled, last)), np.zeros((self._settled, last))
         index = ("duration", "compute", "wait").index(quantity)
         columns = np.arange(self._newest - last + 1, self._newest + 1) % BINS
-        size = len(self._rows)
+        size = self._settled
         sums, counts = self._sums[index, :size][:, columns], self._counts[index, :size][:, columns]
         return sums.astype(np.float64), counts.astype(np.float64)
 
@@ -172,6 +184,10 @@ class Pace:
             begun = np.arange(max(self._newest + 1, newest - BINS + 1), newest + 1) % BINS
             self._sums[:, :, begun] = self._counts[:, :, begun] = 0.0
             self._newest = newest
+
+
+def _at(column: Sequence[float | None], index: int) -> float | None:
+    return column[index] if index < len(column) else None
 
 
 def mean_of(sums: Array, counts: Array) -> Array:

@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from dashboards.overview.overview import EVERY_JOB, Overview
+from dashboards.overview.overview import Overview
 from dashboards.page import views
 from dashboards.page.events import Listeners
 from dashboards.page.lines import ReadLogs, around
 from dashboards.page.render import asset, render
 from trainwarden.clock import Clock
+from trainwarden.commands.words import EVERY_JOB
 from trainwarden.errors import BusUnavailable
 
 log = logging.getLogger("trainwarden.page")

@@ -1,1 +1,4 @@
-"""The HTTP side: who may ask what, the detection API, and where the page hangs."""
+"""The HTTP side: who may ask what, the detection API, and where the page hangs.
+
+Read `dashboards.web.app` first.
+"""

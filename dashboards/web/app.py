@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,11 +17,16 @@ from starlette.types import ASGIApp
 from dashboards.exposition.jobs import JobsCollector
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
+from dashboards.web.acts import Acts
 from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
+from dashboards.web.hooks import Hooks, HookSecrets
+from dashboards.web.judge import Judge
+from dashboards.web.openapi import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
 from trainwarden.clock import Clock
+from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 
 STALE_S = 30.0  # rounds of the loop are tenths of a second
@@ -28,13 +34,16 @@ STALE_S = 30.0  # rounds of the loop are tenths of a second
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes work with."""
+    """What the routes work with; `publish` keeps a command on the bus before it returns, `detect` judges a range."""
 
     overview: Overview
     tokens: Tokens
     metrics: SelfMetrics
     clock: Clock
+    publish: Callable[[CommandRecord], None]
     hosts: tuple[str, ...] = ()
+    detect: tuple[str, ...] = ("trainwarden", "detect")
+    secrets: HookSecrets = field(default_factory=HookSecrets)
     routes: tuple[BaseRoute, ...] = field(default=())
 
 
@@ -42,8 +51,16 @@ def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     parts.metrics.registry.register(JobsCollector(parts.overview))
     own, enter = Own(parts), Enter(parts.tokens, parts.metrics)
+    acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
-        routes=[*own.routes(), *enter.routes(), *Reads(parts.overview, parts.clock).routes(), *parts.routes],
+        routes=[
+            *own.routes(),
+            *enter.routes(),
+            *Reads(parts.overview, parts.clock, Judge(parts.detect, parts.metrics)).routes(),
+            *acts.routes(),
+            *Hooks(acts, parts.clock, parts.metrics, parts.secrets).routes(),
+            *parts.routes,
+        ],
         exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},
     )
     return Guard(app, parts.tokens, parts.metrics, parts.hosts)
@@ -54,10 +71,20 @@ class Own:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._openapi = document()
 
     def routes(self) -> list[Route]:
         """Where that hangs."""
-        return [Route("/healthz", self.healthz), Route("/readyz", self.readyz), Route("/metrics", self.metrics)]
+        return [
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+        ]
+
+    async def openapi(self, _request: Request) -> Response:
+        """What can be asked."""
+        return answer(self._openapi)
 
     async def healthz(self, _request: Request) -> Response:
         """This process answers."""
@@ -80,7 +107,7 @@ class Own:
         """What a route refuses."""
         assert isinstance(error, Problem)
         self._parts.metrics.count("requests_refused_total", "Requests refused.", status=str(error.status))
-        return problem(error.status, error.detail)
+        return problem(error.status, error.detail, error.headers, **error.more)
 
     async def broken(self, _request: Request, _error: Exception) -> Response:
         """The marked place for what a route did not expect; the server writes the traceback to its log."""

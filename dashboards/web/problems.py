@@ -12,15 +12,17 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Problem(Exception):
-    """An answer that says what is wrong: `status` and one sentence."""
+    """An answer that says what is wrong: `status` and one sentence; `more` are members for programs."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None, **more: Any) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.headers = headers
+        self.more = more
 
 
-def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+def problem(status: int, detail: str, headers: dict[str, str] | None = None, **more: Any) -> Response:
     """The answer to a request that cannot be met.
 
     Examples
@@ -28,7 +30,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     >>> problem(404, "there is no incident 'i9'").body
     b'{"type":"about:blank","title":"Not Found","status":404,"detail":"there is no incident \\'i9\\'"}'
     """
-    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail} | more
     return Response(_ENCODER.encode(body), status, headers, media_type="application/problem+json")
 
 

@@ -36,6 +36,8 @@ def test_data_files_are_in(names: list[str]) -> None:
     wanted = {
         "trainwarden/py.typed", "trainwarden/catalogue.toml", "trainwarden/inject/sitecustomize.py",
         "detectors/logs/rules.toml", "detectors/logs/xid.toml",
+        "dashboards/prometheus/trainwarden.rules.yml", "dashboards/grafana/job.json",
+        "dashboards/provisioning/alerting/rules.yml", "dashboards/provisioning/datasources/trainwarden.yml",
         "dashboards/page/templates/base.html", "dashboards/page/static/page.js", "dashboards/page/static/page.css",
     }  # fmt: skip
     assert wanted <= set(names)

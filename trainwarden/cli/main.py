@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "serve": Entry(
         "trainwarden.cli.serve.serve:serve",
-        "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
+        "The page, the detection API and the metrics of all jobs on the bus, over HTTP until stopped.",
     ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
@@ -61,6 +61,14 @@ COMMANDS: Final[dict[str, Entry]] = {
     "incidents": Entry(
         "trainwarden.cli.ask.incidents:incidents",
         "Incidents, oldest first; exit code 1 if there is any.",
+    ),
+    "check": Entry(
+        "trainwarden.cli.ask.check:check",
+        "A Nagios or Icinga check: open incidents, silent jobs; exit codes 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+    ),
+    "explain": Entry(
+        "trainwarden.cli.ask.explain:explain",
+        "One incident in plain words: what, where, the evidence, why not others, and what to do next.",
     ),
     "actions": Entry(
         "trainwarden.cli.ask.actions:actions",

@@ -53,6 +53,7 @@ EXAMPLES: list[Record] = [
         id="a", incident="i", job="j", kind="rebalance", outcome="started", at_s=1.0, why="w", plan={"m": [1, 2]}
     ),
     records.CommandRecord(id="c", job="j", at_s=1.0, kind="approve", by="me", action="a"),
+    records.CommandRecord(id="c", job="j", at_s=1.0, kind="silence", by="me", until_s=2.0, node="n"),
     records.DeadLetter(topic="t", partition=0, offset=5, reason="r", value=b"\x00\xff"),
     records.SnapshotRecord(
         job="j", number=3, part=0, parts=1, partition=2, positions={"t": 7}, floors={}, digest="d", value=b"\x00\xff",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -16,6 +15,7 @@ from trainwarden.cli.shared.follow import action_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import moment
+from trainwarden.commands import words
 from trainwarden.errors import ConfigError
 from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus
@@ -46,7 +46,7 @@ def actions(
             return 0
         # A stop does not wait for anything to be read first.
         about = _waiting(word, action, _known(connected, job)) if word in ("approve", "deny") else None
-        command = _command(word, about, job)
+        command = _command(word, about, job, time.time())
         connected.publish(COMMANDS, command.job, command)
         connected.flush()
     # Where it was said matters: a stop on the bus of a run that is over stops nobody.
@@ -86,17 +86,12 @@ def _waiting(word: Word, action: str | None, known: Mapping[str, ActionRecord]) 
     return known[action]
 
 
-def _command(word: Word, about: ActionRecord | None, job: str | None) -> CommandRecord:
+def _command(word: Word, about: ActionRecord | None, job: str | None, now_s: float) -> CommandRecord:
     """The record by which the engine is told; an approval is of the plan that stands now."""
-    return CommandRecord(
-        id=f"command/{uuid.uuid4().hex[:12]}",
-        job=about.job if about else job or "*",  # the engine takes "*" for every job
-        at_s=time.time(),
-        kind=word,  # type: ignore[arg-type] # the command line allows just these words
-        by=_user(),
-        action=about.id if about else None,
-        plan_digest=about.plan_digest if about else None,
-    )
+    if word in ("stop", "resume"):
+        return words.on_job(word, job, _user(), now_s)
+    assert about is not None
+    return words.on_action("approve" if word == "approve" else "deny", about, _user(), now_s)
 
 
 def _user() -> str:

@@ -35,5 +35,5 @@ def serve(
         said = {"listen": listen, "tokens": str(tokens) if tokens else None}
         named = msgspec.structs.replace(own.settings.serve, **{key: value for key, value in said.items() if value})
         settings = msgspec.structs.replace(own.settings, serve=named, bus=bus or own.settings.bus)
-        run(settings, own.stop, Voice().say)
+        run(settings, own.stop, Voice().say, config_file=config)
     return 0

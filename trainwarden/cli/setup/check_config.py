@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,6 +14,7 @@ from trainwarden import plugins
 from trainwarden.cli.setup.mistakes import Mistake, Path_, line_of, mistakes
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.web_config import WebConfigFile
 from trainwarden.settings import Settings, parse, read
 
 MISTAKEN: Final = 2
@@ -43,18 +45,31 @@ def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
 def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in the tables whose keys only plug-ins and single rooms know."""
     from actions.engine.policy import PolicyConfig, Rules
+    from dashboards.notices.targets import NoticeSettings, targets_of
     from detectors.choice import rule
     from detectors.verdict.ensemble import EnsembleConfig
     from trainer_offline.service.train import TrainConfig
     from trainwarden.bus.kafka.client import KafkaConfig
 
     yield from _plugins(settings)
+    for raw in settings.serve.notices:
+        yield _table(NoticeSettings, raw, ("serve", "notices"), partial(targets_of, [raw]))
     engine, detection, trainer = settings.engine, settings.detection, settings.trainer
     how = {"prepare": trainer.prepare, "models": trainer.models, "gate": trainer.gate}
     yield _table(KafkaConfig, settings.kafka, ("kafka",))
     yield _table(TrainConfig, how, ("trainer",))
     yield _table(EnsembleConfig, detection.ensemble, ("detection", "ensemble"), lambda: rule(detection))
     yield _table(PolicyConfig, engine.policy, ("engine", "policy"), lambda: Rules.of(engine))
+    yield _web_config(settings)
+
+
+def _web_config(settings: Settings) -> list[Mistake]:
+    if settings.metrics_web_config is not None:
+        try:
+            WebConfigFile(Path(settings.metrics_web_config))
+        except ConfigError as error:
+            return [Mistake(("metrics_web_config",), str(error))]
+    return []
 
 
 def _plugins(settings: Settings) -> Iterator[list[Mistake]]:

@@ -1,0 +1,162 @@
+"""An incident explained, from its record, its actions and the verdict that opened it; nothing is looked up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from dashboards.explain.next_steps import next_steps
+from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote
+
+NEAR_S: Final = 60.0  # a verdict further than this from the opening was about something else
+MOST: Final = 5  # suspects, metrics and the like
+MOST_CHARS: Final = 600
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one incident, in sentences.
+
+    `where` is None where nobody is singled out. `runbook` is the page of its kind in the documentation.
+    """
+
+    incident: str
+    what: str
+    where: str | None
+    evidence: tuple[str, ...]
+    why_not_others: tuple[str, ...]
+    next: tuple[str, ...]
+    runbook: str
+
+
+def explain(
+    incident: IncidentRecord, actions: Sequence[ActionRecord] = (), verdict: VerdictRecord | None = None
+) -> Explanation:
+    """`incident` in plain words.
+
+    Parameters
+    ----------
+    actions : sequence of ActionRecord
+        Those of the incident, as they last were.
+    verdict : VerdictRecord or None
+        The one that opened it (`opening`), with all its votes; None if it is no longer kept.
+
+    Examples
+    --------
+    >>> explain(IncidentRecord(id="i1", job="j", kind="hang", severity="sev2", state="opened", revision=0,
+    ...     opened_at_s=0.0, updated_at_s=0.0, reason="rank 2 does not move")).what
+    'hang (sev2) of job j since 1970-01-01 00:00:00 UTC: rank 2 does not move'
+    """
+    return Explanation(
+        incident=incident.id,
+        what=_what(incident),
+        where=_where(incident.suspects),
+        evidence=tuple(_line(one) for one in _evidence(incident, actions, verdict)),
+        why_not_others=tuple(_line(one) for one in _why_not_others(incident, verdict)),
+        next=next_steps(incident, actions),
+        runbook=f"docs/runbooks/{incident.kind}.md",
+    )
+
+
+def opening(incident: IncidentRecord, verdicts: Iterable[VerdictRecord]) -> VerdictRecord | None:
+    """Of `verdicts` the one that opened `incident`: of its job, anomalous, nearest to its opening."""
+    near = [
+        one
+        for one in verdicts
+        if one.job == incident.job and one.anomalous and abs(one.time_s - incident.opened_at_s) <= NEAR_S
+    ]
+    return min(near, key=lambda one: (one.kind != incident.kind, abs(one.time_s - incident.opened_at_s)), default=None)
+
+
+def _what(incident: IncidentRecord) -> str:
+    span = f"since {_moment(incident.opened_at_s)}"
+    if incident.closed_at_s is not None:
+        span = f"from {_moment(incident.opened_at_s)} to {_moment(incident.closed_at_s)}"
+    return _line(f"{incident.kind} ({incident.severity}) of job {incident.job} {span}: {incident.reason}")
+
+
+def _where(suspects: Sequence[Suspect]) -> str | None:
+    if not suspects or _place(suspects[0]) == "":
+        return None
+    return _line(_place(suspects[0]))
+
+
+def _evidence(
+    incident: IncidentRecord, actions: Sequence[ActionRecord], verdict: VerdictRecord | None
+) -> Iterator[str]:
+    if incident.onset_step is not None:
+        yield f"it began at step {incident.onset_step}"
+    for suspect in incident.suspects[:MOST]:
+        yield f"{_place(suspect) or 'somebody'} (likely to {suspect.score:.0%}): {suspect.reason}"
+    yield from _slowness(incident.evidence)
+    voted = verdict.votes if verdict is not None else {}
+    for name, vote in voted.items():
+        if vote.opinion == "anomalous":
+            yield f"{name} finds it strange, {_scored(vote)}" + (f": {vote.reason}" if vote.reason else "")
+    for name, score in incident.votes.items():
+        if name not in voted:
+            yield f"{name} scored {score:.2f}"
+    if incident.metrics:
+        yield f"metrics most blamed: {', '.join(incident.metrics[:MOST])}"
+    followed = incident.evidence.get("followed")
+    for one in followed[:MOST] if isinstance(followed, list | tuple) else ():
+        yield f"it was followed by {one}"
+    if incident.told_late_s is not None:
+        yield f"it was told {incident.told_late_s:.0f} s late: nobody was there in time"
+    for action in actions[-MOST:]:
+        yield f"action {action.kind} is {action.outcome}: {action.why}"
+
+
+def _slowness(evidence: dict[str, Any]) -> Iterator[str]:
+    now_s, healthy_s = evidence.get("iteration_s"), evidence.get("healthy_iteration_s")
+    if isinstance(now_s, float) and isinstance(healthy_s, float) and healthy_s > 0.0:
+        yield f"iterations take {now_s:.3g} s, {healthy_s:.3g} s before ({now_s / healthy_s:.2f} times as long)"
+    ranks, compute_s = evidence.get("ranks"), evidence.get("compute_s")
+    if not isinstance(ranks, list) or not isinstance(compute_s, list) or not 0 < len(ranks) == len(compute_s):
+        return
+    if all(isinstance(value, float) for value in compute_s):
+        slowest = max(range(len(ranks)), key=lambda place: compute_s[place])
+        middle = sorted(compute_s)[len(compute_s) // 2]
+        longest = f"rank {ranks[slowest]} computes longest, {compute_s[slowest]:.3g} s"
+        yield f"{longest}; the rank in the middle {middle:.3g} s"
+
+
+def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> Iterator[str]:
+    if not incident.suspects:
+        yield "nobody stands out: the ranks that were compared are alike, or no detector could compare them"
+    for suspect in incident.suspects[1:MOST]:
+        yield f"{_place(suspect) or 'another'} is less likely ({suspect.score:.0%}): {suspect.reason}"
+    if verdict is None:
+        yield "how the other detectors voted is no longer kept"
+        return
+    for name, vote in verdict.votes.items():
+        if vote.opinion == "normal":
+            yield f"{name} finds nothing strange, {_scored(vote)}" + (f": {vote.reason}" if vote.reason else "")
+        elif vote.opinion == "abstain":
+            yield f"{name} abstains: {vote.reason or 'it says no reason'}"
+
+
+def _scored(vote: Vote) -> str:
+    return f"{vote.score:.2f} where {vote.threshold:.2f} is the limit"
+
+
+def _place(suspect: Suspect) -> str:
+    named = (("rank", suspect.rank), ("node", suspect.node), ("device", suspect.device))
+    return ", ".join(f"{word} {value}" for word, value in named if value is not None)
+
+
+def _moment(time_s: float) -> str:
+    """A moment on the clock of the job; a recording's own clock may count from anywhere."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+    except (ValueError, OverflowError, OSError):
+        return f"{time_s:g} s"
+
+
+def _line(text: str) -> str:
+    """`text`, which others may have written, as one line that a terminal shows and does not obey."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * MOST_CHARS])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= MOST_CHARS else shown[: MOST_CHARS - 1] + "…"

@@ -1,0 +1,194 @@
+"""What a person may say to the engine over HTTP: a word on an action, stop, resume, silences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dashboards.overview.job import waits
+from dashboards.overview.overview import Overview
+from dashboards.web.asked import JobAsked, Nothing, SilenceAsked, WordAsked, body, query
+from dashboards.web.problems import Problem, answer
+from trainwarden.clock import Clock
+from trainwarden.commands import words
+from trainwarden.commands.words import EVERY_JOB
+from trainwarden.errors import BusUnavailable
+from trainwarden.records import ActionRecord, CommandRecord
+from trainwarden.self_metrics import SelfMetrics
+
+LONGEST_S: Final = 30 * 86_400.0  # a silence that nobody remembers hides the next fault
+Word = Literal["approve", "deny"]
+
+
+class Acts:
+    """Words become `CommandRecord` on the bus, as those of the command line do; `by` is the token's name.
+
+    Parameters
+    ----------
+    publish : callable
+        Keeps a command on the bus before it returns; raises `BusUnavailable`.
+    """
+
+    def __init__(
+        self, overview: Overview, clock: Clock, metrics: SelfMetrics, publish: Callable[[CommandRecord], None]
+    ) -> None:
+        self._overview = overview
+        self._clock = clock
+        self._metrics = metrics
+        self._publish = publish
+
+    def routes(self) -> list[Route]:
+        """Where the words hang."""
+        return [
+            Route("/api/v1/actions/{id:path}/approve", self.approve, methods=["POST"]),
+            Route("/api/v1/actions/{id:path}/deny", self.deny, methods=["POST"]),
+            Route("/api/v1/stop", self.stop, methods=["POST"]),
+            Route("/api/v1/resume", self.resume, methods=["POST"]),
+            Route("/api/v1/silences", self.silence, methods=["POST"]),
+            Route("/api/v1/silences", self.silences),
+        ]
+
+    async def approve(self, request: Request) -> Response:
+        """Let an action that waits go ahead, by the plan that was shown."""
+        asked = await body(request, WordAsked)
+        said = await self.on_action("approve", request.path_params["id"], asked.plan_digest, _by(request))
+        return answer({"command": command_object(said)}, 202)
+
+    async def deny(self, request: Request) -> Response:
+        """Have an action that waits given up."""
+        asked = await body(request, WordAsked)
+        said = await self.on_action("deny", request.path_params["id"], asked.plan_digest, _by(request))
+        return answer({"command": command_object(said)}, 202)
+
+    async def stop(self, request: Request) -> Response:
+        """Stop all acting, on one job or on all, until somebody resumes."""
+        job = (await body(request, JobAsked)).job
+        return await self._say(words.on_job("stop", job, _by(request), self._clock.now_s()))
+
+    async def resume(self, request: Request) -> Response:
+        """End a stop."""
+        job = (await body(request, JobAsked)).job
+        return await self._say(words.on_job("resume", job, _by(request), self._clock.now_s()))
+
+    async def silence(self, request: Request) -> Response:
+        """Until a moment nothing is done about some incidents, and nobody is told of them."""
+        said = await self.on_silence(await body(request, SilenceAsked), _by(request))
+        return answer({"silence": silence_object(said)}, 202)
+
+    async def silences(self, request: Request) -> Response:
+        """The silences that stand."""
+        query(request, Nothing)
+        with self._overview.lock:
+            standing = self._overview.silences.standing(self._clock.now_s())
+        return answer({"silences": [silence_object(one) for one in standing]})
+
+    async def on_action(self, word: Word, action: str, plan_digest: str, by: str) -> CommandRecord:
+        """Say `word` on `action`; said again with the same digest, the answer is the same, whatever became of it.
+
+        Raises
+        ------
+        Problem
+            404 if there is none, 409 if it does not wait or another plan stands, 503 if the bus is away.
+        """
+        with self._overview.lock:
+            known = self._known(action)
+            seen = msgspec.structs.replace(known, plan_digest=plan_digest)
+            command = words.on_action(word, seen, by, self._clock.now_s())
+            said = self._overview.said.get(command.id)
+        if not waits(known) and said is not None:
+            return said
+        if not waits(known) or known.plan_digest != plan_digest:
+            raise _refusal(known)
+        await self.publish(said or command)
+        with self._overview.lock:
+            return self._overview.remember(said or command)
+
+    async def on_silence(self, asked: SilenceAsked, by: str) -> CommandRecord:
+        """Say a silence.
+
+        Raises
+        ------
+        Problem
+            422 if it is of everything or too long, 503 if the bus is away.
+        """
+        now_s = self._clock.now_s()
+        if asked.job is None and asked.kind is None and asked.node is None:
+            raise Problem(422, "a silence is of a job, a kind or a node; /api/v1/stop stops everything")
+        if asked.until_s > now_s + LONGEST_S:
+            raise Problem(422, f"until_s: a silence lasts {LONGEST_S / 86_400:.0f} days at most")
+        command = words.silence(by, now_s, asked.until_s, job=asked.job, incident_kind=asked.kind, node=asked.node)
+        await self.publish(command)
+        return command
+
+    async def publish(self, command: CommandRecord) -> None:
+        """Keep `command` on the bus.
+
+        Raises
+        ------
+        Problem
+            503 if the bus is away.
+        """
+        try:
+            await run_in_threadpool(self._publish, command)
+        except BusUnavailable:
+            raise Problem(503, "the bus is away; asking again is safe", {"retry-after": "5"}) from None
+        self._metrics.count("commands_total", "Words of people that were kept on the bus.", kind=command.kind)
+
+    def _known(self, action: str) -> ActionRecord:
+        for job in self._overview.jobs.values():
+            if action in job.actions:
+                return job.actions[action]
+        raise Problem(404, f"there is no action '{action[:100]}'")
+
+    async def _say(self, command: CommandRecord) -> Response:
+        await self.publish(command)
+        return answer({"command": command_object(command)}, 202)
+
+
+def _refusal(action: ActionRecord) -> Problem:
+    """Why no word on `action` would be heard."""
+    if waits(action):
+        detail = "another plan stands by now; look at it, and name its plan_digest"
+        return Problem(409, detail, plan_digest=action.plan_digest)
+    if action.outcome == "proposed":
+        return Problem(
+            409, "the engine only observes: it shows what it would do and waits for nobody", outcome="proposed"
+        )
+    detail = f"the action waits for no word, it is {action.outcome}: {action.why[:300]}"
+    return Problem(409, detail, outcome=action.outcome)
+
+
+def _by(request: Request) -> str:
+    return str(request.state.person.name)
+
+
+def command_object(command: CommandRecord) -> dict[str, Any]:
+    """A word as the API tells it."""
+    return {
+        "id": command.id,
+        "kind": command.kind,
+        "job": None if command.job == EVERY_JOB else command.job,
+        "action": command.action,
+        "plan_digest": command.plan_digest,
+        "by": command.by,
+        "at_s": command.at_s,
+    }
+
+
+def silence_object(command: CommandRecord) -> dict[str, Any]:
+    """A silence as the API tells it."""
+    return {
+        "id": command.id,
+        "job": None if command.job == EVERY_JOB else command.job,
+        "kind": command.incident_kind,
+        "node": command.node,
+        "until_s": command.until_s,
+        "by": command.by,
+        "at_s": command.at_s,
+    }

@@ -1,0 +1,82 @@
+"""Requests that are signed in place of carrying a token: Grafana's webhooks and Slack's buttons."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from dashboards.web.problems import Problem
+from trainwarden.errors import ConfigError
+
+WINDOW_S: Final = 300.0
+LEAST_BYTES: Final = 16
+MAX_BYTES: Final = 4_096
+GRAFANA_SIGNATURE: Final = "x-grafana-alerting-signature"
+GRAFANA_TIMESTAMP: Final = "x-grafana-alerting-timestamp"
+
+
+def secret_of(path: str | None, setting: str) -> bytes | None:
+    """The secret that a file holds, without the newline at its end; None where no file is named.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read or is too short to be one.
+    """
+    if path is None:
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            secret = file.read(MAX_BYTES).strip()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read ({error.strerror})") from error
+    if len(secret) < LEAST_BYTES:
+        raise ConfigError(f"{setting}: {path} holds fewer than {LEAST_BYTES} bytes; that can be guessed")
+    return secret
+
+
+def check_grafana(headers: Mapping[str, str], body: bytes, secret: bytes | None, now_s: float) -> None:
+    """Grafana's signature: HMAC-SHA256 over the body, or over ``timestamp:body`` where it sends a timestamp.
+
+    Raises
+    ------
+    Problem
+        401 if there is none, it is another's, or it is old.
+    """
+    stamp = headers.get(GRAFANA_TIMESTAMP)
+    if stamp is not None:
+        _fresh(stamp, now_s)
+        body = stamp.encode() + b":" + body
+    _same(headers.get(GRAFANA_SIGNATURE, ""), body, secret)
+
+
+def check_slack(headers: Mapping[str, str], body: bytes, secret: bytes | None, now_s: float) -> None:
+    """Slack's signature: HMAC-SHA256 over ``v0:timestamp:body``, at most five minutes old.
+
+    Raises
+    ------
+    Problem
+        401 if there is none, it is another's, or it is old.
+    """
+    stamp = headers.get("x-slack-request-timestamp", "")
+    _fresh(stamp, now_s)
+    version, _, given = headers.get("x-slack-signature", "").partition("=")
+    _same(given if version == "v0" else "", b"v0:" + stamp.encode() + b":" + body, secret)
+
+
+def signature(secret: bytes, text: bytes) -> str:
+    """What `secret` makes of `text`."""
+    return hmac.new(secret, text, hashlib.sha256).hexdigest()
+
+
+def _same(given: str, text: bytes, secret: bytes | None) -> None:
+    if secret is None or not hmac.compare_digest(given.lower().encode(), signature(secret, text).encode()):
+        raise Problem(401, "a token or a signature by the secret of this hook is needed")
+
+
+def _fresh(stamp: str, now_s: float) -> None:
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 16 and abs(now_s - int(stamp)) <= WINDOW_S):
+        raise Problem(401, "the time stamp of this request is missing or more than five minutes off")

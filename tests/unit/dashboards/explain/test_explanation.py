@@ -1,0 +1,117 @@
+"""An incident in plain words: from what is known, whatever is missing or hostile."""
+
+from __future__ import annotations
+
+import shlex
+from typing import get_args
+
+import pytest
+
+from dashboards.explain.explanation import MOST_CHARS, explain, opening
+from tests.web_doubles import NOW_S, Web, action, incident, verdict
+from trainwarden.cli.main import COMMANDS
+from trainwarden.records import IncidentKind, Suspect, Vote
+
+SLOW = incident(
+    "j/slow/1",
+    kind="slow_compute",
+    onset_step=40,
+    reason="rank 2 computes 1.9 times as long as its peers",
+    suspects=(
+        Suspect(score=0.95, reason="longest compute, least wait", rank=2, node="n1", device="GPU-7"),
+        Suspect(score=0.2, reason="same node", rank=3, node="n1"),
+    ),
+    metrics=("gpu_sm_clock_hertz",),
+    evidence={"iteration_s": 1.9, "healthy_iteration_s": 1.0, "ranks": [0, 2], "compute_s": [0.9, 1.8]},
+)
+VOTES = {
+    "peer_deviation": Vote(opinion="anomalous", score=0.9, reason="rank 2 is slower"),
+    "lof": Vote(opinion="normal", score=0.1),
+    "pca": Vote(opinion="abstain", reason="no model for this job"),
+}
+
+
+def test_what_where_evidence_why_not_others_and_next():
+    told = explain(SLOW, [action("j/slow/1/move/1", kind="move_topology")], verdict(votes=VOTES, anomalous=True))
+    assert told.what.endswith("rank 2 computes 1.9 times as long as its peers")
+    assert told.where == "rank 2, node n1, device GPU-7"
+    evidence = "\n".join(told.evidence)
+    for said in ("step 40", "1.90 times", "rank 2 computes longest, 1.8 s", "peer_deviation finds it strange", "hertz"):
+        assert said in evidence
+    assert told.why_not_others == (
+        "rank 3, node n1 is less likely (20%): same node",
+        "lof finds nothing strange, 0.10 where 0.50 is the limit",
+        "pca abstains: no model for this job",
+    )
+    assert told.next[0] == "trainwarden actions approve j/slow/1/move/1  # move_topology"
+    assert any(line.startswith("ssh n1 nvidia-smi") for line in told.next)
+
+
+def test_nobody_singled_out_and_votes_no_longer_kept():
+    told = explain(incident(kind="slow_job"))
+    assert told.where is None
+    assert told.why_not_others[0].startswith("nobody stands out")
+    assert told.why_not_others[-1] == "how the other detectors voted is no longer kept"
+
+
+@pytest.mark.parametrize("kind", get_args(IncidentKind))
+def test_every_kind_has_a_next_step_that_exists(kind):
+    suspects = (Suspect(score=1.0, reason="r", rank=1, node="n1"),)
+    for state in ("opened", "closed"):
+        told = explain(incident(kind=kind, state=state, suspects=suspects))
+        assert told.next
+        assert told.runbook == f"docs/runbooks/{kind}.md"
+        for line in told.next:
+            words = shlex.split(line, comments=True)
+            assert words[0] in ("ssh", "ping", "trainwarden")
+            assert words[0] != "trainwarden" or words[1] in COMMANDS
+
+
+def test_hostile_names_are_shown_and_not_obeyed():
+    evil = "n1; rm -rf / #\x1b[2J\n$(reboot)"
+    told = explain(
+        incident(kind="hang", job=evil, reason=evil * 100, suspects=(Suspect(score=1.0, reason=evil, node=evil),)),
+        [action(evil, why=evil)],
+    )
+    for line in (told.what, told.where or "", *told.evidence, *told.why_not_others):
+        assert line.isprintable()
+        assert len(line) <= MOST_CHARS
+    for line in told.next:
+        assert shlex.split(line, comments=True)[0] in ("ssh", "ping", "trainwarden")
+        assert evil in shlex.split(line, comments=True)
+
+
+DAMAGED = [
+    {"ranks": 7, "compute_s": "x"},
+    {"ranks": [], "compute_s": []},
+    {"ranks": [1], "compute_s": [None]},
+    {"followed": 3},
+    {"iteration_s": "long"},
+    {"iteration_s": 1.0, "healthy_iteration_s": 0.0},
+]
+
+
+@pytest.mark.parametrize("evidence", DAMAGED)
+def test_damaged_evidence_is_passed_over(evidence):
+    assert explain(incident(evidence=evidence, opened_at_s=1e300)).evidence == ()
+
+
+def test_the_verdict_that_opened_it():
+    of_kind = verdict(NOW_S + 1.0, anomalous=True, kind="hang")
+    others = [
+        verdict(NOW_S, anomalous=True, kind="crash"),
+        verdict(NOW_S, anomalous=False),
+        verdict(NOW_S, anomalous=True, kind="hang", job="k"),
+        verdict(NOW_S + 61.0, anomalous=True, kind="hang"),
+    ]
+    assert opening(incident(), [*others, of_kind]) is of_kind
+    assert opening(incident(), others[1:]) is None
+
+
+def test_over_http():
+    web = Web()
+    web.tell(verdict(votes=VOTES, anomalous=True, kind="slow_compute"), SLOW)
+    told = web.ask("/api/v1/incidents/j/slow/1/explain")
+    assert told["incident"] == "j/slow/1"
+    assert "pca abstains: no model for this job" in told["why_not_others"]
+    assert set(told) >= {"incident", "what", "where", "evidence", "why_not_others", "next"}

@@ -1,0 +1,154 @@
+"""What the overview knows follows from what is on the bus, however often it is read."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dashboards.overview.overview import FORGET_NODE_S, FORGET_S, MAX_JOBS, Overview
+from tests.doubles import ManualClock
+from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
+from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.protocols import Message
+from trainwarden.records import CommandRecord, IterationRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import ServiceLoop
+from trainwarden.topics import ACTIONS, INCIDENTS, ITERATIONS, VERDICTS, topic_of
+
+
+def command(kind: str, job: str = "*", **more: str) -> CommandRecord:
+    return CommandRecord(id=f"c/{kind}", job=job, at_s=NOW_S, kind=kind, by="somebody", **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def web():
+    return Web()
+
+
+def test_a_record_that_comes_twice_counts_once():
+    overview = Overview(ManualClock(NOW_S))
+    records = [incident(), action(), action(outcome="done"), verdict(), command("stop")]
+    messages = [
+        Message(topic_of(one).name, 0, number, NOW_S, "j", one) for number, one in enumerate([*records, *records[:1]])
+    ]
+    overview.handle(messages)
+    news = overview.news
+    overview.handle(messages)
+    job = overview.jobs["j"]
+    assert (overview.news, dict(job.incidents_total)) == (news, {("hang", "sev2"): 1})
+    assert dict(job.actions_total) == {("restart_process", "proposed"): 1, ("restart_process", "done"): 1}
+
+
+def test_partitions_have_offsets_of_their_own():
+    overview = Overview(ManualClock(NOW_S))
+    for partition in (1, 0):
+        one = incident(f"i{partition}")
+        overview.handle([Message("trainwarden.incidents", partition, 0, NOW_S, "j", one)])
+    assert sorted(overview.jobs["j"].incidents) == ["i0", "i1"]
+
+
+def test_an_older_revision_does_not_come_back(web):
+    web.tell(incident(revision=2, state="closed", closed_at_s=NOW_S), incident(revision=1))
+    assert web.overview.jobs["j"].open_incidents() == []
+
+
+def test_only_what_has_a_digest_waits_for_a_word(web):
+    web.tell(incident(), action("a1"), action("a2", plan_digest=None), action("a3", outcome="skipped"))
+    assert [one.id for one in web.overview.jobs["j"].waiting()] == ["a1"]
+
+
+def test_a_stop_for_one_job_and_for_all(web):
+    web.tell(command("stop"))
+    assert (web.overview.stopped_by("j"), web.overview.stopped_by()) == ("somebody", "somebody")
+    web.tell(command("resume"), command("stop", "j"))
+    assert (web.overview.stopped_by("j"), web.overview.stopped_by("k"), web.overview.stopped_by()) == (
+        "somebody", None, None,
+    )  # fmt: skip
+
+
+def test_a_stop_of_all_holds_whatever_is_said_of_one_job(web):
+    """As the engine has it."""
+    web.tell(command("stop"), command("resume", "j"))
+    assert (web.overview.stopped_by("j"), web.overview.stopped_by("k")) == ("somebody", "somebody")
+
+
+def test_a_listener_hears_what_is_new_until_it_goes(web):
+    heard = []
+    leave = web.overview.listen(heard.append)
+    web.tell(incident(), incident(), heartbeat())
+    leave()
+    web.tell(incident("i2"))
+    assert [one.id for one in heard] == ["i1"]
+
+
+def test_silent_jobs_and_nodes_go_and_open_incidents_stay(web):
+    web.tell(heartbeat(job="silent"), heartbeat("old", job="j"), incident(job="ill", updated_at_s=NOW_S))
+    web.clock.sleep(FORGET_NODE_S + 60.0)
+    web.tell(heartbeat("new", job="j"))
+    assert list(web.overview.jobs["j"].nodes) == ["new"]
+    web.clock.sleep(FORGET_S)
+    web.tell(heartbeat("new", job="j"))
+    assert sorted(web.overview.jobs) == ["ill", "j"]
+
+
+def test_of_too_many_jobs_the_longest_silent_go(web):
+    beats = [heartbeat(job=f"j{number}") for number in range(MAX_JOBS + 5)]
+    web.overview.handle(
+        [
+            Message("trainwarden.heartbeats", 0, number, NOW_S + number / 100, "j", beat)
+            for number, beat in enumerate(beats)
+        ]
+    )
+    web.overview.tick(NOW_S + 60.0)
+    assert len(web.overview.jobs) == MAX_JOBS
+    assert "j4" not in web.overview.jobs
+    assert "j5" in web.overview.jobs
+
+
+def test_what_was_there_before_is_read_and_what_is_old_of_the_rest_is_not(tmp_path):
+    """Incidents and actions whole, steps from half an hour ago; by the loop and a real bus."""
+    clock = ManualClock(NOW_S)
+    bus = EmbeddedBus(str(tmp_path / "bus.db"), clock=clock)
+    try:
+        bus.publish(INCIDENTS, "j", incident())
+        bus.publish(VERDICTS, "j", verdict(NOW_S))
+        bus.flush()
+        clock.sleep(7_200.0)
+        step = IterationRecord(
+            job="j", node="n", rank=0, incarnation="a", steps=(1,), end_s=(clock.now_s(),), duration_s=(1.0,)
+        )
+        bus.publish(ITERATIONS, "j", step)
+        bus.publish(ACTIONS, "j", action())
+        bus.flush()
+        overview = Overview(clock)
+        loop = ServiceLoop(bus, overview, clock, SelfMetrics("serve"), poll_timeout_s=0.0)
+        for _ in range(4):
+            loop.step()
+        job = overview.jobs["j"]
+        assert (list(job.incidents), list(job.actions), job.verdict) == (["i1"], ["i1/restart_process/1"], None)
+        assert (job.pace.ranks, overview.ready) == ([0], True)
+    finally:
+        bus.close()
+
+
+def test_who_asks_waits_for_a_few_records_and_not_for_all():
+    """Somebody else gets the lock in the middle of a long history."""
+    inside, told = threading.Event(), threading.Event()
+
+    class Pausing(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            inside.set()
+            assert told.wait(5.0)
+
+    overview = Overview(Pausing(NOW_S))
+    messages = (Message("t", 0, number, NOW_S, "j", incident(f"i{number}")) for number in range(1_000))
+    feeder = threading.Thread(target=overview.handle, args=(messages,))
+    feeder.start()
+    assert inside.wait(5.0)
+    assert overview.lock.acquire(timeout=5.0)
+    some = len(overview.jobs["j"].incidents)
+    overview.lock.release()
+    told.set()
+    feeder.join(5.0)
+    assert 0 < some < len(overview.jobs["j"].incidents) == 1_000

@@ -1,0 +1,56 @@
+"""Files of tokens: what each line means, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards.web.access import Person, Tokens, digest_of
+from trainwarden.errors import ConfigError
+
+
+def written(tmp_path, text: str, mode: int = 0o600):
+    path = tmp_path / "tokens"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+def test_who_a_token_stands_for(tmp_path):
+    kept = digest_of("another-long-token")
+    path = written(tmp_path, f"# who\n\nann act a-long-long-token\nbob observe sha256:{kept}\n")
+    tokens = Tokens.of_file(path)
+    assert tokens.who("a-long-long-token") == Person("ann", "act")
+    assert tokens.who("another-long-token") == Person("bob", "observe")
+    assert tokens.who(kept) is None  # whoever reads the digest has no token
+    assert tokens.who("") is None
+
+
+def test_roles():
+    assert [Person("x", role).may(needed) for role in ("observe", "act") for needed in ("observe", "act")] == [
+        True, False, True, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ann act", "a line is NAME ROLE TOKEN"),
+        ("ann root a-long-long-token", "the role is observe or act, not 'root'"),
+        ("ann act short", "16 characters at least"),
+        ("", "holds no token"),
+    ],
+)
+def test_mistakes(tmp_path, line, said):
+    with pytest.raises(ConfigError, match=said):
+        Tokens.of_file(written(tmp_path, line + "\n"))
+
+
+def test_a_token_in_clear_is_its_owners_alone(tmp_path):
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Tokens.of_file(written(tmp_path, "ann act a-long-long-token\n", 0o644))
+    assert Tokens.of_file(written(tmp_path, f"ann act sha256:{digest_of('x')}\n", 0o644)).who("x") is not None
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Tokens.of_file(tmp_path / "none")

@@ -1,0 +1,157 @@
+"""A person's word over HTTP: what reaches the bus, and what is answered when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.doubles import metric_value
+from tests.web_doubles import NOW_S, OBSERVE, Web, action, incident
+
+ID = "i1/restart_process/1"
+APPROVE, DENY = f"/api/v1/actions/{ID}/approve", f"/api/v1/actions/{ID}/deny"
+
+
+@pytest.fixture
+def web():
+    web = Web()
+    web.tell(incident(), action())
+    return web
+
+
+@pytest.mark.parametrize(("path", "kind"), [(APPROVE, "approve"), (DENY, "deny")])
+def test_a_word_on_the_plan_that_stands_reaches_the_bus(web, path, kind):
+    response = web.act(path, {"plan_digest": "d1"})
+    assert response.status_code == 202
+    told = web.published[0]
+    assert (told.kind, told.job, told.action, told.plan_digest, told.by) == (kind, "j", ID, "d1", "on-call")
+    assert response.json()["command"]["id"] == told.id
+    assert metric_value(web.metrics, "commands_total", kind=kind) == 1.0
+
+
+def test_said_twice_the_answer_is_the_same_whatever_became_of_it(web):
+    first = web.act(APPROVE, {"plan_digest": "d1"})
+    web.clock.sleep(5.0)
+    assert web.act(APPROVE, {"plan_digest": "d1"}).json() == first.json()
+    web.tell(action(outcome="done", by="on-call"))
+    assert web.act(APPROVE, {"plan_digest": "d1"}).json() == first.json()
+    assert len({one.id for one in web.published}) == 1
+
+
+def test_said_before_this_server_started(web):
+    said = web.act(APPROVE, {"plan_digest": "d1"})
+    later = Web()
+    later.tell(incident(), *web.published, action(outcome="done"))
+    again = later.act(APPROVE, {"plan_digest": "d1"})
+    assert (again.status_code, again.json()) == (202, said.json())
+    assert later.published == []
+
+
+def test_another_plan_stands(web):
+    response = web.act(APPROVE, {"plan_digest": "older"})
+    assert (response.status_code, response.json()["plan_digest"]) == (409, "d1")
+    assert web.published == []
+
+
+def test_a_plan_that_was_approved_and_then_replaced(web):
+    web.act(APPROVE, {"plan_digest": "d1"})
+    web.tell(action(plan_digest="d2"))
+    response = web.act(APPROVE, {"plan_digest": "d1"})
+    assert (response.status_code, response.json()["plan_digest"]) == (409, "d2")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"outcome": "started"}, "it is started"),
+        ({"outcome": "skipped", "why": "denied by bob"}, "it is skipped: denied by bob"),
+        ({"plan_digest": None}, "the engine only observes"),
+    ],
+)
+def test_an_action_that_waits_for_nobody(web, more, said):
+    web.tell(action(**more))
+    response = web.act(APPROVE, {"plan_digest": "d1"})
+    assert response.status_code == 409
+    assert said in response.json()["detail"]
+    assert web.published == []
+
+
+def test_an_action_that_is_not_there(web):
+    assert web.act("/api/v1/actions/none/approve", {"plan_digest": "d1"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body", [None, {}, {"plan_digest": ""}, {"plan_digest": None}, {"plan_digest": "d1", "force": True}, [], 7]
+)
+def test_an_approval_names_its_plan(web, body):
+    assert web.act(APPROVE, body).status_code == 400
+    assert web.published == []
+
+
+def test_no_json(web):
+    for content in (b"\xff", b"{", b"[" * 100_000):
+        response = web.client.post(APPROVE, content=content, headers={"authorization": "Bearer acting-token-of-a-test"})
+        assert response.status_code == 400
+
+
+def test_who_only_looks_may_not_act(web):
+    for path in (APPROVE, DENY, "/api/v1/stop", "/api/v1/resume", "/api/v1/silences"):
+        assert web.act(path, {"plan_digest": "d1"}, token=OBSERVE).status_code == 403
+    assert web.published == []
+
+
+def test_the_bus_is_away(web):
+    web.away = True
+    response = web.act(APPROVE, {"plan_digest": "d1"})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    web.away = False
+    assert web.act(APPROVE, {"plan_digest": "d1"}).status_code == 202
+    assert len(web.published) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "job"), [(None, "*"), ({}, "*"), ({"job": "j"}, "j"), ({"job": "unheard-of"}, "unheard-of")]
+)
+def test_stop_and_resume(web, body, job):
+    for word in ("stop", "resume"):
+        assert web.act(f"/api/v1/{word}", body).status_code == 202
+    assert [(one.kind, one.job, one.by) for one in web.published] == [
+        ("stop", job, "on-call"),
+        ("resume", job, "on-call"),
+    ]
+
+
+def test_a_misspelt_job_does_not_stop_all(web):
+    assert web.act("/api/v1/stop", {"jbo": "j"}).status_code == 400
+    assert web.act("/api/v1/stop?job=j").status_code == 400
+    assert web.published == []
+
+
+def test_silences(web):
+    asked = {"until_s": NOW_S + 600.0, "job": "j", "kind": "hang", "node": "n1"}
+    response = web.act("/api/v1/silences", asked)
+    assert response.status_code == 202
+    assert web.ask("/api/v1/silences") == {"silences": []}  # not on the bus's way back yet
+    web.tell(*web.published)
+    told = web.ask("/api/v1/silences")["silences"]
+    assert told == [response.json()["silence"]]
+    assert {name: told[0][name] for name in asked} == asked
+    web.act("/api/v1/silences", asked | {"until_s": 0.0})
+    web.tell(web.published[-1])
+    assert web.ask("/api/v1/silences") == {"silences": []}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"until_s": NOW_S + 600.0},
+        {"until_s": NOW_S + 90 * 86_400.0, "job": "j"},
+        {"until_s": "soon", "job": "j"},
+        {"until_s": -1.0, "job": "j"},
+        {"until_s": NOW_S, "kind": "noise"},
+        {"until_s": NOW_S, "job": ""},
+    ],
+)
+def test_no_silence_of_everything_or_for_ever(web, asked):
+    assert web.act("/api/v1/silences", asked).status_code in (400, 422)
+    assert web.published == []

@@ -1,0 +1,4 @@
+"""People's words to the engine.
+
+Read `trainwarden.commands.words` first.
+"""

@@ -1,0 +1,65 @@
+"""How words to the engine are made; the command line and the API speak alike."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Final, Literal
+
+import msgspec
+
+from trainwarden.records import ActionRecord, CommandRecord, IncidentKind
+
+EVERY_JOB: Final = "*"  # a word for this job name is meant for all
+
+
+def on_action(word: Literal["approve", "deny"], action: ActionRecord, by: str, at_s: float) -> CommandRecord:
+    """A word on `action` with the plan that it has. The id follows from what is said: said twice, it is one word.
+
+    Examples
+    --------
+    >>> action = ActionRecord(id="a", incident="i", job="j", kind="ignore", outcome="proposed", at_s=1.0, why="w")
+    >>> on_action("deny", action, "ann", 2.0).id == on_action("deny", action, "bob", 3.0).id
+    True
+    """
+    said = hashlib.sha256(msgspec.json.encode((word, action.id, action.plan_digest))).hexdigest()
+    return CommandRecord(
+        id=f"command/{said[:12]}",
+        job=action.job,
+        at_s=at_s,
+        kind=word,
+        by=by,
+        action=action.id,
+        plan_digest=action.plan_digest,
+    )
+
+
+def on_job(word: Literal["stop", "resume"], job: str | None, by: str, at_s: float) -> CommandRecord:
+    """A stop or its end, for `job` or for all."""
+    return CommandRecord(id=_new_id(), job=job or EVERY_JOB, at_s=at_s, kind=word, by=by)
+
+
+def silence(
+    by: str,
+    at_s: float,
+    until_s: float,
+    *,
+    job: str | None = None,
+    incident_kind: IncidentKind | None = None,
+    node: str | None = None,
+) -> CommandRecord:
+    """Until `until_s` nothing is done about such incidents and nobody is told of them; one in the past ends another."""
+    return CommandRecord(
+        id=_new_id(),
+        job=job or EVERY_JOB,
+        at_s=at_s,
+        kind="silence",
+        by=by,
+        until_s=until_s,
+        incident_kind=incident_kind,
+        node=node,
+    )
+
+
+def _new_id() -> str:
+    return f"command/{uuid.uuid4().hex[:12]}"
