@@ -41,6 +41,6 @@ def pictures(to: Path, write: Write) -> None:
 
             taken("page-home", "/", "Stop all acting", size=(WIDTH, 860))
             taken("page-job", f"/jobs/{JOB}", "Slowest ranks", size=(WIDTH, 1_860))
-            taken("page-incident", f"/incidents/{INCIDENT}", "CUDA out of memory", "dark", (WIDTH, 1_330))
+            taken("page-incident", f"/incidents/{INCIDENT}", "CUDA out of memory", "dark", (WIDTH, 1_640))
             taken("page-phone", f"/jobs/{JOB}", "Slowest ranks", "dark", (PHONE, 1_500))
             taken("report", file.as_uri(), "Slowest ranks", size=(WIDTH, 1_500))

@@ -78,7 +78,7 @@ def verdicts(job: str, *, now_s: float, lasts_s: float = 1_500.0, every_s: float
                 opinion="anomalous" if bad else "normal", score=high - 0.1 if bad else 0.3 * noise(number + 3),
                 reason="iterations take 1.55 times as long since step 621" if bad else "",
             ),
-            "iteration_threshold": Vote(opinion="normal", score=0.45 * bad + 0.1 * noise(number + 5)),
+            "iteration_threshold": Vote(opinion="normal", score=0.35 * bad + 0.1 * noise(number + 5)),
             "log_window": Vote(opinion="normal", score=0.02),
             "lof": Vote(opinion="abstain", reason="no model is loaded"),
             "pca": Vote(opinion="abstain", reason="no model is loaded"),
