@@ -158,4 +158,5 @@ class Overview:
 
 def _heard_s(job: JobOverview) -> float:
     told_s = max((one.updated_at_s for one in job.incidents.values()), default=0.0)
-    return max(job.seen_s or 0.0, told_s, job.verdict.time_s if job.verdict else 0.0)
+    event_s = job.events[-1].time_s if job.events else 0.0
+    return max(job.seen_s or 0.0, told_s, event_s, job.verdict.time_s if job.verdict else 0.0)

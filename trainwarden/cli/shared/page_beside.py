@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from trainwarden.cli.shared.stack import LocalStack
 
 ADDRESS = "page.address"
+NICE = 10  # training comes first
 _SERVICE = "serve"
 _MOST_CHARS = 400
 
@@ -25,6 +27,8 @@ class PageBeside:
         self._address.unlink(missing_ok=True)
         with os.fdopen(os.open(self._address, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             stack.start(_SERVICE, *arguments, stdout=out)
+        with suppress(OSError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, stack.pid(_SERVICE), NICE)
 
     def news(self) -> str | None:
         """One sentence, once: where the page is, or why there is none."""
