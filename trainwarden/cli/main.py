@@ -84,7 +84,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "detect": Entry(
         "trainwarden.cli.ask.detect:detect",
-        "Judge recorded folders in one pass in time order; exit code 1 if an incident was found.",
+        "Judge recorded folders, a job or a range of a Prometheus in time order; exit code 1 if an incident was found.",
     ),
     "train": Entry(
         "trainwarden.cli.learn.train:train",
