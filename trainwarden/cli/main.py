@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "serve": Entry(
         "trainwarden.cli.serve.serve:serve",
-        "The page, the detection API and the metrics of all jobs on the bus, over HTTP until stopped.",
+        "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
     ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",

@@ -31,10 +31,12 @@ class Site:
         self.overview = overview
         self.asked_s: list[float] = []
         self._told = list(told)
+        self.commands: list[CommandRecord] = []
         clock = ManualClock(NOW_S)
         tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe")})
         pages = Pages(overview, clock, self._logs)
-        self.app = build(Parts(overview, tokens, SelfMetrics("serve"), clock, (), tuple(pages.routes())))
+        parts = Parts(overview, tokens, SelfMetrics("serve"), clock, self.commands.append, routes=tuple(pages.routes()))
+        self.app = build(parts)
 
     def _logs(self, from_s: float) -> Iterable[Message]:
         self.asked_s.append(from_s)
