@@ -39,11 +39,11 @@ def noise(number: int) -> float:
 def steps(
     job: str, ranks: int, *, now_s: float, lasts_s: float = 1_500.0, step_s: float = 1.6, slow: int | None = None
 ) -> Iterator[Told]:
-    """Steps of `ranks`, the rank `slow` twice as slow in the last third but for the last tenth."""
+    """Steps of `ranks`, the rank `slow` twice as slow in the last third."""
     count = int(lasts_s / step_s)
     for first in range(0, count, BATCH):
         share = first / count
-        bad = slow is not None and 0.66 < share < 0.9
+        bad = slow is not None and share > 0.66
         duration_s = step_s * (1.0 + 0.55 * bad + 0.03 * noise(first))
         ends = tuple(now_s - lasts_s + (first + at + 1) * step_s for at in range(BATCH))
         for rank in range(ranks):
@@ -67,7 +67,7 @@ def verdicts(job: str, *, now_s: float, lasts_s: float = 1_500.0, every_s: float
     count = int(lasts_s / every_s)
     for number in range(count):
         at_s, share = now_s - lasts_s + (number + 1) * every_s, number / count
-        bad = 0.67 < share < 0.9
+        bad = share > 0.67
         high = 0.8 + 0.15 * noise(number)
         votes = {
             "peer_deviation": Vote(
@@ -78,7 +78,7 @@ def verdicts(job: str, *, now_s: float, lasts_s: float = 1_500.0, every_s: float
                 opinion="anomalous" if bad else "normal", score=high - 0.1 if bad else 0.3 * noise(number + 3),
                 reason="iterations take 1.55 times as long since step 621" if bad else "",
             ),
-            "iteration_threshold": Vote(opinion="normal", score=0.45 * bad + 0.1 * noise(number + 5)),
+            "iteration_threshold": Vote(opinion="normal", score=0.35 * bad + 0.1 * noise(number + 5)),
             "log_window": Vote(opinion="normal", score=0.02),
             "lof": Vote(opinion="abstain", reason="no model is loaded"),
             "pca": Vote(opinion="abstain", reason="no model is loaded"),
@@ -136,7 +136,12 @@ def world(now_s: float = NOW_S, *, ranks: int = 32, job: str = "llama-70b") -> l
     slow = incident("llama-70b/slow_compute/1", job, now_s - 490.0, closed=False)
     told = [*steps(job, ranks, now_s=now_s, slow=5), *verdicts(job, now_s=now_s)]
     told += [(slow.opened_at_s, job, slow), (now_s - 440.0, job, proposed("rebalance/1", slow, now_s - 440.0))]
-    crash = incident("llama-70b/crash/0", job, now_s - 1_320.0)
+    crash = IncidentRecord(
+        id="llama-70b/crash/0", job=job, kind="crash", severity="sev2", state="closed", revision=1,
+        opened_at_s=now_s - 1_320.0, updated_at_s=now_s - 1_300.0, closed_at_s=now_s - 1_300.0,
+        onset_s=now_s - 1_320.5, onset_step=112, opened_step=112, reason="Rank 5 on node-00 was killed by signal 9.",
+        suspects=(Suspect(score=1.0, reason="the first to die", rank=5, node="node-00"),), votes={"hard_event": 1.0},
+    )  # fmt: skip
     told.append((crash.opened_at_s, job, crash))
     done = ActionRecord(
         id="restart/0", incident=crash.id, job=job, kind="restart_process", outcome="done", at_s=now_s - 1_318.0,

@@ -61,8 +61,11 @@ class Series:
         sums, counts = pace.sums(quantity)
         if until_s is None or not counts.any():
             return None
-        order = np.argsort(ranks := np.array(pace.ranks[: len(sums)]))
-        return cls(ranks[order].tolist(), sums[order], counts[order], pace.bin_s, until_s)
+        ranks = pace.ranks[: len(sums)]
+        if ranks != sorted(ranks):
+            order = np.argsort(ranks)
+            ranks, sums, counts = sorted(ranks), sums[order], counts[order]
+        return cls(ranks, sums, counts, pace.bin_s, until_s)
 
     def wide(self) -> Series:
         """The same in columns that an iteration fits into, from the first known one on."""
@@ -127,7 +130,8 @@ def heat_map(series: Series) -> dict[str, Any]:
     means = mean_of(series.sums, series.counts)
     ratios = means / _median(means)
     per = -(-len(ratios) // MOST_ROWS)
-    rows = np.fmax.reduceat(ratios, np.arange(0, len(ratios), per), axis=0)
+    room = np.full((-len(ratios) % per, ratios.shape[1]), np.nan)
+    rows = np.fmax.reduce(np.concatenate((ratios, room)).reshape(-1, per, ratios.shape[1]), axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         shades = np.clip(np.rint(128.0 + 127.0 / DOUBLINGS * np.log2(rows)), 1.0, 255.0)
     cells = np.where(np.isnan(rows), 0.0, shades).astype(np.uint8)
@@ -175,24 +179,24 @@ def votes_chart(verdicts: Sequence[VerdictRecord], span: Span | None) -> dict[st
         return None
     told = [one.time_s for one in verdicts]
     span = span or Span(told[0] - 1.0, max(told[-1], told[0]))
-    shown = [one for one in verdicts if span.x(one.time_s) is not None]
+    placed = [(x, one) for one in verdicts if (x := span.x(one.time_s)) is not None]
     spacing_s = float(np.median(np.diff(told))) if len(told) > 1 else 1.0
     columns = int(min(MOST_COLUMNS, max(1.0, (span.until_s - span.from_s) / max(PER_COLUMN * spacing_s, 1e-3))))
-    names = sorted({name for one in shown for name, vote in one.votes.items() if vote.opinion != "abstain"})
-    rows = [_strip(name, shown, span, columns) for name in names[:MOST_DETECTORS]]
+    shown = [(min(columns - 1, int(x / WIDTH * columns)), one) for x, one in placed]
+    names = sorted({name for _, one in shown for name, vote in one.votes.items() if vote.opinion != "abstain"})
+    rows = [_strip(name, shown, columns) for name in names[:MOST_DETECTORS]]
     return {"span": span, "rows": rows, "silent": _silent(verdicts[-1], names), "windows": len(shown)}
 
 
-def _strip(name: str, verdicts: Iterable[VerdictRecord], span: Span, columns: int) -> dict[str, Any]:
+def _strip(name: str, verdicts: Iterable[tuple[int, VerdictRecord]], columns: int) -> dict[str, Any]:
     bars: dict[int, tuple[float, bool]] = {}
     times = highest = 0.0
     newest, why = None, ""
-    for verdict in verdicts:
+    for column, verdict in verdicts:
         vote = verdict.votes.get(name)
         if vote is None or vote.opinion == "abstain":
             continue
         anomalous = vote.opinion == "anomalous"
-        column = min(columns - 1, int((span.x(verdict.time_s) or 0.0) / WIDTH * columns))
         known = bars.get(column, (0.0, False))
         bars[column] = (max(known[0], vote.score), known[1] or anomalous)
         newest, highest, times = vote, max(highest, vote.score), times + anomalous
@@ -249,9 +253,12 @@ def _line(x: Array, y: Array) -> str:
 def _median(values: Array) -> Array:
     """Median over ranks by column; NaN where nothing is known."""
     out = np.full(values.shape[1], np.nan)
-    there = ~np.isnan(values).all(axis=0)
-    if there.any():
-        out[there] = np.nanmedian(values[:, there], axis=0)
+    unknown = np.isnan(values).sum(axis=0)
+    whole, part = unknown == 0, (unknown > 0) & (unknown < len(values))
+    if whole.any():
+        out[whole] = np.median(values[:, whole], axis=0)
+    if part.any():  # many times slower, and rarely much
+        out[part] = np.nanmedian(values[:, part], axis=0)
     return out
 
 

@@ -94,7 +94,8 @@ class Pages:
                 return None if found is None else views.incident(*found)
 
         missing = f"There is no incident “{name[:100]}”; it may have been too long ago."
-        found = views.find(self._overview, name)
+        with self._overview.lock:
+            found = views.find(self._overview, name)
         return await self._shown(request, "incident.html", context, live=found[0].job if found else "", missing=missing)
 
     async def logs(self, request: Request) -> Response:

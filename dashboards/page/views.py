@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.overview.job import SEVERITIES, JobOverview
+from dashboards.explain.explanation import explain, opening
+from dashboards.overview.job import SEVERITIES, JobOverview, waits
 from dashboards.overview.overview import Overview
 from dashboards.page.charts import Series, heat_map, iteration_chart, votes_chart
 from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord
@@ -102,7 +103,7 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
             "votes": votes_chart(self.verdicts, charted["span"] if charted else None),
             "incidents": self.incidents,
             "incidents_in_all": self.incidents_in_all,
-            "waiting": [one for one in self.actions if one.outcome == "proposed"],
+            "waiting": [one for one in self.actions if waits(one)],
             "actions": self.actions,
             "events": self.events,
         }
@@ -121,8 +122,14 @@ def incident(job: JobOverview, one: IncidentRecord) -> dict[str, Any]:
     return {
         "incident": one,
         "evidence": {name: value for name, value in one.evidence.items() if value is not None},
-        "actions": sorted((each for each in job.actions.values() if each.incident == one.id), key=lambda x: x.at_s),
+        "actions": (actions := sorted(_about(job, one), key=lambda each: each.at_s)),
+        "waiting": [each for each in actions if waits(each)],
+        "explained": explain(one, actions, opening(one, job.verdicts)),
     }
+
+
+def _about(job: JobOverview, one: IncidentRecord) -> Iterable[ActionRecord]:
+    return (each for each in job.actions.values() if each.incident == one.id)
 
 
 def incidents(overview: Overview, job: str | None, lasting: bool, page: int) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_hostile_words_are_text(stage: Stage) -> None:
 def test_the_heat_map_shows_the_slow_rank(stage: Stage) -> None:
     browser = stage.show("/jobs/llama-70b")
     share = browser.until("the slow rank", lambda: browser.run(OPAQUE))
-    assert 0.24 / 16 / 2 < share < 0.24 / 16 * 2
+    assert 0.34 / 16 / 2 < share < 0.34 / 16 * 2
 
 
 def test_the_keyboard_reaches_the_buttons_and_an_approval_names_the_plan(stage: Stage) -> None:
@@ -133,14 +133,22 @@ def test_the_keyboard_reaches_the_buttons_and_an_approval_names_the_plan(stage: 
     assert browser.run("return document.activeElement.matches(':focus-visible')")
     browser.press("Enter")
     ((url, body, status),) = browser.until("the request", lambda: browser.run("return window.made"))
-    assert url == "/api/v1/actions/rebalance%2F1/approve"
+    assert (url, status) == ("/api/v1/actions/rebalance%2F1/approve", 202)
     assert json.loads(body) == {"plan_digest": "5f0c9a1be2d34477"}
     browser.until("what came of it", lambda: browser.run("return document.getElementById('said').textContent"))
     bus = EmbeddedBus(str(stage.bus))
     words = [message.record for message in bus.read(COMMANDS)]
     bus.close()
     approved = [one for one in words if isinstance(one, CommandRecord) and one.action == "rebalance/1"]
-    assert [one.kind for one in approved] == (["approve"] if status < 300 else [])
+    assert [(one.kind, one.by, one.plan_digest) for one in approved] == [("approve", "local", "5f0c9a1be2d34477")]
+
+
+def test_a_stop_is_said_by_one_button_and_ended_by_another(stage: Stage) -> None:
+    browser = stage.show("/")
+    browser.run("document.getElementById('stop').click()")
+    browser.shows("Acting is stopped by local")
+    browser.run("document.getElementById('resume').click()")
+    browser.until("the end of it", lambda: "Acting is stopped by" not in browser.text())
 
 
 def test_the_first_key_skips_to_the_content(stage: Stage) -> None:

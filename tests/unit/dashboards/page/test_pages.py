@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 from dashboards.overview.overview import Overview
@@ -14,7 +15,7 @@ from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from tests.asgi import Answer, ask
 from tests.doubles import ManualClock
-from tests.page_world import EVIL, NOW_S, Told, hostile, incident, overview_of, world
+from tests.page_world import EVIL, NOW_S, Told, hostile, incident, overview_of, proposed, world
 from trainwarden.protocols import Message
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -31,11 +32,13 @@ class Site:
         self.overview = overview
         self.asked_s: list[float] = []
         self._told = list(told)
-        self.commands: list[CommandRecord] = []
         clock = ManualClock(NOW_S)
         tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe")})
         pages = Pages(overview, clock, self._logs)
-        parts = Parts(overview, tokens, SelfMetrics("serve"), clock, self.commands.append, routes=tuple(pages.routes()))
+        self.said: list[CommandRecord] = []
+        parts = Parts(
+            overview, tokens, SelfMetrics("serve"), clock, self.said.append, routes=tuple(pages.routes())
+        )  # fmt: skip
         self.app = build(parts)
 
     def _logs(self, from_s: float) -> Iterable[Message]:
@@ -131,6 +134,20 @@ def test_what_is_unknown_is_said_to_be() -> None:
     assert "No detector has voted yet" in text
     for wrong in ("nan", "None<", ">-1<", "inf "):
         assert wrong not in text
+
+
+def test_an_incident_is_told_in_plain_words_with_what_to_do(site: Site) -> None:
+    text = site.get("/incidents/llama-70b%2Fslow_compute%2F1").text
+    for words in ("In plain words", "lof abstains: no model is loaded", "trainwarden actions approve rebalance/1"):
+        assert words in text
+
+
+def test_what_nobody_waits_for_has_no_buttons() -> None:
+    slow = incident("i1", "j", NOW_S, closed=False)
+    shown = msgspec.structs.replace(proposed("a1", slow, NOW_S), plan_digest=None)
+    site = Site(overview_of([(NOW_S, "j", slow), (NOW_S, "j", shown)]))
+    for address in ("/", "/jobs/j", "/incidents/i1"):
+        assert "/approve" not in site.get(address).text
 
 
 def test_log_lines_around_the_first_error_are_read_when_asked_for(site: Site) -> None:
