@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# What tests of real servers need beyond Python: Java and Maven for Kafka, a C compiler for the fake NVML.
+# What tests of real servers need beyond Python: Java and Maven for Kafka, a C compiler for the fake NVML, Prometheus.
 # Taken from Debian's packages where this may be done; elsewhere those tests skip and say why.
 system:
 	@docker/system-packages.sh
@@ -65,12 +65,14 @@ kafka: install system
 # The image's Dockerfile, its steps done in a chroot over a Debian of our own (root, buildah, debootstrap; minutes).
 image: export TRAINWARDEN_REQUIRE_SERVERS := 1
 image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,compression
-image: install system
+image: install
+	docker/system-packages.sh all
 	$(BIN)/python -m pytest tests/system/test_image.py
 
 # The Helm chart against a real Kubernetes API server, built from Go modules (minutes the first time) and kept in .cache.
 kubernetes: export TRAINWARDEN_KUBERNETES := 1
-kubernetes: install system
+kubernetes: install
+	docker/system-packages.sh all
 	$(BIN)/python -m pytest tests/system/test_helm.py
 
 up: install

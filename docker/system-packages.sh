@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests of real servers need, where it is missing and where this user may.
+# Installs what the tests of real servers need, where it is missing and where this user may; with `all` also what
+# make image and make kubernetes need.
 set -u
 missing=()
 command -v java >/dev/null || missing+=(default-jre-headless)
@@ -15,12 +16,14 @@ command -v shellcheck >/dev/null || missing+=(shellcheck)
 # A scheduler whose nodes are drained.
 command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null ||
     missing+=(slurmctld slurmd slurm-client)
-# What a Kubernetes API server keeps its objects in, and what speaks to it.
-command -v etcd >/dev/null || missing+=(etcd-server)
-command -v kubectl >/dev/null || missing+=(kubernetes-client)
-# A rootless builder of images, and a base for them where no registry of images is at hand.
-command -v buildah >/dev/null || missing+=(buildah)
-command -v debootstrap >/dev/null || missing+=(debootstrap)
+if [ "${1:-}" = all ]; then
+    # For make kubernetes: what an API server keeps its objects in, and what speaks to it.
+    command -v etcd >/dev/null || missing+=(etcd-server)
+    command -v kubectl >/dev/null || missing+=(kubernetes-client)
+    # For make image: a builder of images that needs no engine, and a base where no registry of images is at hand.
+    command -v buildah >/dev/null || missing+=(buildah)
+    command -v debootstrap >/dev/null || missing+=(debootstrap)
+fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
     echo "missing: ${missing[*]}; install them to run every test, else those tests skip and say why" >&2

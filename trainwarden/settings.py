@@ -133,7 +133,8 @@ class ServeSettings(Config, frozen=True, kw_only=True):
 
     `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
     token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
-    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act.
+    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act. `notices` are tables of
+    who is told (`dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"
@@ -144,13 +145,15 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     grafana_secret_file: str | None = None
     slack_secret_file: str | None = None
     slack_users: tuple[str, ...] = ()
+    notices: tuple[dict[str, Any], ...] = ()
 
 
 class RunsSettings(Config, frozen=True, kw_only=True):
     """Runs of watch, launch and demo that are kept for their user, and how large one may grow.
 
     `keep` runs, for `keep_days`, in `total_bytes` at most, newest first. `log_bytes` is for the output of one job,
-    `bus_bytes` for an embedded bus (also that of `up`): above it the oldest records go.
+    `bus_bytes` for an embedded bus (also that of `up`): above it the oldest records go. With `page`, watch and launch
+    serve the page of their run on a free port of this machine.
     """
 
     keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 50
@@ -158,6 +161,7 @@ class RunsSettings(Config, frozen=True, kw_only=True):
     total_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 8 * 1024**3
     log_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024**2
     bus_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 1024**3
+    page: bool = True
 
 
 DEFAULT_BUS: Final = "embedded:trainwarden.db"

@@ -18,8 +18,10 @@ from dashboards.exposition.jobs import JobsCollector
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
+from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
 from dashboards.web.hooks import Hooks, HookSecrets
+from dashboards.web.judge import Judge
 from dashboards.web.openapi import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
@@ -32,7 +34,7 @@ STALE_S = 30.0  # rounds of the loop are tenths of a second
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes work with; `publish` keeps a command on the bus before it returns."""
+    """What the routes work with; `publish` keeps a command on the bus before it returns, `detect` judges a range."""
 
     overview: Overview
     tokens: Tokens
@@ -40,6 +42,7 @@ class Parts:
     clock: Clock
     publish: Callable[[CommandRecord], None]
     hosts: tuple[str, ...] = ()
+    detect: tuple[str, ...] = ("trainwarden", "detect")
     secrets: HookSecrets = field(default_factory=HookSecrets)
     routes: tuple[BaseRoute, ...] = field(default=())
 
@@ -47,12 +50,13 @@ class Parts:
 def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     parts.metrics.registry.register(JobsCollector(parts.overview))
-    own = Own(parts)
+    own, enter = Own(parts), Enter(parts.tokens, parts.metrics)
     acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
         routes=[
             *own.routes(),
-            *Reads(parts.overview, parts.clock).routes(),
+            *enter.routes(),
+            *Reads(parts.overview, parts.clock, Judge(parts.detect, parts.metrics)).routes(),
             *acts.routes(),
             *Hooks(acts, parts.clock, parts.metrics, parts.secrets).routes(),
             *parts.routes,

@@ -74,6 +74,14 @@ class SilenceAsked(Asked, frozen=True, kw_only=True):
     node: Name | None = None
 
 
+class DetectAsked(Asked, frozen=True, kw_only=True):
+    """A job, and the range that is to be judged; without one, what is known now."""
+
+    job: Name
+    from_s: Time | None = None
+    to_s: Time | None = None
+
+
 async def body(request: Request, kind: type[S]) -> S:
     """What `request` carries.
 

@@ -12,6 +12,7 @@ from dashboards.explain.explanation import Explanation
 from dashboards.web.alerts import Alerts
 from dashboards.web.asked import (
     ActionsAsked,
+    DetectAsked,
     IncidentsAsked,
     JobAsked,
     Name,
@@ -24,6 +25,14 @@ from trainwarden import __version__
 
 Objects = list[dict[str, Any]]
 _REF: Final = "#/components/schemas/{name}"
+
+
+class Detected(msgspec.Struct):
+    """What ``trainwarden detect`` says of a range, or the newest that is known of the job."""
+
+    jobs: Objects | msgspec.UnsetType = msgspec.UNSET
+    verdict: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+    incidents: Objects | msgspec.UnsetType = msgspec.UNSET
 
 
 class Status(msgspec.Struct):
@@ -166,6 +175,14 @@ OPERATIONS: Final = (
     Operation(method="get", path="/api/v1/actions", does="Actions as they are.", answer=Actions, asked=ActionsAsked),
     Operation(method="get", path="/api/v1/nodes", does="Nodes that send heartbeats.", answer=Nodes),
     Operation(method="get", path="/api/v1/silences", does="The silences that stand.", answer=Silences),
+    Operation(
+        method="post",
+        path="/api/v1/detect",
+        does="Judge a range of a job, or say what is known now.",
+        answer=Detected,
+        body=DetectAsked,
+        may=(404, 422, 429, 500, 504),
+    ),
     *(
         Operation(
             method="post",

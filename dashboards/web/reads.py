@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -11,19 +11,23 @@ from starlette.routing import Route
 
 from dashboards.explain.explanation import explain, opening
 from dashboards.overview.overview import Overview
-from dashboards.web.asked import ActionsAsked, IncidentsAsked, Nothing, VerdictsAsked, query
+from dashboards.web.asked import ActionsAsked, DetectAsked, IncidentsAsked, Nothing, VerdictsAsked, body, query
+from dashboards.web.judge import Judge
 from dashboards.web.objects import job_object, node_objects, verdict_object
 from dashboards.web.problems import Problem, answer
 from trainwarden.clock import Clock
 from trainwarden.json_objects import action_object, incident_object
 from trainwarden.records import IncidentRecord
 
+LONGEST_S: Final = 7 * 86_400.0  # the bus keeps no more
+
 
 class Reads:
-    """The answers, from `overview` alone: nothing here waits for the bus."""
+    """The answers, from `overview` alone: nothing here waits for the bus; only `judge` takes its time."""
 
-    def __init__(self, overview: Overview, clock: Clock) -> None:
+    def __init__(self, overview: Overview, clock: Clock, judge: Judge) -> None:
         self._overview = overview
+        self._judge = judge
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -36,6 +40,7 @@ class Reads:
             Route("/api/v1/verdicts", self.verdicts),
             Route("/api/v1/actions", self.actions),
             Route("/api/v1/nodes", self.nodes),
+            Route("/api/v1/detect", self.detect, methods=["POST"]),
         ]
 
     async def jobs(self, request: Request) -> Response:
@@ -119,6 +124,21 @@ class Reads:
             found = [one for job in jobs for one in job.actions.values()]
         found.sort(key=lambda one: one.at_s)
         return answer({"actions": [action_object(one) | {"job": one.job} for one in found[-asked.limit :]]})
+
+    async def detect(self, request: Request) -> Response:
+        """A range judged; without one the newest verdict and the open incidents of the job."""
+        asked = await body(request, DetectAsked)
+        with self._overview.lock:
+            job = self._overview.jobs.get(asked.job)
+            if job is None:
+                raise Problem(404, f"there is no job '{asked.job[:100]}'")
+            verdict, lasting = job.verdict, job.open_incidents()
+        if asked.from_s is None and asked.to_s is None:
+            said = {"verdict": None if verdict is None else verdict_object(verdict)}
+            return answer({"job": asked.job, **said, "incidents": [incident_object(one) for one in lasting]})
+        if asked.from_s is None or asked.to_s is None or not 0.0 < asked.to_s - asked.from_s <= LONGEST_S:
+            raise Problem(422, f"a range has from_s and a later to_s, {LONGEST_S / 86_400:.0f} days apart at most")
+        return answer(await self._judge.judge(asked.job, asked.from_s, asked.to_s))
 
     async def nodes(self, request: Request) -> Response:
         """Every node that sends heartbeats."""

@@ -6,26 +6,32 @@ import ipaddress
 import logging
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from dashboards.notices.notices import Notices
+from dashboards.notices.targets import targets_of
 from dashboards.overview.overview import Overview
+from dashboards.page.lines import of_bus
+from dashboards.page.pages import Pages
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
 from dashboards.web.signatures import secret_of
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, WardenError
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
-from trainwarden.settings import Settings
+from trainwarden.settings import ServeSettings, Settings
 from trainwarden.topics import COMMANDS
 
 log = logging.getLogger("trainwarden.serve")
@@ -33,8 +39,10 @@ log = logging.getLogger("trainwarden.serve")
 PUBLISH_S = 5.0
 
 
-def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], None]) -> None:
-    """Serve until `stop()` is true; `say` is told where.
+def serve(
+    settings: Settings, stop: Callable[[], bool], say: Callable[[str], None], *, config_file: Path | None = None
+) -> None:
+    """Serve until `stop()` is true; `say` is told where. Processes that judge read `config_file` themselves.
 
     Raises
     ------
@@ -44,36 +52,58 @@ def serve(settings: Settings, stop: Callable[[], bool], say: Callable[[str], Non
         If the bus cannot be opened.
     """
     listening = listen_at(settings.serve.listen)
-    tokens, own = _tokens(settings, listening)
+    tokens, own = tokens_of(settings.serve.listen, settings.serve.tokens)
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
-    app = build(Parts(overview, tokens, metrics, clock, partial(_publish, bus), _names(settings), _secrets(settings)))
+    pages = Pages(overview, clock, of_bus(bus))
+    parts = Parts(
+        overview,
+        tokens,
+        metrics,
+        clock,
+        partial(_publish, bus),
+        hosts=_names(settings),
+        detect=_detect(settings, config_file),
+        secrets=secrets_of(settings.serve),
+        routes=tuple(pages.routes()),
+    )
+    app = build(parts)
+    notices = Notices(overview, targets_of(settings.serve.notices), clock, metrics)
+    config = _how(settings.serve, app)
+    server = uvicorn.Server(config)
+    answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
+    answering.start()
+    notices.start()
+    host, port = listening.getsockname()[:2]
+    scheme = "https" if config.is_ssl else "http"
+    say(f"{scheme}://{'localhost' if own else host}:{port}/" + (f"enter?token={own}" if own else ""))
+    try:
+        ServiceLoop(bus, overview, clock, metrics).run(lambda: stop() or not answering.is_alive())
+        if not stop():
+            raise WardenError("serve: answering has ended; the log says why")
+    finally:
+        pages.close()
+        server.should_exit = True
+        answering.join(5.0)
+        bus.close()
+
+
+def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         access_log=False,
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=2,
-        ssl_certfile=settings.serve.tls_certificate,
-        ssl_keyfile=settings.serve.tls_key,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
     )
     try:
         config.load()
     except (OSError, ValueError) as error:
         raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
-    server = uvicorn.Server(config)
-    answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
-    answering.start()
-    host, port = listening.getsockname()[:2]
-    scheme = "https" if config.is_ssl else "http"
-    say(f"{scheme}://{'localhost' if own else host}:{port}/" + (f"enter?token={own}" if own else ""))
-    try:
-        ServiceLoop(bus, overview, clock, metrics).run(lambda: stop() or not answering.is_alive())
-    finally:
-        server.should_exit = True
-        answering.join(5.0)
-        bus.close()
+    return config
 
 
 def listen_at(address: str) -> socket.socket:
@@ -84,15 +114,21 @@ def listen_at(address: str) -> socket.socket:
     ConfigError
         If it is no such thing, or is taken.
     """
+    host, port = _host_and_port(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"serve.listen: {address} cannot be listened on ({said})") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > 65_535:
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
         raise ConfigError(f"serve.listen: '{address}' is not HOST:PORT")
-    try:
-        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        raise ConfigError(f"serve.listen: {address} cannot be listened on ({error.strerror or error})") from error
+    return host, int(port)
 
 
 def _publish(bus: Bus, command: CommandRecord) -> None:
@@ -100,22 +136,46 @@ def _publish(bus: Bus, command: CommandRecord) -> None:
     bus.flush(PUBLISH_S)
 
 
-def _tokens(settings: Settings, listening: socket.socket) -> tuple[Tokens, str | None]:
-    """The tokens of the settings; where there are none one is made up, for this machine alone."""
-    if settings.serve.tokens is not None:
-        return Tokens.of_file(Path(settings.serve.tokens)), None
-    if not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
-        raise ConfigError(f"serve: to listen on {settings.serve.listen} for others, name a file of tokens (--tokens)")
+def tokens_of(address: str, path: str | None) -> tuple[Tokens, str | None]:
+    """Who may ask at `address`; where no file names them, a token that is made up, for this machine alone.
+
+    Raises
+    ------
+    ConfigError
+        If the file is wrong, or there is none and others could ask.
+    """
+    if path is not None:
+        return Tokens.of_file(Path(path)), None
+    host = _host_and_port(address)[0]
+    try:
+        here = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    if not here:
+        raise ConfigError(f"serve: to listen on {address} for others, name a file of tokens (--tokens)")
     own = secrets.token_urlsafe(24)
     return Tokens({digest_of(own): Person("local", "act")}), own
 
 
-def _secrets(settings: Settings) -> HookSecrets:
+def secrets_of(settings: ServeSettings) -> HookSecrets:
+    """What the files of secrets hold.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be read.
+    """
     return HookSecrets(
-        grafana=secret_of(settings.serve.grafana_secret_file, "serve.grafana_secret_file"),
-        slack=secret_of(settings.serve.slack_secret_file, "serve.slack_secret_file"),
-        slack_users=settings.serve.slack_users,
+        grafana=secret_of(settings.grafana_secret_file, "serve.grafana_secret_file"),
+        slack=secret_of(settings.slack_secret_file, "serve.slack_secret_file"),
+        slack_users=settings.slack_users,
     )
+
+
+def _detect(settings: Settings, config_file: Path | None) -> tuple[str, ...]:
+    """The command that judges a range of a job on our bus."""
+    config = (f"--config={config_file.absolute()}",) if config_file is not None else ()
+    return (sys.executable, "-m", "trainwarden.cli.main", "detect", f"--bus={settings.bus}", *config)
 
 
 def _names(settings: Settings) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def go_tool(package: str) -> Path:
     if shutil.which("go") is None:
         raise ServerMissing(f"{package} is built by Go, and there is no go on the PATH")
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
             part = folder.with_name(f"{folder.name}.part")

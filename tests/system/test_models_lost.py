@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from detectors.job.samples import Entity
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from tests.servers.kafka import ServerMissing
-from tests.servers.mlflow import MlflowServer
+from tests.servers.mlflow import DATABASE, MlflowServer
 from trainer_offline.data.card import DataCard
 from trainer_offline.fit.gate import GateResult
 from trainer_offline.registry.publish import TrainedRun, register
@@ -52,21 +54,30 @@ def trained(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[
     except ServerMissing as missing:
         require_servers(str(missing))
     one.start()
-    for seed in (0, 1):
-        register(Registry.at(one.uri), run(seed))
-    one.kill()
-    shutil.copytree(one.folder, place / "copy")
-    yield one
-    one.kill()
+    try:
+        for seed in (0, 1):
+            register(Registry.at(one.uri), run(seed))
+        (place / "copy").mkdir()
+        copy_database(one.folder / DATABASE, place / "copy" / DATABASE)
+        shutil.copytree(one.folder / "artifacts", place / "copy" / "artifacts")
+        yield one
+    finally:
+        one.kill()
+
+
+def copy_database(source: Path, to: Path) -> None:
+    """Everything in one transaction of `to`, so that a server may look at it meanwhile."""
+    with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(to, timeout=30.0)) as written:
+        read.backup(written)
 
 
 @pytest.fixture
-def server(trained: MlflowServer) -> Iterator[MlflowServer]:
-    shutil.rmtree(trained.folder)
-    shutil.copytree(trained.folder.parent / "copy", trained.folder)
-    trained.start()
-    yield trained
-    trained.kill()
+def server(trained: MlflowServer) -> MlflowServer:
+    copy = trained.folder.parent / "copy"
+    shutil.rmtree(trained.folder / "artifacts")
+    shutil.copytree(copy / "artifacts", trained.folder / "artifacts")
+    copy_database(copy / DATABASE, trained.folder / DATABASE)
+    return trained
 
 
 @pytest.fixture

@@ -10,5 +10,5 @@ Read `trainwarden.cli.main` first: its table says in which file of which room a 
               detect, plan
     learn/    from what was recorded to models: annotate, train, models
     setup/    before a run: doctor, check-config, bench, hook
-    shared/   what commands of several rooms use: options, output, the view of a job, its services, its HTML report
+    shared/   what commands of several rooms use: options, output, the view of a job, its services, its page
 """

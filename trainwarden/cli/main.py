@@ -52,7 +52,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "up": Entry(
         "trainwarden.cli.serve.up:up",
-        "Agent, detector and engine on this machine with the embedded bus, until Ctrl-C.",
+        "Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.",
     ),
     "status": Entry(
         "trainwarden.cli.ask.status:status",
@@ -96,7 +96,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "report": Entry(
         "trainwarden.cli.ask.report:report",
-        "One HTML file of a job: iteration times, rank heat map, votes, incidents, actions.",
+        "One HTML file of a job: iteration times, rank heat map, votes, incidents, log lines, actions.",
     ),
     "plan": Entry(
         "trainwarden.cli.ask.plan:plan",

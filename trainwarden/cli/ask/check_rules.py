@@ -12,7 +12,7 @@ from trainwarden.cli.shared.words import counted
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import EventRecord, IncidentKind, IncidentRecord, Severity
-from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, VERDICTS
+from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, METRICS, VERDICTS
 
 RECENT_S: Final = 3_600.0  # a job that was judged within the last hour is missed when it falls silent
 MARGIN_S: Final = 15.0  # heartbeats are read from a little earlier, so that an age can be above the limit
@@ -76,6 +76,7 @@ class _Seen:
     first_heard_s: float | None = None
     heard_s: float | None = None
     judged_s: float | None = None
+    measured: bool = False
     incidents: list[IncidentRecord] = field(default_factory=list)
 
     def age_s(self, now_s: float) -> float | None:
@@ -122,8 +123,9 @@ def plain(text: str) -> str:
 def look(bus: Bus, job: str | None, limits: Limits, now_s: float) -> Answer:
     """How the jobs on `bus` are, or `job` alone.
 
-    Open incidents count by their severity. A job that is not over is to be heard of and judged; without a name that
-    holds for jobs of which there is a heartbeat within the critical limit or a verdict within the last hour.
+    Open incidents count by their severity. A job that is not over is to be heard of, by its ranks' heartbeats or else
+    by its agents' metrics, and to be judged; without a name that holds for jobs of which there is a heartbeat within
+    the critical limit or a verdict within the last hour.
     """
     seen = _read(bus, job, limits, now_s)
     found = [(OF_SEVERITY[it.severity], _incident_text(it)) for _, one in sorted(seen.items()) for it in one.incidents]
@@ -131,7 +133,7 @@ def look(bus: Bus, job: str | None, limits: Limits, now_s: float) -> Answer:
     ended = _ended(bus, job, now_s) if any(late.values()) else frozenset[str]()
     found += [one for name, one in late.items() if one is not None and name not in ended]
     found.sort(key=lambda it: -BADNESS.index(it[0]))
-    live = {name: one for name, one in seen.items() if one.heard_s is not None}
+    live = {name: one for name, one in seen.items() if one.measured or one.heard_s is not None}
     if not found:
         said = f"job {job} is over" if job in ended else f"{counted(len(live), 'job')} heard of, no incident"
         found = [(State.OK, said)]
@@ -167,7 +169,21 @@ def _read(bus: Bus, job: str | None, limits: Limits, now_s: float) -> dict[str, 
             one.judged_s = max(message.time_s, one.judged_s or 0.0)
     for record in _open_incidents(bus, job):
         seen.setdefault(record.job, _Seen()).incidents.append(record)
+    _hear_agents(bus, seen, now_s - min(limits))
     return seen
+
+
+def _hear_agents(bus: Bus, seen: dict[str, _Seen], since_s: float) -> None:
+    """Jobs without ranks have no heartbeat; their agents measure all the same. One record of each is enough."""
+    silent = {name for name, one in seen.items() if one.heard_s is None or one.heard_s < since_s}
+    if not silent:
+        return
+    for message in bus.read(METRICS, from_time_s=since_s):
+        if message.key in silent:
+            seen[message.key].measured = True
+            silent.remove(message.key)
+            if not silent:
+                return
 
 
 def _open_incidents(bus: Bus, job: str | None) -> list[IncidentRecord]:
@@ -192,14 +208,16 @@ def _ended(bus: Bus, job: str | None, now_s: float) -> frozenset[str]:
 
 def _lateness(name: str, one: _Seen, limits: Limits, now_s: float, *, named: bool) -> tuple[State, str] | None:
     """What its silence says, or that of whoever should judge it."""
-    age_s, unjudged_s = one.age_s(now_s), one.unjudged_s(now_s)
+    age_s, unjudged_s = 0.0 if one.measured else one.age_s(now_s), one.unjudged_s(now_s)
     if age_s is None:
         if one.judged_s is None and not named:
             return None  # known by an old incident alone
         return State.CRITICAL, f"job {name} has not been heard of for more than {max(limits):g} s"
     if (state := _state_of(age_s, limits)) is not State.OK:
         return state, f"job {name} has not been heard of for {age_s:.0f} s"
-    if unjudged_s is not None and (state := _state_of(unjudged_s, limits)) is not State.OK:
+    if unjudged_s is None:  # its agents alone are heard: ranks, when they come, make it critical in time
+        return State.WARNING, f"nobody has judged job {name} for the last hour; is the detection service there?"
+    if (state := _state_of(unjudged_s, limits)) is not State.OK:
         return state, f"nobody has judged job {name} for {unjudged_s:.0f} s; is the detection service there?"
     return None
 
@@ -216,9 +234,9 @@ def _incident_text(record: IncidentRecord) -> str:
 
 
 def _performance(seen: Mapping[str, _Seen], live: Mapping[str, _Seen], limits: Limits, now_s: float) -> tuple[str, ...]:
-    """Counts, and the greatest ages of live jobs; what no live job has is left out."""
+    """Counts, and the greatest ages of live jobs (of heartbeats and verdicts); what no live job has is left out."""
     ages = {
-        "unheard": [one.age_s(now_s) for one in live.values()],
+        "unheard": [one.age_s(now_s) for one in live.values() if not one.measured],
         "unjudged": [one.unjudged_s(now_s) for one in live.values()],
     }
     out = [f"jobs={len(live)};;;0", f"incidents={sum(len(one.incidents) for one in seen.values())};;;0"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trainwarden.cli.ask.detect_fleet import Door, Span, judged_fleet
+from trainwarden.cli.ask.detect_job import JobSource, recorded_job
 from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order
-from trainwarden.cli.shared.options import ConfigFile, Json
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError, DataError
@@ -33,10 +35,15 @@ def detect(
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="A Prometheus with metrics of dcgm-exporter and node_exporter.")
     ] = None,
+    job: Annotated[str | None, typer.Option(metavar="NAME", help="A job on the bus, or in the archive.")] = None,
+    bus: BusAddress = None,
+    archive: Annotated[Path | None, typer.Option(metavar="DIR", help="With --job: the archive to read.")] = None,
     match: Annotated[
         str, typer.Option(metavar="SELECTOR", help="Only series with these labels, e.g. 'cluster=\"a\"'.")
     ] = "",
-    since: Annotated[str | None, typer.Option(help="From so long ago (90s, 30m, 12h, 7d); default 30m.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="From so long ago (90s, 30m, 12h, 7d); of a Prometheus 30m.")
+    ] = None,
     from_: Annotated[
         str | None, typer.Option("--from", metavar="T", help="From T (seconds since 1970, or ISO 8601).")
     ] = None,
@@ -60,24 +67,32 @@ def detect(
     json: Json = None,
     config: ConfigFile = None,
 ) -> int:
-    """Judge recorded folders or a range of a Prometheus in time order; exit code 1 if an incident was found.
+    """Judge recorded folders, a job or a range of a Prometheus in time order; exit code 1 if an incident was found.
 
     Example: trainwarden detect --data recording/ --normal-until 3600 --json
 
     Example: trainwarden detect --prometheus http://prometheus:9090 --since 30m
+
+    Example: trainwarden detect --job llama-70b --since 2h
     """
     voice = Voice(json)
-    asked = Asked(normal_until, normal, models, detectors, scores is not None)
     span = Span(match, since, from_, to, step, by)
-    if (data is None) == (prometheus is None):
-        raise ConfigError("say what is to be judged: either --data DIR or --prometheus URL")
-    if prometheus is None:
-        if span != Span():
-            raise ConfigError("--match, --since, --from, --to, --step and --by go with --prometheus")
-        return _recordings(Path(str(data)), asked, config, scores, voice)
-    if asked != Asked(None, None, None, detectors, False):
-        raise ConfigError("--normal-until, --normal, --models and --scores go with --data")
-    return _fleet(Door(prometheus, token_file, ca_file, client_cert), span, detectors, config, voice)
+    asked = Asked(normal_until, normal, models, detectors, scores is not None)
+    if sum(source is not None for source in (data, prometheus, job)) != 1:
+        raise ConfigError("say what is to be judged: --data DIR, --job NAME or --prometheus URL")
+    if prometheus is not None:
+        if asked != Asked(None, None, None, detectors, False):
+            raise ConfigError("--normal-until, --normal, --models and --scores go with --data and --job")
+        return _fleet(Door(prometheus, token_file, ca_file, client_cert), span, detectors, config, voice)
+    if span.of_fleets:
+        raise ConfigError("--match, --step and --by go with --prometheus")
+    if job is not None:
+        span_s = span.between_s(time.time()) if span.timed else None
+        with recorded_job(JobSource(job, bus, archive, config), span_s) as folder:
+            return _recordings(folder, replace(asked, span_s=span_s), config, scores, voice)
+    if span.timed or bus is not None or archive is not None:
+        raise ConfigError("--since, --from, --to, --bus and --archive do not go with --data")
+    return _recordings(Path(str(data)), asked, config, scores, voice)
 
 
 def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, voice: Voice) -> int:

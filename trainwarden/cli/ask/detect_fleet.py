@@ -29,6 +29,16 @@ class Span:
     step: str | None = None
     by: str | None = None
 
+    @property
+    def timed(self) -> bool:
+        """Whether a range of time was named."""
+        return any(word is not None for word in (self.since, self.start, self.end))
+
+    @property
+    def of_fleets(self) -> bool:
+        """Whether something was said that only a Prometheus knows."""
+        return bool(self.match) or self.step is not None or self.by is not None
+
     def between_s(self, now_s: float) -> tuple[float, float]:
         """The range of time.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -44,12 +45,15 @@ def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
 def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in the tables whose keys only plug-ins and single rooms know."""
     from actions.engine.policy import PolicyConfig, Rules
+    from dashboards.notices.targets import NoticeSettings, targets_of
     from detectors.choice import rule
     from detectors.verdict.ensemble import EnsembleConfig
     from trainer_offline.service.train import TrainConfig
     from trainwarden.bus.kafka.client import KafkaConfig
 
     yield from _plugins(settings)
+    for raw in settings.serve.notices:
+        yield _table(NoticeSettings, raw, ("serve", "notices"), partial(targets_of, [raw]))
     engine, detection, trainer = settings.engine, settings.detection, settings.trainer
     how = {"prepare": trainer.prepare, "models": trainer.models, "gate": trainer.gate}
     yield _table(KafkaConfig, settings.kafka, ("kafka",))

@@ -43,6 +43,7 @@ def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
         _check_checkpoints(settings),
         _check_registry(settings),
         _check_archive(settings),
+        _check_serve(settings),
         *_check_collectors(settings),
     ]
     for check in checks:
@@ -130,6 +131,27 @@ def _check_launcher(settings: Settings) -> dict[str, str]:
     except WardenError as error:
         return _row(name, "bad", str(error))
     return _row(name, "fine", f"job {state.job} is {state.phase}; it can {', '.join(sorted(able.can))}")
+
+
+def _check_serve(settings: Settings) -> dict[str, str]:
+    """Whether `trainwarden serve` could begin: its address, tokens, secrets and notices."""
+    own = settings.serve
+    try:
+        from dashboards.notices.targets import targets_of
+        from dashboards.web.server import listen_at, secrets_of, tokens_of
+    except ImportError as error:
+        return _row("serve", "note", f"cannot run here ({error}); pip install 'trainwarden[serve]'")
+    try:
+        tokens_of(own.listen, own.tokens)
+        secrets_of(own)
+        targets_of(own.notices)
+    except WardenError as error:
+        return _row("serve", "bad", str(error))
+    try:
+        listen_at(own.listen).close()
+    except WardenError as error:
+        return _row("serve", "note", f"{error}; fine where serve runs already")
+    return _row("serve", "fine", f"{own.listen} can be listened on")
 
 
 def _check_registry(settings: Settings) -> dict[str, str]:

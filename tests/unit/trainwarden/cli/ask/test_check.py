@@ -14,7 +14,15 @@ from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli import main as command_line
 from trainwarden.cli.ask.check_rules import MAX_LINES, Answer, State, limit_of, look, look_at_node, plain
 from trainwarden.errors import BusUnavailable, ConfigError
-from trainwarden.records import EventRecord, HeartbeatRecord, IncidentRecord, Record, Suspect, VerdictRecord
+from trainwarden.records import (
+    EventRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    MetricsRecord,
+    Record,
+    Suspect,
+    VerdictRecord,
+)
 from trainwarden.topics import topic_of
 
 NOW_S = 1_800_000_000.0
@@ -40,6 +48,12 @@ class Told:
     def heard(self, *ago_s: float, job: str = "j") -> None:
         for one in sorted(ago_s, reverse=True):
             self.say(HeartbeatRecord(job=job, node="n", time_s=NOW_S - one), one)
+
+    def measured(self, ago_s: float) -> None:
+        time_s = NOW_S - ago_s
+        self.say(
+            MetricsRecord(job="j", node="n", time_s=time_s, devices=("host",), names=("a",), values=((1.0,),)), ago_s
+        )
 
     def judged(self, ago_s: float, job: str = "j") -> None:
         fields = {"id": "v", "time_s": NOW_S - ago_s, "window_s": 60.0, "anomalous": False, "reason": ""}
@@ -124,6 +138,24 @@ def test_so_is_a_job_that_nobody_judges(told: Told, ago_s: float | None, state: 
 def test_a_job_that_has_just_begun_need_not_have_been_judged(told: Told) -> None:
     told.heard(5.0, 1.0)
     assert told.answer().state is State.OK
+
+
+def test_agents_of_a_job_without_ranks_are_heard_by_what_they_measure(told: Told) -> None:
+    told.judged(1.0)
+    told.measured(70.0)
+    assert told.answer().findings == ("job j has not been heard of for more than 180 s",)
+    told.measured(30.0)
+    assert told.answer().text().endswith("no incident | jobs=1;;;0 incidents=0;;;0 unjudged=1.0s;60;180;0")
+    told.heard(100.0)  # its ranks have ended, its agents go on
+    assert told.answer("j").state is State.OK
+    assert told.answer("other").state is State.CRITICAL
+
+
+def test_agents_that_nobody_judges_are_a_warning(told: Told) -> None:
+    told.measured(5.0)
+    answer = told.answer("j")
+    assert (answer.state, len(answer.findings)) == (State.WARNING, 1)
+    assert answer.findings[0].startswith("nobody has judged job j for the last hour")
 
 
 def test_a_job_that_was_judged_within_the_hour_is_missed_unless_it_is_over(told: Told) -> None:

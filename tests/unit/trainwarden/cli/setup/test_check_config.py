@@ -23,6 +23,9 @@ from trainwarden.cli.setup.check_config import check_config
         ("[engine.launcher_settings]\nquickly = true", "t.toml:2: engine.launcher_settings: unknown key `quickly`"),
         ("[kafka]\npartitons = 8", "t.toml:2: kafka: unknown key `partitons`"),
         ("[trainer.gate]\nfloor = 8", "t.toml:2: trainer: unknown key `floor` at gate"),
+        ('[serve]\nlistn = "x"', "t.toml:2: unknown key `listn` at serve"),
+        ('[[serve.notices]]\nurl = "http://x"\nstyl = "slack"', "t.toml:3: serve.notices: unknown key `styl`"),
+        ('[[serve.notices]]\nstyle = "slack"', "t.toml:1: serve.notices: number 1: name either url or url_file"),
         ("jobb = 'a'", "t.toml:1: unknown key `jobb`"),
     ],
 )
