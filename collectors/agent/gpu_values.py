@@ -17,7 +17,7 @@ from trainwarden.clock import Clock
 from trainwarden.records import MetricsRecord, Record
 
 NAMES: Final = {
-    metric.name: (alias, metric.alias_scale, metric.kind, metric.meaning)
+    metric.name: (alias, metric.scale_of(alias), metric.kind, metric.meaning)
     for metric in CATALOGUE.values()
     if metric.per == "gpu"
     for alias in metric.aliases[:1]

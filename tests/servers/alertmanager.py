@@ -54,7 +54,12 @@ class Alertmanager:
         self._folder, self._port = folder, free_port()
         self._process: subprocess.Popen[bytes] | None = None
         receiver = {"name": "here", "webhook_configs": [webhook] if webhook else []}
-        route = {"receiver": "here", "group_by": ["alertname", "training_job", "kind"], "group_wait": "1s"}
+        route = {
+            "receiver": "here",
+            "group_by": ["alertname", "training_job", "kind"],
+            "group_wait": "1s",
+            "group_interval": "1s",
+        }
         # JSON is YAML.
         (folder / "alertmanager.yml").write_text(json.dumps({"route": route, "receivers": [receiver]}))
 
@@ -72,6 +77,13 @@ class Alertmanager:
         """The alerts of this name that it has now."""
         kept: list[dict[str, Any]] = ask(f"{self.url}/api/v2/alerts?filter=alertname%3D{name}")
         return kept
+
+    def raise_alert(self, name: str, **annotations: str) -> None:
+        """What a person does by ``amtool alert add``."""
+        said = [f"--annotation={key}={value}" for key, value in annotations.items()]
+        command = ["amtool", f"--alertmanager.url={self.url}", "alert", "add", *said, f"alertname={name}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
 
     def __enter__(self) -> Self:
         command = [

@@ -29,7 +29,7 @@ class Prometheus:
     folder : Path
         Holds configuration, data and log.
     targets : dict
-        ``host:port`` addresses by scrape job.
+        By scrape job: ``host:port`` addresses, or address, path and ``instance`` of each target.
     interval : str
         Between two scrapes.
     arguments : tuple of str
@@ -46,7 +46,7 @@ class Prometheus:
     def __init__(
         self,
         folder: Path,
-        targets: dict[str, list[str]] | None = None,
+        targets: dict[str, list[str] | list[tuple[str, str, str]]] | None = None,
         interval: str = "15s",
         arguments: tuple[str, ...] = (),
         *,
@@ -58,7 +58,7 @@ class Prometheus:
         self._folder, self._arguments = folder, arguments
         folder.mkdir(parents=True, exist_ok=True)
         jobs = [
-            {"job_name": name, "static_configs": [{"targets": addresses}]}
+            {"job_name": name, "static_configs": [_target(one) for one in addresses]}
             for name, addresses in (targets or {}).items()
         ]
         # JSON is YAML.
@@ -139,3 +139,10 @@ class Prometheus:
                 return bytes(answer.read())
         except (urllib.error.URLError, OSError):
             return None
+
+
+def _target(one: str | tuple[str, str, str]) -> dict[str, Any]:
+    if isinstance(one, str):
+        return {"targets": [one]}
+    address, path, instance = one
+    return {"targets": [address], "labels": {"__metrics_path__": path, "instance": instance}}

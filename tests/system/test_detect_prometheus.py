@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.exporter_server import ExporterServer
 from tests.servers.exporters import Cluster
 from tests.servers.kafka import ServerMissing
 from tests.servers.prometheus import Prometheus
@@ -146,3 +148,41 @@ def test_mistakes_get_one_sentence(
     assert code == 2
     assert sentence in said.splitlines()[-1]
     assert "Traceback" not in said
+
+
+def test_what_a_prometheus_scrapes_is_judged(tmp_path: Path, require_servers: Callable[[str], Any]) -> None:
+    """The exporters' text through a real scraper: its own `job` and `instance`, a real parser, its stamps."""
+    cluster = Cluster(nodes=2, gpus=4, renamed=frozenset({1}), since_s=float("inf"))
+    cluster.faults = {
+        (0, "2", "DCGM_FI_DEV_XID_ERRORS"): lambda s: 79.0,
+        (1, "3", "DCGM_FI_DEV_ROW_REMAP_FAILURE"): lambda s: 1.0,
+        (1, "mlx5_0", "node_infiniband_state_id"): lambda s: 1.0,
+    }
+    with ExporterServer(cluster) as exporters:
+        targets: dict[str, Any] = {"dcgm": [], "node": []}
+        for node in range(2):
+            for kind, port in (("dcgm", 9400), ("node", 9100)):
+                address = urlsplit(exporters.address(kind, node))
+                targets[kind].append((address.netloc, address.path, f"10.0.0.{node}:{port}"))
+        try:
+            server = Prometheus(tmp_path / "server", targets, interval="1s")
+        except ServerMissing as missing:
+            require_servers(str(missing))
+        with server:
+            scrapes = "count_over_time(up[1m])"
+            server.until("four scrapes of all", lambda: _least(server, scrapes) >= 4)
+            assert server.query("min(up)")[0]["value"][1] == "1"
+            cluster.since_s = time.time()
+            server.until("eight scrapes of all", lambda: _least(server, scrapes) >= 9)
+            code, answer, said = detect(server, tmp_path, "--since", "2m", "--step", "1s")
+    assert code == 1, said
+    assert suspects(answer["jobs"][0]) == {
+        "gpu_lost": {("gpu-0000", "2")},
+        "gpu_memory_error": {("gpu-0001", "3")},
+        "nic_down": {("gpu-0001", "mlx5_0:1")},
+    }
+
+
+def _least(server: Prometheus, expression: str) -> float:
+    found = server.query(expression)
+    return min((float(one["value"][1]) for one in found), default=0.0) if len(found) == 4 else 0.0

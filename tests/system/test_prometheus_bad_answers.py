@@ -159,6 +159,18 @@ def test_one_that_goes_away_while_it_is_read_leaves_a_partial_answer() -> None:
     assert "lets nobody in" in fleet.notes[0]
 
 
+def test_exporters_that_call_a_host_by_its_short_and_full_name_mean_one() -> None:
+    def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
+        if not matrix(asked) or "REMAP" not in asked["query"]:
+            return None
+        series = {"metric": {"gpu": "9", "Hostname": "n0.example.org"}, "values": [[END_S - 20.0, "0"], [END_S, "0"]]}
+        return success({"resultType": "matrix", "result": [series]})
+
+    with BadPrometheus(behaviour) as server:
+        fleet = read(server.url)
+    assert {who.node for who in fleet.families["gpu"].rows} == {"n0"}
+
+
 @pytest.mark.parametrize(
     "series",
     [

@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "serve": Entry(
         "trainwarden.cli.serve.serve:serve",
-        "The page, the detection API and the metrics of all jobs on the bus, over HTTP until stopped.",
+        "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
     ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
@@ -84,7 +84,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "detect": Entry(
         "trainwarden.cli.ask.detect:detect",
-        "Judge recorded folders in one pass in time order; exit code 1 if an incident was found.",
+        "Judge recorded folders, a job or a range of a Prometheus in time order; exit code 1 if an incident was found.",
     ),
     "train": Entry(
         "trainwarden.cli.learn.train:train",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainwarden.catalogue import ALIASES, CATALOGUE
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.prometheus.client import PrometheusClient, Refused, TooMuch
-from trainwarden.prometheus.exporters import spellings, without_port
+from trainwarden.prometheus.exporters import one_name_each, spellings, without_port
 from trainwarden.prometheus.fleet import FamilyGrid, FamilyRange
 from trainwarden.prometheus.lanes import Lane, interval_of, lanes_of
 
@@ -127,10 +127,19 @@ def read_fleet(client: PrometheusClient, ask: Ask, progress: Progress = lambda d
             fleet.note(f"more than {grid.size} devices of kind {per}: the rest is left out")
         if grid.size:
             fleet.families[per] = grid.finished()
+    _name_alike(fleet)
     if not fleet.families:
         why = fleet.notes[0] if fleet.notes else "no sample in that time"
         raise DataError(f"nothing of the exporters' metrics could be read from {client.name}: {why}")
     return fleet
+
+
+def _name_alike(fleet: Fleet) -> None:
+    """Exporters that call one host by its short and its full name are made to agree."""
+    short = one_name_each({who.node for one in fleet.families.values() for who in one.rows})
+    for per, family in fleet.families.items():
+        rows = tuple(who._replace(node=short.get(who.node, who.node)) for who in family.rows)
+        fleet.families[per] = replace(family, rows=rows)
 
 
 def _any_of(ask: Ask) -> str:

@@ -49,7 +49,7 @@ def test_what_is_told_reads_back_as_what_was_measured(name: str) -> None:
     metric = lookup(alias)
     assert metric is not None
     assert metric.name == name
-    assert value * metric.alias_scale == pytest.approx(0.25)
+    assert value * metric.scale_of(alias) == pytest.approx(0.25)
 
 
 def test_what_nobody_tells_any_more_is_dropped_and_slow_readings_are_kept() -> None:
