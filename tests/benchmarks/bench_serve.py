@@ -7,6 +7,7 @@ answered, and each is timed from when it was due. Feeder and asker share the mac
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from trainwarden.topics import HEARTBEATS, ITERATIONS, VERDICTS
 
 NAMES = ("serve_verdicts_p99_ms",)
 NODES, RANKS_PER_NODE = 128, 8
+TICKS = 16  # of a second
 RATE, ROUND_S, WARM_UP_S, ROUNDS = 100, 10.0, 5.0, 3
 READY_S = 60.0
 BAR_MS = 50.0
@@ -36,21 +38,22 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def feed(path: str) -> None:
-    """What 1,024 ranks put on the bus, second by second, until killed."""
+    """What 1,024 ranks put on the bus until killed, spread over the second as agents tick."""
     bus = EmbeddedBus(path)
-    step = 0
-    while True:
-        began_s = time.time()
-        for node in range(NODES):
+    began_s = time.time()
+    for tick in itertools.count():
+        now_s = began_s + tick / TICKS
+        time.sleep(max(0.0, now_s - time.time()))
+        step = 2 * (tick // TICKS)
+        for node in range(tick % TICKS, NODES, TICKS):
             ranks = tuple(range(node * RANKS_PER_NODE, (node + 1) * RANKS_PER_NODE))
             name = f"node{node}"
-            bus.publish(HEARTBEATS, JOB, HeartbeatRecord(job=JOB, node=name, time_s=began_s, ranks=ranks))
+            bus.publish(HEARTBEATS, JOB, HeartbeatRecord(job=JOB, node=name, time_s=now_s, ranks=ranks))
             for rank in ranks:
-                bus.publish(ITERATIONS, JOB, _steps(name, rank, step, began_s))
-        bus.publish(VERDICTS, JOB, _verdict(step, began_s))
+                bus.publish(ITERATIONS, JOB, _steps(name, rank, step, now_s))
+        if tick % TICKS == 0:
+            bus.publish(VERDICTS, JOB, _verdict(step, now_s))
         bus.flush()
-        step += 2
-        time.sleep(max(0.0, began_s + 1.0 - time.time()))
 
 
 def _steps(node: str, rank: int, step: int, now_s: float) -> IterationRecord:
