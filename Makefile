@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 QUICK := not system and not thorough
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install system demo test check bench house kafka up constraints clean
+.PHONY: install system demo test check bench house dashboards kafka image kubernetes up constraints clean
 
 install: $(STAMP)
 
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# What tests of real servers need beyond Python: Java and Maven for Kafka, a C compiler for the fake NVML.
+# What tests of real servers need beyond Python: Java and Maven for Kafka, a C compiler for the fake NVML, Prometheus.
 # Taken from Debian's packages where this may be done; elsewhere those tests skip and say why.
 system:
 	@docker/system-packages.sh
@@ -55,8 +55,25 @@ bench: install
 house: install
 	$(BIN)/python -m tests.house --write
 
+# Prometheus' rules, Grafana's dashboards and alerts, from dashboards/*.py.
+dashboards: install
+	$(BIN)/python -m dashboards.generated --write
+
 kafka: install system
 	$(BIN)/python -m tests.servers.kafka
+
+# The image's Dockerfile, its steps done in a chroot over a Debian of our own (root, buildah, debootstrap; minutes).
+image: export TRAINWARDEN_REQUIRE_SERVERS := 1
+image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,compression
+image: install
+	docker/system-packages.sh all
+	$(BIN)/python -m pytest tests/system/test_image.py
+
+# The Helm chart against a real Kubernetes API server, built from Go modules (minutes the first time) and kept in .cache.
+kubernetes: export TRAINWARDEN_KUBERNETES := 1
+kubernetes: install
+	docker/system-packages.sh all
+	$(BIN)/python -m pytest tests/system/test_helm.py
 
 up: install
 	$(BIN)/trainwarden up

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from trainwarden.plugins import Off
+
 CATALOG: Final[dict[str, str]] = {
     "host": "collectors.host.collector:HostCollector",
     "processes": "collectors.processes.collector:ProcessesCollector",
@@ -13,5 +15,6 @@ CATALOG: Final[dict[str, str]] = {
     "nic": "collectors.nic.collector:NicCollector",
     "collective_dumps": "collectors.collectives.dumps:CollectiveDumpsCollector",
     "nccl_ras": "collectors.collectives.ras:NcclRasCollector",
+    "prometheus": Off("collectors.prometheus.collector:PrometheusCollector"),
 }
 ENTRY_POINTS: Final = "trainwarden.collectors"

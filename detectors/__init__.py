@@ -8,6 +8,8 @@ CATALOG: Final[dict[str, str]] = {
     "log_window": "detectors.logs.log_window:LogWindow",
     "template_burst": "detectors.logs.template_burst:TemplateBurst",
     "hard_event": "detectors.facts.hard_event:HardEvent",
+    "device_limits": "detectors.devices.device_limits:DeviceLimits",
+    "device_peers": "detectors.devices.device_peers:DevicePeers",
     "iteration_threshold": "detectors.pace.iteration_threshold:IterationThreshold",
     "change_point": "detectors.pace.change_point:ChangePoint",
     "peer_deviation": "detectors.peers.peer_deviation:PeerDeviation",

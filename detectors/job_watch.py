@@ -11,6 +11,7 @@ import msgspec
 
 from detectors.barrier import Barrier
 from detectors.collectives.live import Dump, LiveCollectives
+from detectors.job.board import HISTORY
 from detectors.job.packed import pack, unpack
 from detectors.job.plain import Plain
 from detectors.job.samples import FamilySamples
@@ -67,7 +68,8 @@ class JobWatch:
         self._detectors = detectors
         self._ensemble = Ensemble(config, {name: detector.role for name, detector in detectors.items()})
         self._of_events = [name for name, detector in detectors.items() if detector.role.reads == "events"]
-        self._of_samples = any(detector.role.reads == "samples" for detector in detectors.values())
+        of_samples = [detector.role for detector in detectors.values() if detector.role.reads == "samples"]
+        self._of_samples, self._of_history = bool(of_samples), not all(role.metrics for role in of_samples)
         self._metrics = metrics
         self._barrier = Barrier(job, metrics)
         self._told: VerdictRecord | None = None
@@ -85,13 +87,14 @@ class JobWatch:
                 explained = replace(seen(window), events=told)
                 votes |= {name: self._barrier.vote(name, self._detectors[name], explained) for name in self._of_events}
             verdict = self._ensemble.judge(window, votes)
-            out.extend(self.joiner.join(self._ensemble.candidates(window, votes), votes, window, live=live))
+            out.extend(self.joiner.join(self._ensemble.candidates(window, votes), votes, window, live=live, ends=False))
             if live and self._is_news(verdict):
                 self._told = verdict
                 out.append(verdict)
             if turn + 1 == MAX_ROUNDS or not any(self._barrier.more(*one) for one in self._detectors.items()):
                 break
             window = seen(window)
+        out.extend(self.joiner.relieved(window, live=live))
         for incident in self._barrier.told() if live else ():
             if not self.joiner.tells(incident):
                 self.joiner.hold(incident)
@@ -155,7 +158,8 @@ class JobWatch:
     def _window(self, now_s: float, last: bool) -> Window:
         """The job's window, with its new metric samples where a model or a detector looks at them."""
         with_samples = self._of_samples or self.scorer.bundle is not None
-        window = self.state.window(now_s, with_samples=with_samples, last=last)
+        history = HISTORY if self._of_history or self.scorer.bundle is not None else 0
+        window = self.state.window(now_s, with_samples=with_samples, history=history, last=last)
         return window if self.recorded is None else replace(window, samples=self.recorded())
 
     def _scored(self, window: Window) -> Window:

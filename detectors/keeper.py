@@ -50,6 +50,8 @@ class Keeper:
         self._began: dict[str, _Begun] = {}  # of jobs that have no snapshot
         self._packing: tuple[str, Future[tuple[list[Output], float]]] | None = None
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        metrics.count("snapshots_refused_total", "Snapshots that could not be used.", 0)
+        metrics.count("snapshots_failed_total", "Snapshots that could not be taken.", 0)
 
     def give_back(
         self, bus: Bus, kept: frozenset[int], gained: frozenset[int], committed: Mapping[Where, int]

@@ -32,11 +32,14 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         Which of its anomalous votes open an incident alone: ``hard`` (facts), ``verified`` ones, or ``any``.
     weight : float
         What the others weigh among the votes that need company (`EnsembleConfig.metric_votes`); 0 supports nobody.
+    metrics : tuple of str
+        Of one that reads samples: the only metrics it looks at, new samples alone; empty = all, with what came before.
     """
 
     reads: Reads
     opens: tuple[Alone, ...] = ()
     weight: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 1.0
+    metrics: tuple[str, ...] = ()
 
 
 class Detector(Protocol):

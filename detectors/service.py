@@ -17,6 +17,7 @@ from detectors.served_models import ServedModels
 from detectors.verdict.incidents import Joiner
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -85,6 +86,10 @@ class DetectionHandler:
         self._last_tick_s: float | None = None
         self._aside_until_s: dict[str, float] = {}
         self._dead: list[Output] = []
+        for name in (*self._chosen, "job"):
+            metrics.count("set_aside_total", "Detectors and jobs set aside after a defect.", 0, what=name)
+        for name in (*self._chosen, "models"):
+            metrics.count("detector_errors_total", "Windows that a detector could not score.", 0, detector=name)
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         """Let go of jobs whose partition is another's now; for those that came, go on from their snapshots.
@@ -278,8 +283,7 @@ def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | No
     metrics = SelfMetrics("detector")
     follower = None if source is None else ModelFollower(source, settings.detection.models_every_s, told(metrics))
     handler = DetectionHandler(settings.detection, SystemClock(), metrics, follower)
-    if settings.detection.metrics_port is not None:
-        metrics.serve(settings.detection.metrics_port, settings.metrics_address)
+    serve_metrics(metrics, settings.detection.metrics_port, settings)
     connection = buses.connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     if follower is not None:
         follower.start()

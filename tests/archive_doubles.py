@@ -94,6 +94,10 @@ class LogConsumer:
     def lag(self) -> int:
         return sum(len(stream) - self._position.get(place, 0) for place, stream in self._log.messages.items())
 
+    @property
+    def dead_letters(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 

@@ -1,7 +1,8 @@
-"""Pictures of MLflow's own pages about our models, for docs/training.md: a real server, a real browser, real training.
+"""Pictures for the docs, by a real browser: our own page and report, and MLflow's pages about our models.
 
     python -m tests.screenshots                        # captures three demos first (about three minutes)
     python -m tests.screenshots --data recordings/
+    python -m tests.screenshots --only page            # half a minute
 
 Pages are waited for by what a person reads on them, so that no picture of an empty or failed page can be written.
 """
@@ -18,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tests import page_screenshots
 from tests.places import ROOT
 from tests.servers.chromium import Chromium
 from tests.servers.mlflow import MlflowServer
@@ -93,25 +95,34 @@ def captured(folder: Path) -> Path:
     return folder
 
 
-def write(picture: bytes, path: Path) -> None:
+def write(picture: bytes, path: Path, colors: int = COLORS) -> None:
     """Save with few colours: a page has no more."""
     from PIL import Image
 
     with Image.open(BytesIO(picture)) as image:
-        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(colors, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path} ({path.stat().st_size // 1000} kB)")
 
 
 def main() -> None:
-    """Train, look, write."""
+    """Look and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="recorded folders; by default three demos are captured")
     parser.add_argument("--to", type=Path, default=DOCS)
+    parser.add_argument("--only", choices=("page", "mlflow"))
     said = parser.parse_args()
     said.to.mkdir(parents=True, exist_ok=True)
+    if said.only != "mlflow":
+        page_screenshots.pictures(said.to, write)
+    if said.only != "page":
+        of_mlflow(said.to, said.data)
+
+
+def of_mlflow(to: Path, data: Path | None) -> None:
+    """Train, look, write."""
     with tempfile.TemporaryDirectory(prefix="trainwarden-screenshots-") as temporary:
         place = Path(temporary)
-        data = said.data or captured(place / "data")
+        data = data or captured(place / "data")
         server = MlflowServer(place / "server")
         server.start()
         try:
@@ -121,13 +132,13 @@ def main() -> None:
             with Chromium(place / "browser", 1500, 760) as browser:
                 enter(browser, server)
                 models(browser, server, names=names)
-                write(browser.picture(), said.to / "mlflow-models.png")
+                write(browser.picture(), to / "mlflow-models.png")
                 plot(browser, server, answer["run_id"], f"{DETECTOR}-time-lines.png")
-                write(browser.picture(), said.to / "mlflow-plot.png")
+                write(browser.picture(), to / "mlflow-plot.png")
             with Chromium(place / "tall", 1500, 1440) as browser:
                 enter(browser, server)
                 versions(browser, server, name, server.model(name)["aliases"])
-                write(browser.picture(), said.to / "mlflow-versions.png")
+                write(browser.picture(), to / "mlflow-versions.png")
         finally:
             server.kill()
 

@@ -26,7 +26,8 @@ Unit = Literal[
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One metric: `per` is what a device of it is; `low`, `high` bound what is possible.
 
-    A value found under an alias times `alias_scale` is a value in our unit (dcgm-exporter gives MHz, MiB, percent).
+    A value found under an alias times `alias_scale` is a value in our unit (dcgm-exporter gives MHz, MiB, percent);
+    `alias_scales` holds the aliases that have a factor of their own (dcgm-exporter 4.9 gives hertz, bytes, ratios).
     """
 
     name: str
@@ -36,8 +37,20 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
     aliases: tuple[str, ...] = ()
     alias_scale: float = 1.0
+    alias_scales: dict[str, float] = msgspec.field(default_factory=dict)
     low: float | None = 0.0
     high: float | None = None
+
+    def scale_of(self, name: str) -> float:
+        """What a value under `name`, the metric's own or an alias, is to be multiplied by.
+
+        Examples
+        --------
+        >>> clock = lookup("gpu_sm_clock_hertz")
+        >>> [clock.scale_of(name) for name in (clock.name, *clock.aliases)]
+        [1.0, 1000000.0, 1.0]
+        """
+        return 1.0 if name == self.name else self.alias_scales.get(name, self.alias_scale)
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):

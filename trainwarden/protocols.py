@@ -67,6 +67,11 @@ class Consumer(Protocol):
         """Records written but not yet returned by `poll`, over all assigned partitions."""
         ...
 
+    @property
+    def dead_letters(self) -> int:
+        """How many undecodable records this consumer has met."""
+        ...
+
     def close(self) -> None:
         """Leave the group; what was not committed is read again by another member. Safe twice."""
         ...

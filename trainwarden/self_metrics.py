@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
+from prometheus_client.registry import Collector
 
 from trainwarden import __version__
-from trainwarden.errors import ConfigError
+
+HEARTBEAT: Final = "trainwarden_heartbeat_timestamp_seconds"
+UP: Final = "trainwarden_up"
+LAG: Final = "trainwarden_bus_lag_records"
 
 
 class SelfMetrics:
@@ -38,46 +43,66 @@ class SelfMetrics:
         self.gauge("build_info", "Version of this service.", 1.0, version=__version__)
 
     def count(self, name: str, help_text: str, amount: float = 1.0, **labels: str) -> None:
-        """Add `amount` (>= 0) to a counter."""
-        child = self._child(Counter, name, help_text, labels)
+        """Add `amount` (>= 0) to a counter; 0 lets it be born, so that its first count is seen as one."""
+        child = self._child(Counter, self._named(name), help_text, labels)
         assert isinstance(child, Counter)
         child.inc(amount)
 
     def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
         """Set a gauge to `value`."""
-        child = self._child(Gauge, name, help_text, labels)
+        self._set(self._named(name), help_text, value, labels)
+
+    def round_ended(self, now_s: float, *, bus_answers: bool) -> None:
+        """A round of work has ended, be it that the bus was away; not one that failed."""
+        self._set(HEARTBEAT, "End of the newest round of work, Unix time.", now_s, {"service": self._service})
+        answers = "1 while the bus answers the service, 0 while it is away."
+        self._set(UP, answers, float(bus_answers), {"service": self._service})
+
+    def lag(self, records: int) -> None:
+        """So many records on the bus are not handled yet."""
+        help_text = "Records on the bus that the service has not handled yet."
+        self._set(LAG, help_text, records, {"service": self._service})
+
+    def tell_also(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Tell at each scrape what `families` gives then, under its own names."""
+        self.registry.register(_Asked(families))
+
+    def _named(self, name: str) -> str:
+        return f"trainwarden_{self._service}_{name}"
+
+    def _set(self, full: str, help_text: str, value: float, labels: Mapping[str, str]) -> None:
+        child = self._child(Gauge, full, help_text, labels)
         assert isinstance(child, Gauge)
         child.set(value)
 
-    def serve(self, port: int, address: str = "127.0.0.1") -> int:
-        """Answer ``/metrics`` on `address`:`port` (0: any free port) in the background; the port in use.
-
-        Raises
-        ------
-        ConfigError
-            If that address and port cannot be listened on.
-        """
-        try:
-            server, _ = start_http_server(port, addr=address, registry=self.registry)
-        except OSError as error:
-            raise ConfigError(f"metrics: {address}:{port} cannot be listened on ({error.strerror or error})") from error
-        return int(server.server_port)
-
     def _child(
-        self, kind: type[Counter] | type[Gauge], name: str, help_text: str, labels: Mapping[str, str]
+        self, kind: type[Counter] | type[Gauge], full: str, help_text: str, labels: Mapping[str, str]
     ) -> Counter | Gauge:
-        key = (name, tuple(sorted(labels.items())))
+        key = (full, tuple(sorted(labels.items())))
         child = self._children.get(key)
         if child is not None:
             return child
         with self._lock:  # a family can be registered once only, whichever thread comes first
-            family = self._families.get(name)
+            family = self._families.get(full)
             if family is None:
-                full = f"trainwarden_{self._service}_{name}"
                 family = kind(full, help_text, sorted(labels), registry=self.registry)
-                self._families[name] = family
+                self._families[full] = family
             child = self._children[key] = family.labels(**labels) if labels else family
         return child
+
+
+class _Asked(Collector):
+    """Families that are made when somebody asks."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there is shows in time."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
 
 
 class _FieldFormatter(logging.Formatter):

@@ -82,6 +82,10 @@ class ServiceLoop:
         self._away = False
         self._alone = False
         self._pending: deque[Output] = deque()
+        self._undecodable = 0  # of the consumer that is read now
+        for topic in handler.topics:
+            metrics.count("dead_letters_total", "Records that broke the handler.", 0, topic=topic.name)
+        metrics.count("undecodable_total", "Bytes that were no record of their topic.", 0)
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Loop until `stop()` is true, then leave the group."""
@@ -97,11 +101,13 @@ class ServiceLoop:
         """One round. The one place of this service where errors are caught."""
         try:
             self._round()
+            self._metrics.round_ended(self._clock.now_s(), bus_answers=True)
             if self._away:
                 self._away = False
                 log.info("bus is back", extra={"fields": {"group": self._handler.group}})
         except BusUnavailable as error:
             self._rejoin()
+            self._metrics.round_ended(self._clock.now_s(), bus_answers=False)
             self._metrics.count("bus_unavailable_total", "Rounds in which the bus was away.")
             if not self._away:
                 self._away = True
@@ -128,11 +134,13 @@ class ServiceLoop:
     def _round(self) -> None:
         if self._consumer is None:
             self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
+            self._undecodable = 0
         self._take_over(self._consumer)
         self._publish()  # what was decided goes out before anything new is read
         if self._unflushed:
             self._finish(self._consumer)
         messages = self._consumer.poll(self._poll_timeout_s)
+        self._count_undecodable(self._consumer)
         self._take_over(self._consumer)
         self._handling = True
         outputs = self._handled(messages)
@@ -144,7 +152,12 @@ class ServiceLoop:
         if self._unflushed:
             self._finish(self._consumer)
         self._metrics.count("messages_total", "Messages handled.", len(messages))
-        self._metrics.gauge("lag_records", "Records written but not yet handled.", self._consumer.lag())
+        self._metrics.lag(self._consumer.lag())
+
+    def _count_undecodable(self, consumer: Consumer) -> None:
+        """Count what `consumer` has met since it was last asked."""
+        new, self._undecodable = consumer.dead_letters - self._undecodable, consumer.dead_letters
+        self._metrics.count("undecodable_total", "Bytes that were no record of their topic.", new)
 
     def _handled(self, messages: Sequence[Message]) -> list[Output]:
         """What follows from `messages`; after a round that broke, one by one, to find the one that breaks it."""

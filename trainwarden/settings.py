@@ -152,7 +152,8 @@ class RunsSettings(Config, frozen=True, kw_only=True):
     """Runs of watch, launch and demo that are kept for their user, and how large one may grow.
 
     `keep` runs, for `keep_days`, in `total_bytes` at most, newest first. `log_bytes` is for the output of one job,
-    `bus_bytes` for an embedded bus (also that of `up`): above it the oldest records go.
+    `bus_bytes` for an embedded bus (also that of `up`): above it the oldest records go. With `page`, watch and launch
+    serve the page of their run on a free port of this machine.
     """
 
     keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 50
@@ -160,6 +161,7 @@ class RunsSettings(Config, frozen=True, kw_only=True):
     total_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 8 * 1024**3
     log_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024**2
     bus_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 1024**3
+    page: bool = True
 
 
 DEFAULT_BUS: Final = "embedded:trainwarden.db"
@@ -169,6 +171,7 @@ class Settings(Config, frozen=True, kw_only=True):
     """Everything. `bus` is ``embedded:PATH`` or ``kafka://host:port[,host:port...]``.
 
     `metrics_address` is where every service with a `metrics_port` listens; only this machine, if nothing is said.
+    `metrics_web_config` is a file with TLS and passwords for that, in the form of Prometheus' exporters.
     """
 
     job: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "job"
@@ -179,6 +182,7 @@ class Settings(Config, frozen=True, kw_only=True):
     run_dir: str | None = None
     state_dir: str | None = None
     metrics_address: str = "127.0.0.1"
+    metrics_web_config: str | None = None
     kafka: dict[str, Any] = msgspec.field(default_factory=dict)
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
@@ -257,7 +261,7 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{path}: is not valid TOML ({error})") from error
 
 
-_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address")
+_TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address", "metrics_web_config")
 _SECTIONS: dict[str, type[Config]] = {
     "agent": AgentSettings,
     "detection": DetectionSettings,

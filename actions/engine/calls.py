@@ -55,6 +55,8 @@ class LauncherCalls:
         self._states: dict[str, tuple[float, LauncherState | None]] = {}
         self._capabilities: tuple[float, Capabilities] | None = None
         self._away_since_s: dict[str, float] = {}
+        for kind in ("unavailable", "refused", "failed", "broken"):
+            metrics.count("launcher_errors_total", "Calls that the launcher did not do.", 0, kind=kind)
 
     def submit(self, action: ActionRecord, generation: int, by: str) -> Report | Away:
         """Ask for `action` under its own id, as planned at `generation` and wanted by `by`."""

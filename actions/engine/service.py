@@ -12,6 +12,7 @@ from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.launching import Launcher
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Scope
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
@@ -36,8 +37,7 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
     rules = Rules.of(settings.engine)
     launcher = make_launcher(settings.engine, Scope(job=settings.job, node=settings.node, run_dir=str(run_dir)))
     metrics = SelfMetrics("engine")
-    if settings.engine.metrics_port is not None:
-        metrics.serve(settings.engine.metrics_port, settings.metrics_address)
+    serve_metrics(metrics, settings.engine.metrics_port, settings)
     clock = SystemClock()
     handler = EngineHandler(rules, launcher, clock, metrics)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)

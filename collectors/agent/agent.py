@@ -17,6 +17,7 @@ from typing import Any
 
 from collectors import CATALOG, ENTRY_POINTS
 from collectors.agent.delivery import Delivery
+from collectors.agent.gpu_values import GpuValues
 from collectors.agent.lane import Lane
 from collectors.agent.schedule import Task
 from collectors.agent.self_watch import SelfWatch
@@ -26,6 +27,7 @@ from collectors.agent.vetting import Vetting
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Collector, JsonObject, Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -92,6 +94,8 @@ class Agent:
         self._watch = SelfWatch(self._scope, clock, metrics, self._delivery, self._vetting)
         wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.agent.collectors)
         self._tasks = [self._task(name, raw) for name, raw in wanted.items()]
+        self._gpu_values = GpuValues(settings.node, clock, self._device_index)
+        metrics.tell_also(self._gpu_values.families)
         self._brought: deque[Batch] = deque()
         self._idle = threading.Event()
         turn = Turn(self._scope, clock, metrics, dict(self._positions))
@@ -112,7 +116,13 @@ class Agent:
         kind = plugins.load(CATALOG, ENTRY_POINTS, name)
         config = plugins.configure(kind, raw, f"agent.collectors.{name}")
         collector: Collector = kind(config, self._scope, self._clock)
+        self._metrics.count("collector_errors_total", "Failed collections.", 0, collector=name)
         return Task(name, collector, due_s=self._clock.monotonic_s())
+
+    def _device_index(self, device: str) -> int | None:
+        """A device's number, of the collector that knows it."""
+        asked = [getattr(task.collector, "device_index", None) for task in self._tasks]
+        return next((index for ask in asked if ask is not None and (index := ask(device)) is not None), None)
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Collect until `stop()` is true, then once more, so that the last words of a job are not missed."""
@@ -143,9 +153,11 @@ class Agent:
         records.extend(self._watch.records(self._tasks))
         self._delivery.drain()
         vetted = [kept for record in records if (kept := self._vet(record)) is not None]
+        self._gpu_values.take(vetted)
         if vetted:
             self._delivery.send(vetted)
         self._keep_positions(batches)
+        self._metrics.round_ended(self._clock.now_s(), bus_answers=not self._delivery.away)
 
     def close(self) -> None:
         """Close collectors, bus and spool. Safe twice."""
@@ -210,9 +222,7 @@ def serve(settings: Settings, run_dir: Path, state_dir: Path, stop: Callable[[],
         If the settings name a collector or a bus that does not exist.
     """
     metrics = SelfMetrics("agent")
-    if settings.agent.metrics_port is not None:
-        port = metrics.serve(settings.agent.metrics_port, settings.metrics_address)
-        log.info("metrics served", extra={"fields": {"port": port}})
+    serve_metrics(metrics, settings.agent.metrics_port, settings)
     clock = SystemClock()
     bus_factory = partial(connect, settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     agent = Agent(settings, bus_factory, clock, metrics, state_dir=state_dir, run_dir=run_dir)

@@ -86,6 +86,13 @@ class Delivery:
         self._ahead = 0
         self.dropped = 0
         self.flush_s = 0.0
+        for why in ("oldest", "disk", "refused"):
+            metrics.count("dropped_records_total", "Records given up.", 0, why=why)
+
+    @property
+    def away(self) -> bool:
+        """Whether the bus did not confirm when it was last asked."""
+        return self._away
 
     def send(self, records: Sequence[Record]) -> None:
         """Bring `records` onto the bus, or onto the disk; when this returns, one of the two has them.

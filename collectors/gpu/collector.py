@@ -61,6 +61,10 @@ class GpuCollector:
     def interval_s(self) -> float:
         return self._config.interval_s
 
+    def device_index(self, device: str) -> int | None:
+        """NVML's number for the GPU of this name, as other exporters tell it; None where it is not known."""
+        return next((gpu.index for gpu in self._gpus if gpu.uuid == device), None)
+
     def supported(self) -> str | None:
         try:
             self._begin()
@@ -144,7 +148,7 @@ class GpuCollector:
                 uuid = nvml.nvmlDeviceGetUUID(handle)
             except nvml.NVMLError:
                 continue  # it does not even say its name: found missing below if it has been known
-            self._gpus.append(Gpu(uuid, handle, bus.decode() if isinstance(bus, bytes) else bus))
+            self._gpus.append(Gpu(uuid, handle, bus.decode() if isinstance(bus, bytes) else bus, index))
         if self._config.xid_events:
             self._listen()
 

@@ -22,11 +22,12 @@ _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class Gpu(msgspec.Struct):
-    """One GPU; `missing` names the readings that it does not have."""
+    """One GPU; `index` is NVML's number for it, and `missing` names the readings that it does not have."""
 
     uuid: str
     handle: Any
     pci: str
+    index: int | None = None
     missing: set[str] = msgspec.field(default_factory=set)
     rank: int | None = None
     lost: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from dashboards.overview.pace import Pace
 from trainwarden.protocols import Message
@@ -23,25 +23,34 @@ MAX_INCIDENTS: Final = 10_000  # of a job; the oldest closed ones go first
 MAX_VERDICTS: Final = 3_600  # an hour at one a second
 MAX_EVENTS: Final = 2_000
 HEALTHY: Final = 120  # verdicts of healthy windows that the healthy level is the median of
+SILENT_S: Final = 30.0  # heartbeats come every second
 SEVERITIES: Final = ("sev1", "sev2", "sev3")
 
 
 class JobOverview:
-    """What was told of one job, the newest of it, by messages that each come once."""
+    """What was told of one job, the newest of it, by messages that each come once.
 
-    def __init__(self, job: str) -> None:
+    Parameters
+    ----------
+    whole : bool
+        Keep the whole of a run, coarser the longer it is, rather than the newest of it.
+    """
+
+    def __init__(self, job: str, *, whole: bool = False) -> None:
         self.job = job
+        self._whole = whole
         self.incidents: dict[str, IncidentRecord] = {}
         self.actions: dict[str, ActionRecord] = {}
         self.verdicts: deque[VerdictRecord] = deque(maxlen=MAX_VERDICTS)
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
         self.nodes: dict[str, HeartbeatRecord] = {}
-        self.pace = Pace()
+        self.pace = Pace(whole=whole)
         self._node_seen_s: dict[str, float] = {}
         self.incidents_total: Counter[tuple[str, str]] = Counter()
         self.actions_total: Counter[tuple[str, str]] = Counter()
         self.seen_s: float | None = None
         self.ended = False
+        self._open: dict[str, IncidentRecord] = {}
         self._healthy_s: deque[float] = deque(maxlen=HEALTHY)
 
     def take(self, message: Message) -> bool:
@@ -68,10 +77,15 @@ class JobOverview:
             case _:
                 return False
 
+    def state(self, now_s: float) -> Literal["running", "silent", "ended"]:
+        """Whether it goes on, as far as it is heard of."""
+        if self.ended:
+            return "ended"
+        return "silent" if self.seen_s is None or now_s - self.seen_s > SILENT_S else "running"
+
     def open_incidents(self) -> list[IncidentRecord]:
         """Incidents that last, the gravest first."""
-        lasting = [one for one in self.incidents.values() if one.state != "closed"]
-        return sorted(lasting, key=lambda one: (SEVERITIES.index(one.severity), one.opened_at_s))
+        return sorted(self._open.values(), key=lambda one: (SEVERITIES.index(one.severity), one.opened_at_s))
 
     def suspects(self, most: int = 10) -> Sequence[tuple[str, Suspect]]:
         """(incident kind, suspect) of open incidents, most likely first."""
@@ -114,12 +128,20 @@ class JobOverview:
         known = self.verdict
         if known is not None and record.time_s <= known.time_s:
             return False
+        if self._whole and len(self.verdicts) == MAX_VERDICTS:
+            self._thin()
         self.verdicts.append(record)
         healthy = not record.anomalous and not record.phase and record.iteration_s is not None
-        if healthy and all(one.state == "closed" for one in self.incidents.values()):
+        if healthy and all(record.time_s < _began_s(one) for one in self._open.values()):
             assert record.iteration_s is not None
             self._healthy_s.append(record.iteration_s)
         return True
+
+    def _thin(self) -> None:
+        """Keep one of each two verdicts, the one that found something."""
+        kept = list(self.verdicts)
+        pairs = zip(kept[::2], kept[1::2], strict=True)
+        self.verdicts = deque((a if a.anomalous and not b.anomalous else b for a, b in pairs), maxlen=MAX_VERDICTS)
 
     def _take_incident(self, record: IncidentRecord) -> bool:
         known = self.incidents.get(record.id)
@@ -128,10 +150,16 @@ class JobOverview:
         if known is None:
             self.incidents_total[record.kind, record.severity] += 1
         self.incidents[record.id] = record
+        if record.state == "closed":
+            self._open.pop(record.id, None)
+        else:
+            self._open[record.id] = record
         if len(self.incidents) > MAX_INCIDENTS:
             closed = (one for one in self.incidents.values() if one.state == "closed")
             oldest = min(closed, key=lambda one: one.opened_at_s, default=None)
-            del self.incidents[(oldest or next(iter(self.incidents.values()))).id]
+            gone = (oldest or next(iter(self.incidents.values()))).id
+            del self.incidents[gone]
+            self._open.pop(gone, None)
         return True
 
     def _take_action(self, record: ActionRecord) -> bool:
@@ -154,3 +182,7 @@ class JobOverview:
 def waits(action: ActionRecord) -> bool:
     """Whether `action` waits for a person's word."""
     return action.outcome == "proposed" and action.plan_digest is not None
+
+
+def _began_s(incident: IncidentRecord) -> float:
+    return incident.opened_at_s if incident.onset_s is None else incident.onset_s

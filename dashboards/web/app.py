@@ -18,6 +18,7 @@ from dashboards.exposition.jobs import JobsCollector
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
+from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
 from dashboards.web.hooks import Hooks, HookSecrets
 from dashboards.web.judge import Judge
@@ -49,11 +50,12 @@ class Parts:
 def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     parts.metrics.registry.register(JobsCollector(parts.overview))
-    own = Own(parts)
+    own, enter = Own(parts), Enter(parts.tokens, parts.metrics)
     acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
         routes=[
             *own.routes(),
+            *enter.routes(),
             *Reads(parts.overview, parts.clock, Judge(parts.detect, parts.metrics)).routes(),
             *acts.routes(),
             *Hooks(acts, parts.clock, parts.metrics, parts.secrets).routes(),

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboards.web.access import Person, Role, Tokens
+from dashboards.web.enter import cookie_name, sign_in, wants_page
 from dashboards.web.problems import Problem, problem
 from trainwarden.self_metrics import SelfMetrics
 
 MAX_BODY_BYTES: Final = 262_144
-COOKIE: Final = "trainwarden_token"
 OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/enter"})
 OPEN_BELOW: Final = "/static/"
 SIGNED: Final = frozenset({"/hooks/grafana", "/hooks/slack"})  # without a token these ask for a signature themselves
@@ -65,6 +65,9 @@ class Guard:
             await self._app(scope, _limited(receive), with_headers)
         except Problem as refused:
             self._metrics.count("requests_refused_total", "Requests refused.", status=str(refused.status))
+            if refused.status == 401 and wants_page(request):
+                await sign_in(401)(scope, receive, with_headers)
+                return
             headers = {"www-authenticate": 'Bearer realm="trainwarden"'} if refused.status == 401 else None
             await problem(refused.status, refused.detail, headers)(scope, receive, with_headers)
 
@@ -104,7 +107,7 @@ class Guard:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._tokens.who(token.strip()), False
-        cookie = request.cookies.get(COOKIE)
+        cookie = request.cookies.get(cookie_name(request))
         return (self._tokens.who(cookie) if cookie else None), True
 
 

@@ -6,21 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dashboards.overview.job import JobOverview
+from dashboards.overview.job import SILENT_S, JobOverview
 from dashboards.overview.overview import Overview
 from trainwarden.json_objects import suspect_object
 from trainwarden.records import VerdictRecord
-
-SILENT_S = 30.0  # heartbeats come every second
 
 
 def job_object(job: JobOverview, now_s: float) -> dict[str, Any]:
     """One job as it is now."""
     lasting = job.open_incidents()
-    silent = job.seen_s is None or now_s - job.seen_s > SILENT_S
     return {
         "job": job.job,
-        "state": "ended" if job.ended else "silent" if silent else "running",
+        "state": job.state(now_s),
         "ranks": job.ranks,
         "nodes": len(job.nodes),
         "step": job.pace.highest_step,

@@ -18,6 +18,8 @@ from starlette.types import ASGIApp
 from dashboards.notices.notices import Notices
 from dashboards.notices.targets import targets_of
 from dashboards.overview.overview import Overview
+from dashboards.page.lines import of_bus
+from dashboards.page.pages import Pages
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
@@ -59,6 +61,7 @@ def serve(
     clock, metrics = SystemClock(), SelfMetrics("serve")
     overview = Overview(clock)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
+    pages = Pages(overview, clock, of_bus(bus))
     parts = Parts(
         overview,
         tokens,
@@ -68,6 +71,7 @@ def serve(
         hosts=_names(settings),
         detect=_detect(settings, config_file),
         secrets=secrets_of(settings.serve),
+        routes=tuple(pages.routes()),
     )
     app = build(parts)
     notices = Notices(overview, targets_of(settings.serve.notices), clock, metrics)
@@ -84,6 +88,7 @@ def serve(
         if not stop():
             raise WardenError("serve: answering has ended; the log says why")
     finally:
+        pages.close()
         server.should_exit = True
         answering.join(5.0)
         bus.close()

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from detectors.facts.nodes import HEARD_S, NodeConfig, lost_nodes, pipeline_is_silent
+from detectors.job.samples import name_of
 from detectors.job.window import Window
 from detectors.logs.rules import Xid, load_xids
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
@@ -124,7 +125,7 @@ class DeviceFaults:
         elif not wanted and xid.class_ in {"APP", "WATCH"}:
             wanted = xid.class_ == "WATCH" and self._repeats(f"{where}/{int(code)}", event.time_s)
         if wanted:
-            reason = f"Xid {int(code)} on {event.device or 'a GPU'} of {event.node}: {xid.advice}"
+            reason = f"Xid {int(code)} on {name_of(event.node, event.device or 'a GPU')}: {xid.advice}"
             self._devices.setdefault(
                 f"{xid.kind}/{where}",
                 DeviceFault(xid.kind, xid.severity, event.node, event.device, event.rank, event.time_s, reason),
@@ -144,8 +145,7 @@ class DeviceFaults:
             "heartbeat_lost": ("node_lost", "sev1", "no heartbeat any more"),
         }
         kind, severity, what = table[event.kind]
-        where = f"{event.device} of {event.node}" if event.device else event.node
-        reason = f"{where}: {event.message[:200] or what}"
+        reason = f"{name_of(event.node, event.device)}: {event.message[:200] or what}"
         self._devices.setdefault(
             f"{kind}/{event.node}/{event.device}",
             DeviceFault(kind, severity, event.node, event.device, event.rank, event.time_s, reason),

@@ -24,6 +24,18 @@ class Entity(NamedTuple):
     rank: int | None = None
 
 
+def name_of(node: str | None, device: str | None, rank: int | None = None) -> str:
+    """A device as people call it.
+
+    Examples
+    --------
+    >>> name_of("n1", "3"), name_of("n1", "mlx5_0:1"), name_of(None, None, 4), name_of("n1", None)
+    ('GPU 3 of n1', 'mlx5_0:1 of n1', 'rank 4', 'n1')
+    """
+    own = f"GPU {device}" if device and device[0].isdigit() else device or ("" if rank is None else f"rank {rank}")
+    return " of ".join(word for word in (own, node) if word) or "a device"
+
+
 @dataclass(frozen=True, slots=True)
 class FamilySamples:
     """New samples of entities of one family that have the same number of them.

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.board import MetricBoard
+from detectors.job.board import HISTORY, MetricBoard
 from detectors.job.news import News
 from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats, node_clock_s
 from detectors.job.roster import MAX_RANKS, Roster
@@ -64,11 +64,11 @@ class JobState:
         elif isinstance(record, MetricsRecord):
             self._feed_metrics(record)
 
-    def window(self, now_s: float, *, with_samples: bool = True, last: bool = False) -> Window:
+    def window(self, now_s: float, *, with_samples: bool = True, history: int = HISTORY, last: bool = False) -> Window:
         """Close what can be closed and show everything; new lines, events and metrics are shown once.
 
         Metric samples are gathered only `with_samples`, as without models nobody looks at them; until then the board
-        keeps the newest. `last` says that nothing will come after this window.
+        keeps the newest. `history` older ones come along. `last` says that nothing will come after this window.
         """
         size = len(self._roster.ranks)
         self._steps.close(~self._roster.ended[:size], everyone_known=self.world_size <= size)
@@ -104,7 +104,7 @@ class JobState:
             logs=logs,
             events=events,
             metrics=metrics,
-            samples=tuple(self._samples.take(self._roster.said_roles())) if with_samples else (),
+            samples=tuple(self._samples.take(self._roster.said_roles(), history)) if with_samples else (),
             last=last,
             finished=self.finished,
             restarts=self.restarts,

@@ -63,7 +63,7 @@ class Shadow:
             if not both.any():
                 continue
             alike = (ours[name] >= threshold) == (theirs[name] >= threshold)
-            labels = {"job": self._job, "detector": name}
+            labels = {"training_job": self._job, "detector": name}
             for role, scores in (("champion", ours[name]), ("challenger", theirs[name])):
                 highest = float(scores[both].max())
                 self._metrics.gauge(

@@ -5,7 +5,7 @@ Clocks of entities that are sampled equally often may have any phase.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -86,10 +86,14 @@ class RecordedSamples:
         self.until_s = -np.inf
 
     @classmethod
-    def of(cls, job: RecordedJob) -> Self:
-        """All metrics of `job`."""
+    def of(cls, job: RecordedJob, wanted: Collection[str] | None = None) -> Self:
+        """The metrics of `job`; of families that have any of the `wanted` ones alone, where these are named."""
         table = job.metrics
-        return cls([] if table is None or not table.times_s.size else metric_grids(table), roles_by_rank(job))
+        if table is None or not table.times_s.size or not (wanted is None or set(wanted) & set(table.names)):
+            return cls([], {})
+        grids = metric_grids(table)
+        kept = [grid for grid in grids if wanted is None or set(wanted) & set(grid.names)]
+        return cls(kept, roles_by_rank(job))
 
     def take(self) -> tuple[FamilySamples, ...]:
         """What is new since the last call, with as much before it as live samples have."""

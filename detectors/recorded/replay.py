@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -49,6 +50,17 @@ class ReplayResult:
     detectors: dict[str, Detector]
     abstained: dict[str, str]
     scores: MetricScores | None
+
+
+class Samples(Protocol):
+    """Stands where a live job has its board of metrics: see `detectors.recorded.grids.RecordedSamples`."""
+
+    times_s: Floats
+    until_s: float
+
+    def take(self) -> tuple[FamilySamples, ...]:
+        """What is new since the last call, up to `until_s`."""
+        ...
 
 
 class _Noted:
@@ -110,6 +122,7 @@ def replay(
     names: Sequence[str] | None = None,
     facts: Sequence[Fact] = (),
     scores: MetricScores | None = None,
+    samples: Samples | None = None,
     progress: Progress = lambda share: None,
 ) -> ReplayResult:
     """Judge `job` in one pass in time order; nothing at time t depends on later data.
@@ -125,6 +138,8 @@ def replay(
         Events and heartbeats kept beside the recording.
     scores : MetricScores, optional
         From `detectors.recorded.metrics.score_recorded`; without them the metric models abstain.
+    samples : Samples, optional
+        Metrics that come from elsewhere than the job's own table.
 
     Raises
     ------
@@ -133,7 +148,7 @@ def replay(
     """
     detectors = {name: _Noted(_made(choice, job)) for name, choice in chosen(settings, names or None).items()}
     watch = JobWatch(job.name, dict(detectors), rule(settings), SelfMetrics("replay"))
-    samples = RecordedSamples.of(job) if any(one.role.reads == "samples" for one in detectors.values()) else None
+    samples = samples or _samples(job, [one.role for one in detectors.values()])
     turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
     stream = ReplayStream(job, facts, turns_s if samples is None else np.union1d(turns_s, samples.times_s))
     if samples is not None:
@@ -162,7 +177,7 @@ def replay(
         job=job,
         incidents=sorted(incidents.values(), key=lambda record: record.opened_at_s),
         detectors={name: noted.detector for name, noted in detectors.items()},
-        abstained=_abstained(detectors, job, scores),
+        abstained=_abstained(detectors, job, scores, samples is not None),
         scores=scores,
     )
 
@@ -176,7 +191,17 @@ def _turning_times_s(detectors: Sequence[Detector], scores: MetricScores | None)
     return np.unique(np.concatenate(found))
 
 
-def _abstained(detectors: Mapping[str, _Noted], job: RecordedJob, scores: MetricScores | None) -> dict[str, str]:
+def _samples(job: RecordedJob, roles: Sequence[Role]) -> Samples | None:
+    """The recording's samples as far as anybody reads them; None where nobody does."""
+    asked = [role.metrics for role in roles if role.reads == "samples"]
+    if not asked or job.metrics is None:
+        return None
+    return RecordedSamples.of(job, {name for names in asked for name in names} if all(asked) else None)
+
+
+def _abstained(
+    detectors: Mapping[str, _Noted], job: RecordedJob, scores: MetricScores | None, sampled: bool
+) -> dict[str, str]:
     """Why detectors had no opinion: nothing to judge goes before what they say themselves."""
     reasons = {name: noted.reason for name, noted in detectors.items() if not noted.spoke}
     for name, noted in detectors.items():
@@ -190,7 +215,7 @@ def _abstained(detectors: Mapping[str, _Noted], job: RecordedJob, scores: Metric
             reasons[name] = "no iterations were recorded"
         elif noted.role.reads == "logs" and not job.logs:
             reasons[name] = "no log lines were recorded"
-        elif noted.role.reads == "samples" and job.metrics is None:
+        elif noted.role.reads == "samples" and not sampled:
             reasons[name] = "no metrics were recorded"
     return reasons
 

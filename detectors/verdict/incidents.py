@@ -17,10 +17,9 @@ import numpy as np
 from detectors.job.window import Window
 from detectors.verdict.ensemble import Candidate, EnsembleConfig, family_of, versions_used
 from detectors.verdict.evidence import slowness
-from detectors.verdict.revisions import any_place, any_rank, better, moved, overlap
+from detectors.verdict.revisions import any_place, any_rank, began_together, better, moved, overlap
 from trainwarden.records import IncidentRecord, Vote
 
-SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
 SLOW_BEFORE_HANG_S: Final = 60.0  # slow steps this shortly before a standstill of the same rank belong to it
 STORM_BEFORE_FAILURE_S: Final = 10.0
 PROGRESS_STEPS: Final = 3  # steps that show that a failed job is running again
@@ -98,9 +97,9 @@ class Joiner:
         return [*self._closed, *(entry.record for entry in self._open.values() if entry.published)]
 
     def join(
-        self, found: list[Candidate], votes: Mapping[str, Vote], window: Window, *, live: bool = True
+        self, found: list[Candidate], votes: Mapping[str, Vote], window: Window, *, live: bool = True, ends: bool = True
     ) -> list[IncidentRecord]:
-        """New revisions that follow from one window.
+        """New revisions that follow from one window; without `ends` those are left to a call of `relieved`.
 
         Not `live`, while an already handled part of the log is read again, nothing is returned: what has no counterpart
         on the bus is told by the first live window that still supports it.
@@ -108,8 +107,7 @@ class Joiner:
         out: list[IncidentRecord] = []
         for candidate in found:
             out.extend(self._take(candidate, votes, window, live))
-        out.extend(self._relieve(found, window, live))
-        return out
+        return out + (self.relieved(window, live=live) if ends else [])
 
     def unpublished(self) -> list[IncidentRecord]:
         """What reading again has found and nobody has been told: ends, and facts. It counts as told from now on."""
@@ -140,14 +138,14 @@ class Joiner:
     def _related(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same cause, of the same family if there is one."""
         for entry in self._open.values():
-            if family_of(entry.record.kind) == candidate.family and self._same(candidate, entry.record):
+            if family_of(entry.record.kind) == candidate.family and self._same(candidate, entry.record, window.now_s):
                 return entry
         for entry in self._open.values():
             if self._grown_out_of(candidate, entry.record, window):
                 return entry
         return None
 
-    def _same(self, candidate: Candidate, record: IncidentRecord) -> bool:
+    def _same(self, candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:
         if candidate.family == "failure":
             return True
         if not candidate.suspects or not record.suspects:
@@ -159,7 +157,7 @@ class Joiner:
         if overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
             return True
         # Many nodes sick in the same way at the same time have one cause, e.g. their leaf switch.
-        return abs((candidate.onset_s or 0.0) - (record.onset_s or 0.0)) <= SAME_CAUSE_S
+        return began_together(candidate, record, now_s)
 
     def _grown_out_of(self, candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
         """True if `candidate` is a later face of an incident of another family."""
@@ -173,9 +171,10 @@ class Joiner:
             if family == "log_storm":
                 return before_s <= STORM_BEFORE_FAILURE_S
             near = record.kind == "node_lost" or overlap(candidate.suspects, record.suspects, ("node",))
-            return abs(before_s) <= SAME_CAUSE_S and near
+            return near and began_together(candidate, record, window.now_s)
         if family == "failure" and candidate.hard:
-            return abs(before_s) <= SAME_CAUSE_S and overlap(candidate.suspects, record.suspects, ("node",))
+            on_its_node = overlap(candidate.suspects, record.suspects, ("node",))
+            return on_its_node and began_together(candidate, record, window.now_s)
         return False
 
     def _explained(self, candidate: Candidate, window: Window) -> bool:
@@ -190,7 +189,7 @@ class Joiner:
             if candidate.family == "failure" and onset_s <= closed.closed_at_s:
                 return True
             began_s = closed.onset_s if closed.onset_s is not None else closed.opened_at_s
-            if began_s - 2.0 <= onset_s <= began_s + 2.0 and self._same(candidate, closed):
+            if began_s - 2.0 <= onset_s <= began_s + 2.0 and self._same(candidate, closed, closed.opened_at_s):
                 return True
         return False
 
@@ -247,7 +246,8 @@ class Joiner:
         entry.published = True
         return [entry.record]
 
-    def _relieve(self, found: list[Candidate], window: Window, live: bool) -> list[IncidentRecord]:
+    def relieved(self, window: Window, *, live: bool = True) -> list[IncidentRecord]:
+        """Ends of what nothing supports any more, once all that a window shows has been joined."""
         out: list[IncidentRecord] = []
         for key, entry in list(self._open.items()):
             quiet_s = window.now_s - entry.supported_s

@@ -12,6 +12,7 @@ from trainwarden.records import IncidentRecord, Suspect
 
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause
 MAX_FOLLOWED: Final = 8
+SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 
 
@@ -126,3 +127,17 @@ def overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple
             if known and all(a == b for a, b in known):
                 return True
     return False
+
+
+def began_together(candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:
+    """True if both began within `SAME_CAUSE_S`, told by one clock.
+
+    Nodes need not share one: onsets are compared where one node tells both, else the times at which the service saw
+    them. Silence is counted by the service, so the onset of a lost node is on its clock already.
+    """
+    silence = "node_lost" in {candidate.kind, record.kind}
+    if not silence and overlap(candidate.suspects, record.suspects, ("node",)):
+        onset_s = record.onset_s if record.onset_s is not None else record.opened_at_s
+        return abs((now_s if candidate.onset_s is None else candidate.onset_s) - onset_s) <= SAME_CAUSE_S
+    seen_s = candidate.onset_s if candidate.kind == "node_lost" and candidate.onset_s is not None else now_s
+    return abs(seen_s - record.opened_at_s) <= SAME_CAUSE_S

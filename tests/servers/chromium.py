@@ -117,6 +117,30 @@ class Chromium:
         """The window as a PNG."""
         return base64.b64decode(self._ask("GET", f"/session/{self._session}/screenshot"))
 
+    def look(self, scheme: str = "light", width: int = 0, height: int = 0) -> None:
+        """Prefer the colour `scheme`, in a window of that size (0: as it was opened), which may be a phone's."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._tell("Emulation.setEmulatedMedia", features=features)
+        wanted = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._tell("Emulation.setDeviceMetricsOverride", **wanted)
+
+    def press(self, key: str) -> None:
+        """Press and release one key: ``Tab``, ``Enter``."""
+        codes = {"Tab": "\ue004", "Enter": "\ue007"}
+        told = [{"type": kind, "value": codes[key]} for kind in ("keyDown", "keyUp")]
+        actions = [{"type": "key", "id": "keyboard", "actions": told}]
+        self._ask("POST", f"/session/{self._session}/actions", {"actions": actions})
+
+    def whole_picture(self) -> bytes:
+        """The whole page as a PNG, however long it is."""
+        size = self._tell("Page.getLayoutMetrics")["cssContentSize"]
+        told = self._tell("Page.captureScreenshot", captureBeyondViewport=True, clip={**size, "scale": 1})
+        return base64.b64decode(told["data"])
+
+    def _tell(self, command: str, **params: Any) -> Any:
+        """A command of the browser's own protocol."""
+        return self._ask("POST", f"/session/{self._session}/goog/cdp/execute", {"cmd": command, "params": params})
+
     def _await_driver(self) -> None:
         end_s = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < end_s:

@@ -19,6 +19,7 @@ from typing import Any
 from tests.servers.kafka import ServerMissing
 
 READY_TIMEOUT_S = 90.0
+DATABASE = "server.db"
 
 
 class MlflowServer:
@@ -48,7 +49,7 @@ class MlflowServer:
         """Start and wait for a real answer; a failure shows the end of the log."""
         command = [
             sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}",
+            "--backend-store-uri", f"sqlite:///{self.folder / DATABASE}",
             "--artifacts-destination", str(self.folder / "artifacts"), "--serve-artifacts",
         ]  # fmt: skip
         # Job execution takes a gigabyte and eight processes that nothing here needs.

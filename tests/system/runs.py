@@ -17,6 +17,7 @@ from trainwarden.hook import read_header
 
 SCRIPTS = ROOT / "tests" / "scripts"
 WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
+SIGNALLED_S = 3.0  # SIGTERM is with every rank so long after it was sent to the command
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -104,6 +105,8 @@ class Watched:
             if end_after_fault_s is not None and since_s > end_after_fault_s and not ended:
                 ended = True
                 process.terminate()
+            if ended and since_s > end_after_fault_s + SIGNALLED_S:
+                fault.end()  # a stopped process does not see SIGTERM, and torchrun would wait 30 s for it
         if fault is not None:
             fault.end()
         assert process.poll() is not None, f"not finished in time:\n{self.tail()}"
@@ -112,3 +115,15 @@ class Watched:
     def tail(self) -> str:
         """The end of what the command and the warden wrote."""
         return self._log.read_text(errors="replace")[-4000:]
+
+
+def demo(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What a demo answers that was carried out from `folder` and is content with itself."""
+    done = subprocess.run(
+        [*WARDEN, "demo", "--json", *arguments], capture_output=True, text=True, timeout=200, cwd=folder, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["ok"] == (done.returncode == 0)
+    assert result["ok"], f"{result['why_not']}\n{done.stderr[-3000:]}"
+    return result

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -25,9 +28,10 @@ WAIT_S = 30.0
 class Rig:
     """A fake driver and an agent over it."""
 
-    def __init__(self, folder: Path, *, gpus: int = 2, old_driver: bool = False) -> None:
+    def __init__(self, folder: Path, *, gpus: int = 2, old_driver: bool = False, metrics_port: int = 0) -> None:
         self.nvml = FakeNvml(folder, gpus, old_driver=old_driver)
-        self.agent = AgentProcess(folder, COLLECTORS, self.nvml.environ())
+        environ = {**self.nvml.environ(), "TRAINWARDEN_AGENT_METRICS_PORT": str(metrics_port)}
+        self.agent = AgentProcess(folder, COLLECTORS, environ)
 
     def start(self) -> None:
         self.agent.start()
@@ -230,3 +234,25 @@ def test_a_driver_that_goes_is_waited_for(make_rig: Callable[..., Rig]) -> None:
     rig.nvml.start_error(0)
     rig.wait("the recovery", lambda: "collector works again" in rig.agent.errors.read_text())
     assert rig.agent.errors.read_text().count("collector fails") == 1
+
+
+def test_the_agent_tells_its_gpus_under_the_names_of_dcgm_exporter(make_rig: Callable[..., Rig]) -> None:
+    """The same numbers that the driver gives, in the exporter's units."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rig = make_rig(metrics_port=port)
+    rig.start()
+
+    def told(name: str) -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        found = [re.fullmatch(rf'{name}\{{UUID="(.*)",gpu="(.*)",hostname="node0"\}} (.*)', line) for line in lines]
+        return {f"{one[2]} {one[1]}": float(one[3]) for one in found if one}
+
+    both = [f"{gpu} {rig.nvml.uuid(gpu)}" for gpu in (0, 1)]
+    rig.wait("the slow readings", lambda: len(told("DCGM_FI_DEV_ROW_REMAP_FAILURE")) == 2)
+    assert told("DCGM_FI_DEV_GPU_UTIL") == dict.fromkeys(both, 97.0)
+    assert told("DCGM_FI_DEV_SM_CLOCK") == dict.fromkeys(both, 1755.0)
+    assert told("DCGM_FI_DEV_POWER_USAGE") == dict.fromkeys(both, 640.0)
+    assert told("DCGM_FI_DEV_FB_USED") == pytest.approx(dict.fromkeys(both, 1e11 / 1048576))

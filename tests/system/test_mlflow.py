@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import MlflowServer
-from tests.training_data import MODELS, batch
+from tests.trained_models import TrainedModels, write_settings
 from trainwarden.bus.address import connect
 from trainwarden.records import MetricsRecord, VerdictRecord
 from trainwarden.topics import EVENTS, METRICS, VERDICTS
@@ -29,53 +27,12 @@ NAMES = ("power", "clock", "power_twice", "seven", "traffic")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mlflow")
-
-
-@pytest.fixture(scope="module")
-def server(place: Path, require_servers: Callable[[str], Any]) -> Iterator[MlflowServer]:
-    try:
-        one = MlflowServer(place / "server")
-    except ServerMissing as missing:
-        require_servers(str(missing))
+def server(trained_models: TrainedModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """It has champions and challengers, made over HTTP by the command line."""
+    one = trained_models.server(tmp_path_factory.mktemp("mlflow") / "server")
     one.start()
     yield one
     one.kill()
-
-
-def train(place: Path, server: MlflowServer, seed: int) -> dict[str, Any]:
-    answer = place / f"answer{seed}.json"
-    command = [
-        "train",
-        "--data",
-        str(place / "data"),
-        "--registry",
-        server.uri,
-        "--seed",
-        str(seed),
-        "--json",
-        str(answer),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "trainwarden.cli.main", *command],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(answer.read_text())
-    return found
-
-
-@pytest.fixture(scope="module")
-def trained(place: Path, server: MlflowServer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two runs: champions and challengers."""
-    batch(place / "data", jobs=3, rows=400)
-    members = ", ".join(f"{name} = {weight}" for name, weight in MODELS["members"].items())
-    (place / "settings.toml").write_text(f"[trainer.models]\nmembers = {{ {members} }}\n")
-    return train(place, server, 0), train(place, server, 1)
 
 
 class Services:
@@ -144,9 +101,9 @@ class Services:
 
 
 @pytest.fixture
-def services(tmp_path: Path, place: Path, server: MlflowServer) -> Iterator[Services]:
-    (tmp_path / "data").symlink_to(place / "data")
-    (tmp_path / "settings.toml").symlink_to(place / "settings.toml")
+def services(tmp_path: Path, trained_models: TrainedModels, server: MlflowServer) -> Iterator[Services]:
+    (tmp_path / "data").symlink_to(trained_models.folder / "data")
+    write_settings(tmp_path / "settings.toml", "pca", "kmeans")  # what is trained again
     one = Services(tmp_path, server)
     yield one
     one.close()
@@ -157,9 +114,9 @@ def registered(detector: str) -> str:
 
 
 def test_versions_and_aliases_are_visible_through_the_servers_own_interface(
-    server: MlflowServer, trained: tuple[dict[str, Any], dict[str, Any]]
+    server: MlflowServer, trained_models: TrainedModels
 ) -> None:
-    first, second = trained
+    first, second = trained_models.first, trained_models.second
     for one in first["models"]:
         champion = server.model(registered(one["detector"]))["aliases"].get("champion")
         assert (champion == one["version"]) == one["gate"]["passed"], one
@@ -173,9 +130,9 @@ def test_versions_and_aliases_are_visible_through_the_servers_own_interface(
 
 
 def test_a_moved_alias_swaps_models_within_30_s_and_loses_no_verdict_even_without_the_server(
-    server: MlflowServer, trained: tuple[dict[str, Any], dict[str, Any]], services: Services
+    server: MlflowServer, services: Services
 ) -> None:
-    name = next(one["detector"] for one in trained[1]["models"] if one["aliases"] and one["detector"] != "ensemble")
+    name = "lof"  # has an opinion after the fewest samples
     champion = server.model(registered(name))["aliases"]["champion"]
     services.start("detector")
 
@@ -216,7 +173,7 @@ def test_a_moved_alias_swaps_models_within_30_s_and_loses_no_verdict_even_withou
 
 
 def test_a_request_in_the_ui_retrains_and_who_serves_is_told_on_the_bus(
-    server: MlflowServer, trained: tuple[dict[str, Any], dict[str, Any]], services: Services
+    server: MlflowServer, services: Services
 ) -> None:
     services.start("trainer")
 

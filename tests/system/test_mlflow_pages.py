@@ -11,23 +11,13 @@ from tests import screenshots
 from tests.servers.chromium import Chromium
 from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import MlflowServer
-from tests.training_data import batch
+from tests.trained_models import TrainedModels
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.version import CHAMPION
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
-SETTINGS = """
-[trainer.gate]  # small data: here only who serves matters
-accuracy = 0.0
-precision = 0.0
-recall = 0.0
-injected_recall = 0.0
-false_alarms_per_machine_day = 1e6
-[trainer.models]
-members = { pca = 1.0, kmeans = 1.0 }
-"""
 NAME = "trainwarden-pca"
 # As MLflow's pages do it: their own script asks the same paths of the same origin.
 ASK = """
@@ -42,32 +32,30 @@ return request.status
 
 @pytest.fixture(scope="module")
 def pages(
-    tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]
-) -> Iterator[tuple[MlflowServer, Chromium, dict[str, Any]]]:
+    trained_models: TrainedModels, tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]
+) -> Iterator[tuple[MlflowServer, Chromium]]:
     """A server with two runs of a real training, and a browser that looks at it."""
     place = tmp_path_factory.mktemp("pages")
     try:
-        server, browser = MlflowServer(place / "server"), Chromium(place / "browser", 1500, 900)
+        browser = Chromium(place / "browser", 1500, 900)
     except ServerMissing as missing:
         require_servers(str(missing))
-    data = batch(place / "data", jobs=3, rows=400)
-    (place / "settings.toml").write_text(SETTINGS)
+    server = trained_models.server(place / "server")
     server.start()
     try:
-        # The same seed: as good as the champion, whatever the numbers are.
-        first, _ = [screenshots.train(data, server.uri, 0, place / "settings.toml") for _ in range(2)]
         with browser:
             screenshots.enter(browser, server)
-            yield server, browser, first
+            yield server, browser
     finally:
         server.kill()
 
 
 def test_the_pages_show_models_versions_aliases_and_plots(
-    pages: tuple[MlflowServer, Chromium, dict[str, Any]],
+    pages: tuple[MlflowServer, Chromium], trained_models: TrainedModels
 ) -> None:
-    server, browser, first = pages
-    names = [f"trainwarden-{one['detector']}" for one in first["models"]]
+    server, browser = pages
+    first = trained_models.first
+    names = [f"trainwarden-{one['detector'].replace('_', '-')}" for one in first["models"]]
     screenshots.models(browser, server, names=names)
     aliases = server.model(NAME)["aliases"]
     assert aliases.keys() == {"champion", "challenger"}
@@ -79,10 +67,10 @@ def test_the_pages_show_models_versions_aliases_and_plots(
 
 
 def test_what_a_person_does_on_the_pages_is_what_we_follow(
-    pages: tuple[MlflowServer, Chromium, dict[str, Any]],
+    pages: tuple[MlflowServer, Chromium],
 ) -> None:
     """The calls that MLflow's pages make; that services react to them is shown in test_mlflow."""
-    server, browser, _ = pages
+    server, browser = pages
     registry = Registry.at(server.uri)
     aliases = server.model(NAME)["aliases"]
     assert registry.aliases(CHAMPION)["pca"] == aliases["champion"]

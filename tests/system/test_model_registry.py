@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from detectors.metrics.bundle.bundle import ModelBundle
-from tests.training_data import SMALL, batch
+from tests.training_data import SMALL
 from trainer_offline.fit.gate import GateConfig
 from trainer_offline.registry.parts import ENSEMBLE
 from trainer_offline.registry.registry import Registry
@@ -23,35 +22,14 @@ from trainwarden.errors import ConfigError, DataError, DetectorError
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A registry with two runs: the first is champion, the second challenger."""
-    place = tmp_path_factory.mktemp("registry")
-    data = batch(place / "data")
-    registry = Registry.at(str(place / "models"), create=True)
-    first = train(data, registry, SMALL)
-    second = train(data, registry, msgspec.structs.replace(SMALL, models=SMALL.models), seed=1)
-    return place, first, second
-
-
 @pytest.fixture
-def registry(trained, tmp_path):
-    shutil.copytree(trained[0] / "models", tmp_path / "models")
-    # Artifacts are named by absolute paths, so a copy would share them.
-    database = tmp_path / "models" / "mlflow.db"
-    import sqlite3
-
-    with sqlite3.connect(database) as base:
-        old, new = f"{trained[0]}/models", f"{tmp_path}/models"
-        for table, column in (("model_versions", "storage_location"), ("model_versions", "source"),
-                              ("logged_models", "artifact_location"), ("runs", "artifact_uri")):  # fmt: skip
-            base.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (old, new))
-    base.close()
-    return Registry.at(str(tmp_path / "models"))
+def registry(trained_models, tmp_path):
+    """A registry of this machine with two runs: the first is champion, the second challenger."""
+    return trained_models.registry(tmp_path / "models")
 
 
-def test_the_answer_has_the_shape_of_the_contract(trained):
-    first = trained[1]
+def test_the_answer_has_the_shape_of_the_contract(trained_models):
+    first = trained_models.first
     assert {"run_id", "registry", "data", "models", "wall_s"} <= first.keys()
     assert {"hash", "jobs", "rows", "metrics_kept", "metrics_dropped"} <= first["data"].keys()
     assert all({"name", "why"} <= one.keys() for one in first["data"]["metrics_dropped"])
@@ -62,18 +40,19 @@ def test_the_answer_has_the_shape_of_the_contract(trained):
     assert msgspec.json.decode(msgspec.json.encode(first)) == first
 
 
-def test_what_passes_first_is_champion_and_later_challenger(trained):
-    _, first, second = trained
+def test_what_passes_first_is_champion_and_later_challenger(trained_models):
+    first, second = trained_models.first, trained_models.second
     for one in first["models"]:
         assert one["aliases"] == ([CHAMPION] if one["gate"]["passed"] else [])
         assert any("injected" in reason for reason in one["gate"]["reasons"])
     assert any(one["aliases"] == [CHALLENGER] for one in second["models"])
 
 
-def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained, tmp_path):
-    strict = msgspec.structs.replace(SMALL, gate=GateConfig(injected_recall=1.0, accuracy=1.0))
+def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained_models, tmp_path):
+    models = msgspec.structs.replace(SMALL.models, members={"pca": 1.0})
+    strict = msgspec.structs.replace(SMALL, models=models, gate=GateConfig(injected_recall=1.0, accuracy=1.0))
     registry = Registry.at(str(tmp_path / "strict"), create=True)
-    answer = train(trained[0] / "data", registry, strict)
+    answer = train(trained_models.folder / "data", registry, strict)
     rejected = [one for one in answer["models"] if not one["gate"]["passed"]]
     assert rejected
     one = registry.version(rejected[0]["detector"], "1")
@@ -87,10 +66,10 @@ def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained, tmp_pat
         registry.fetch(registry.version(one.detector, "1"))
 
 
-def test_tags_carry_the_data_card_and_the_run_has_plots_and_example(trained, registry):
+def test_tags_carry_the_data_card_and_the_run_has_plots_and_example(trained_models, registry):
     one = registry.version("lof", "1")
-    assert one.tags["data_hash"] == trained[1]["data"]["hash"]
-    files = {item.path for item in registry.client.list_artifacts(trained[1]["run_id"], "plots")}
+    assert one.tags["data_hash"] == trained_models.first["data"]["hash"]
+    files = {item.path for item in registry.client.list_artifacts(trained_models.first["run_id"], "plots")}
     assert {"plots/lof-score-distributions.png", "plots/lof-precision-recall.png", "plots/lof-time-lines.png"} <= files
 
 
@@ -183,8 +162,8 @@ def test_detect_resolves_a_registry_to_a_folder_of_models(registry):
 # -- sentences of methods 10 about versions ------------------------------------------------------------------------
 
 
-def test_a_run_records_hash_metrics_and_which_metrics_were_dropped_and_why(trained, registry):
-    answer = trained[1]
+def test_a_run_records_hash_metrics_and_which_metrics_were_dropped_and_why(trained_models, registry):
+    answer = trained_models.first
     run = registry.client.get_run(answer["run_id"])
     assert run.data.params["data_hash"] == answer["data"]["hash"]
     for name in ("recall", "accuracy", "false_alarms_per_machine_day"):

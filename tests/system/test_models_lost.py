@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from detectors.job.samples import Entity
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from tests.servers.kafka import ServerMissing
-from tests.servers.mlflow import MlflowServer
+from tests.servers.mlflow import DATABASE, MlflowServer
 from trainer_offline.data.card import DataCard
 from trainer_offline.fit.gate import GateResult
 from trainer_offline.registry.publish import TrainedRun, register
@@ -52,21 +54,30 @@ def trained(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[
     except ServerMissing as missing:
         require_servers(str(missing))
     one.start()
-    for seed in (0, 1):
-        register(Registry.at(one.uri), run(seed))
-    one.kill()
-    shutil.copytree(one.folder, place / "copy")
-    yield one
-    one.kill()
+    try:
+        for seed in (0, 1):
+            register(Registry.at(one.uri), run(seed))
+        (place / "copy").mkdir()
+        copy_database(one.folder / DATABASE, place / "copy" / DATABASE)
+        shutil.copytree(one.folder / "artifacts", place / "copy" / "artifacts")
+        yield one
+    finally:
+        one.kill()
+
+
+def copy_database(source: Path, to: Path) -> None:
+    """Everything in one transaction of `to`, so that a server may look at it meanwhile."""
+    with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(to, timeout=30.0)) as written:
+        read.backup(written)
 
 
 @pytest.fixture
-def server(trained: MlflowServer) -> Iterator[MlflowServer]:
-    shutil.rmtree(trained.folder)
-    shutil.copytree(trained.folder.parent / "copy", trained.folder)
-    trained.start()
-    yield trained
-    trained.kill()
+def server(trained: MlflowServer) -> MlflowServer:
+    copy = trained.folder.parent / "copy"
+    shutil.rmtree(trained.folder / "artifacts")
+    shutil.copytree(copy / "artifacts", trained.folder / "artifacts")
+    copy_database(copy / DATABASE, trained.folder / DATABASE)
+    return trained
 
 
 @pytest.fixture
@@ -74,12 +85,12 @@ def registry(server: MlflowServer) -> Registry:
     return Registry.at(server.uri)
 
 
-def lose_artifact(server: MlflowServer, registry: Registry, one: Version) -> None:
-    """Its files go, as a person or a clean-up of the store takes them."""
+def lose_artifact(server: MlflowServer, registry: Registry, one: Version) -> Path:
+    """Its files go, as a person or a clean-up of the store takes them; where they are now."""
     uri = registry.client.get_model_version_download_uri(registered_name(one.detector), one.version)
     folder = server.folder / "artifacts" / uri.removeprefix("mlflow-artifacts:/")
     assert folder.is_dir(), uri
-    shutil.rmtree(folder)
+    return folder.rename(folder.with_name("lost"))
 
 
 def test_a_challenger_that_was_deleted_in_the_pages_is_gone_and_the_champion_serves(
@@ -106,6 +117,22 @@ def test_a_challenger_whose_artifact_is_gone_is_told_in_one_word(
     assert found.champion.versions["pca"] == "1"
     assert found.challenger is None
     assert found.why == "version 2 of pca is refused: its artifact is gone or cannot be fetched"
+
+
+def test_a_challenger_that_can_be_had_again_is_asked_for_again(
+    registry: Registry, server: MlflowServer, tmp_path: Path
+) -> None:
+    lost = lose_artifact(server, registry, registry.version("pca", "2"))
+    source = RegistrySource(registry, tmp_path / "kept", shadow=CHALLENGER)
+    assert source.poll() is not None
+    assert source.poll() is None, "asked again, in vain, and nothing is new"
+    lost.rename(lost.with_name("artifacts"))
+    assert source.poll() is None, "not at every poll"
+    found = source.poll()
+    assert found is not None
+    assert found.challenger is not None
+    assert (found.challenger.versions["pca"], found.why) == ("2", "")
+    assert source.poll() is None
 
 
 def test_a_champion_whose_artifact_is_gone_serves_on_and_holds_up_no_training(

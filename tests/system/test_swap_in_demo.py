@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.system.test_demo import demo
 from tests.training_data import MODELS
 from trainer_offline.fit.gate import GateConfig
 from trainer_offline.registry.registry import Registry
@@ -37,18 +36,17 @@ ANY = GateConfig(accuracy=0.0, precision=0.0, recall=0.0, injected_recall=0.0, f
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+def registry(quiet_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Registry:
     """Two versions of every detector, learnt from a captured demo; the first serves."""
     place = tmp_path_factory.mktemp("swap")
-    demo(place, "--fault", "none", "--steps", "120", "--keep", str(place / "data"))
     config = parse(TrainConfig, {"models": {"members": {"pca": 1.0, "kmeans": 1.0}, **_small()}}, "trainer")
     config = msgspec.structs.replace(config, gate=ANY)
     found = Registry.at(str(place / "models"), create=True)
-    train(place / "data", found, config)
+    train(quiet_demo / "data", found, config)
     first = found.aliases(CHAMPION)
     for name in first:  # nobody to be compared with: both pass
         found.client.delete_registered_model_alias(registered_name(name), CHAMPION)
-    train(place / "data", found, config, seed=1)
+    train(quiet_demo / "data", found, config, seed=1)
     for name, version in first.items():
         found.promote(name, version)
     assert found.version(SWAPPED, "2").passed
@@ -84,7 +82,7 @@ class SwappingDemo(Demo):
 def swapped(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> tuple[SwappingDemo, list[VerdictRecord]]:
     """The demo after its end, and every verdict that is on the bus."""
     plan = DemoPlan.checked(
-        fault="slow-rank", rank=RANK, slowdown=2.5, at_step=45, ranks=4, seed=0, steps=160, mode="observe"
+        fault="slow-rank", rank=RANK, slowdown=2.5, at_step=45, ranks=4, seed=0, steps=110, mode="observe"
     )
     folder = tmp_path_factory.mktemp("run")
     settings = Settings(job="swap", run_dir=str(folder))

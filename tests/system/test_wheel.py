@@ -36,6 +36,9 @@ def test_data_files_are_in(names: list[str]) -> None:
     wanted = {
         "trainwarden/py.typed", "trainwarden/catalogue.toml", "trainwarden/inject/sitecustomize.py",
         "detectors/logs/rules.toml", "detectors/logs/xid.toml",
+        "dashboards/prometheus/trainwarden.rules.yml", "dashboards/grafana/job.json",
+        "dashboards/provisioning/alerting/rules.yml", "dashboards/provisioning/datasources/trainwarden.yml",
+        "dashboards/page/templates/base.html", "dashboards/page/static/page.js", "dashboards/page/static/page.css",
     }  # fmt: skip
     assert wanted <= set(names)
     assert any(name.endswith("share/trainwarden/examples/train_gpt.py") for name in names)

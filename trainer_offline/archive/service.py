@@ -23,6 +23,7 @@ from trainer_offline.archive.writer import ArchiveWriter
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import WardenError
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -67,6 +68,10 @@ class GatedConsumer:
 
     def lag(self) -> int:
         return self._inner.lag()
+
+    @property
+    def dead_letters(self) -> int:
+        return self._inner.dead_letters
 
     def close(self) -> None:
         self._inner.close()
@@ -120,6 +125,7 @@ class ArchiveHandler:
         self._maintenance = Maintenance(root, settings, clock)
         self._consumer: Consumer | None = None
         self._since_s: float | None = None
+        metrics.count("rejected_total", "Records that could not be archived.", 0)
 
     def settled(self) -> bool:
         """Whether everything that was handled is on disk."""
@@ -198,8 +204,7 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
     """
     metrics = SelfMetrics("archive")
     handler = ArchiveHandler(settings.archive, SystemClock(), metrics)
-    if settings.archive.metrics_port is not None:
-        metrics.serve(settings.archive.metrics_port, settings.metrics_address)
+    serve_metrics(metrics, settings.archive.metrics_port, settings)
     connection = GatedBus(connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes), handler.settled)
 
     def stopping() -> bool:

@@ -26,6 +26,7 @@ from trainwarden.state import load_json, save_json
 
 SERVED: Final = "served.json"
 KEPT_SETS: Final = 4  # older ones are removed
+SELDOM: Final = 360  # polls between two tries for a challenger that cannot be had: an hour, asked every ten seconds
 
 
 def versions_for(registry: Registry, alias: str) -> dict[str, str]:
@@ -103,6 +104,8 @@ class RegistrySource:
     alias: str = CHAMPION
     shadow: str | None = None
     _told: tuple[Any, Any] | None = field(default=None, init=False)
+    _missed: int = field(default=0, init=False)  # polls since the challenger could not be had; 0: nothing is missed
+    _retry: int = field(default=1, init=False)  # ... after which it is asked for again: 1, 2, 4 and so on
 
     def poll(self) -> ModelSet | None:
         """The set to serve if it is another than last time, else None.
@@ -117,19 +120,33 @@ class RegistrySource:
             # A challenger equal to the champion has nothing to show.
             shadow = versions_for(self.registry, self.shadow) if self.shadow else {}
             shadow = {} if shadow == wanted else shadow
-            if self._told == (wanted, shadow):
+            again = self._told == (wanted, shadow)
+            if again and not self._due():
                 return None
             bundle = self._current(self.alias, wanted)
         except DataError as error:
             raise DetectorError(str(error)) from error
-        challenger, why = None, ""
-        if shadow and self.shadow:
-            try:
-                challenger = self._current(self.shadow, shadow)
-            except (DetectorError, DataError) as error:
-                why = str(error)  # the champion serves, whatever is wrong with who is not in charge
         self._told = (wanted, shadow)
-        return ModelSet(bundle, challenger, why)
+        challenger, why = self._challenger(shadow, again)
+        return None if again and challenger is None else ModelSet(bundle, challenger, why)
+
+    def _due(self) -> bool:
+        """Whether a challenger that could not be had is asked for again at this poll."""
+        if self._missed:
+            self._missed += 1
+        return self._missed > self._retry
+
+    def _challenger(self, versions: dict[str, str], again: bool) -> tuple[ModelBundle | None, str]:
+        """The models `versions`, or why there are none: the champion serves, whatever is wrong with them."""
+        missed, self._missed = self._missed, 0
+        if not versions or not self.shadow:
+            return None, ""
+        try:
+            return self._current(self.shadow, versions), ""
+        except (DetectorError, DataError) as error:
+            self._missed = 1
+            self._retry = min(2 * self._retry, SELDOM) if again and missed else 1
+            return None, str(error)
 
     def last_good(self) -> ModelSet | None:
         """What is kept on disk, for a start without a registry."""

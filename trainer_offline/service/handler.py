@@ -21,6 +21,7 @@ from trainer_offline.service.training_process import TrainingProcess
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -251,8 +252,7 @@ def serve(settings: Settings, config: Path | None, stop: Callable[[], bool]) -> 
         If the bus cannot be opened at all.
     """
     metrics = SelfMetrics("trainer")
-    if settings.trainer.metrics_port is not None:
-        metrics.serve(settings.trainer.metrics_port, settings.metrics_address)
+    serve_metrics(metrics, settings.trainer.metrics_port, settings)
     registry = Registry.at(settings.trainer.registry or settings.detection.models, create=True)
     arguments = [] if config is None else ["--config", str(config)]
     handler = TrainerHandler(settings, registry, SystemClock(), metrics, arguments=arguments)

@@ -38,14 +38,15 @@ class LazyGroup(TyperGroup):
 
 
 def load(name: str, entry: Entry) -> Any:
-    """The command of `entry`, its file imported.
+    """The command of `entry`, its file imported; of the file's own ``CommandClass`` where it has one.
 
     Examples
     --------
     >>> load("doctor", Entry("trainwarden.cli.setup.doctor:doctor", "Is everything fine?")).name
     'doctor'
     """
-    module, _, function = entry.place.partition(":")
+    place, _, function = entry.place.partition(":")
+    module = import_module(place)
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name)(getattr(import_module(module), function))
+    alone.command(name, cls=getattr(module, "CommandClass", None))(getattr(module, function))
     return get_command(alone)

@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "serve": Entry(
         "trainwarden.cli.serve.serve:serve",
-        "The page, the detection API and the metrics of all jobs on the bus, over HTTP until stopped.",
+        "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
     ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
@@ -52,7 +52,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "up": Entry(
         "trainwarden.cli.serve.up:up",
-        "Agent, detector and engine on this machine with the embedded bus, until Ctrl-C.",
+        "Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.",
     ),
     "status": Entry(
         "trainwarden.cli.ask.status:status",
@@ -61,6 +61,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "incidents": Entry(
         "trainwarden.cli.ask.incidents:incidents",
         "Incidents, oldest first; exit code 1 if there is any.",
+    ),
+    "check": Entry(
+        "trainwarden.cli.ask.check:check",
+        "A Nagios or Icinga check: open incidents, silent jobs; exit codes 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
     ),
     "explain": Entry(
         "trainwarden.cli.ask.explain:explain",
@@ -80,7 +84,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "detect": Entry(
         "trainwarden.cli.ask.detect:detect",
-        "Judge recorded folders in one pass in time order; exit code 1 if an incident was found.",
+        "Judge recorded folders, a job or a range of a Prometheus in time order; exit code 1 if an incident was found.",
     ),
     "train": Entry(
         "trainwarden.cli.learn.train:train",
@@ -92,7 +96,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "report": Entry(
         "trainwarden.cli.ask.report:report",
-        "One HTML file of a job: iteration times, rank heat map, votes, incidents, actions.",
+        "One HTML file of a job: iteration times, rank heat map, votes, incidents, log lines, actions.",
     ),
     "plan": Entry(
         "trainwarden.cli.ask.plan:plan",

@@ -81,7 +81,7 @@ def _metric_values(columns: Columns, kept: Ints) -> tuple[tuple[str, ...], Float
         best = np.full(len(kept), np.nan)
         for source in sorted(columns_of, key=lambda source: source != name):
             metric = lookup(source)
-            scale = metric.alias_scale if metric and source != name else 1.0
+            scale = metric.scale_of(source) if metric else 1.0
             column = columns.numbers[source][kept] * scale
             usable = np.isnan(best) & np.isfinite(column)
             best[usable] = column[usable]

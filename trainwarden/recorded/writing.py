@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +22,20 @@ from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATION
 R = TypeVar("R", bound=Record)
 
 
-def write_recording(bus: Bus, job: str, folder: Path) -> None:
+def write_recording(bus: Bus, job: str, folder: Path, from_s: float | None = None) -> int:
     """Write everything that `bus` keeps of `job` into `folder`, which is made if it does not exist.
 
     Duplicates (the bus delivers at least once) are dropped by identity.
+
+    Parameters
+    ----------
+    from_s : float, optional
+        Only what has reached the bus since then.
+
+    Returns
+    -------
+    int
+        Rows, lines and records written.
 
     Raises
     ------
@@ -33,33 +44,44 @@ def write_recording(bus: Bus, job: str, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_metrics(bus, job, folder / "metrics.csv")
-        _write_iterations(bus, job, folder / "iterations.csv")
-        _write_logs(bus, job, folder / "logs.jsonl")
+        records = _Records(bus, job, from_s)
+        written = _write_metrics(records, folder / "metrics.csv")
+        written += _write_iterations(records, folder / "iterations.csv")
+        written += _write_logs(records, folder / "logs.jsonl")
         for topic in (EVENTS, HEARTBEATS, INCIDENTS, ACTIONS):
-            _write_records(bus, job, topic, folder / f"{topic.name.rpartition('.')[2]}.jsonl")
-        (folder / "job.toml").write_text(_job_toml(bus, job), encoding="utf-8")
+            written += _write_records(records, topic, folder / f"{topic.name.rpartition('.')[2]}.jsonl")
+        (folder / "job.toml").write_text(_job_toml(records), encoding="utf-8")
+        return written
     except OSError as error:
         raise DataError(f"recorded folder '{folder}' cannot be written ({error.strerror})") from error
 
 
-def _records(bus: Bus, job: str, topic: Topic[Any], kind: type[R]) -> Iterator[R]:
-    for message in bus.read(topic):
-        if isinstance(message.record, kind) and getattr(message.record, "job", None) == job:
-            yield message.record
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """What the bus keeps of one job."""
+
+    bus: Bus
+    job: str
+    from_s: float | None
+
+    def of(self, topic: Topic[Any], kind: type[R]) -> Iterator[R]:
+        for message in self.bus.read(topic, from_time_s=self.from_s):
+            if isinstance(message.record, kind) and getattr(message.record, "job", None) == self.job:
+                yield message.record
 
 
-def _write_metrics(bus: Bus, job: str, path: Path) -> None:
+def _write_metrics(records: _Records, path: Path) -> int:
     """One row for each time and device; the columns are every metric that any record has."""
     names: dict[str, None] = {}
-    for record in _records(bus, job, METRICS, MetricsRecord):
+    for record in records.of(METRICS, MetricsRecord):
         names.update(dict.fromkeys(record.names))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["time_s", "node", "device", *names], restval="")
         writer.writeheader()
-        seen: set[tuple[str, float, tuple[str, ...]]] = set()
-        for record in _records(bus, job, METRICS, MetricsRecord):
-            identity = (record.node, record.time_s, record.devices)
+        seen: set[tuple[str, float, tuple[str, ...], tuple[str, ...]]] = set()
+        rows = 0
+        for record in records.of(METRICS, MetricsRecord):
+            identity = (record.node, record.time_s, record.devices, record.names)
             if identity in seen:
                 continue
             seen.add(identity)
@@ -67,16 +89,18 @@ def _write_metrics(bus: Bus, job: str, path: Path) -> None:
                 row = {name: row[index] for name, row in zip(record.names, record.values, strict=True)}
                 measured = {name: repr(value) for name, value in row.items() if value is not None}
                 writer.writerow({"time_s": repr(record.time_s), "node": record.node, "device": device, **measured})
+            rows += len(record.devices)
+    return rows
 
 
-def _write_iterations(bus: Bus, job: str, path: Path) -> None:
+def _write_iterations(records: _Records, path: Path) -> int:
     columns = ["time_s", "node", "rank", "incarnation", "step", "duration_s", "compute_s", "wait_s", "pause_s"]
     columns.append("micro_batches")
     seen: set[tuple[int, str, int]] = set()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        for record in _records(bus, job, ITERATIONS, IterationRecord):
+        for record in records.of(ITERATIONS, IterationRecord):
             optional = (record.compute_s, record.wait_s, record.pause_s, record.micro_batches)
             for index, step in enumerate(record.steps):
                 identity = (record.rank, record.incarnation, step)
@@ -93,12 +117,14 @@ def _write_iterations(bus: Bus, job: str, path: Path) -> None:
                     record.duration_s[index],
                 ]
                 writer.writerow([*row, *("" if cell is None else cell for cell in cells)])
+    return len(seen)
 
 
-def _write_logs(bus: Bus, job: str, path: Path) -> None:
+def _write_logs(records: _Records, path: Path) -> int:
     read_to: dict[tuple[str, str], int] = {}
+    lines = 0
     with path.open("wb") as file:
-        for record in _records(bus, job, LOGS, LogRecord):
+        for record in records.of(LOGS, LogRecord):
             source = (record.node, record.source)
             for end, line, time_s in zip(record.ends, record.lines, record.times_s, strict=True):
                 if end <= read_to.get(source, -1):
@@ -106,19 +132,24 @@ def _write_logs(bus: Bus, job: str, path: Path) -> None:
                 read_to[source] = end
                 row = {"time_s": time_s, "node": record.node, "rank": record.rank, "line": line}
                 file.write(msgspec.json.encode(row) + b"\n")
+                lines += 1
+    return lines
 
 
-def _write_records(bus: Bus, job: str, topic: Topic[Any], path: Path) -> None:
+def _write_records(records: _Records, topic: Topic[Any], path: Path) -> int:
+    written = 0
     with path.open("wb") as file:
-        for record in _records(bus, job, topic, topic.record_type):
+        for record in records.of(topic, topic.record_type):
             file.write(msgspec.json.encode(record) + b"\n")
+            written += 1
+    return written
 
 
-def _job_toml(bus: Bus, job: str) -> str:
+def _job_toml(records: _Records) -> str:
     """Name and planned changes: an adopted micro-batch plan changes the step time on purpose."""
-    lines = [f'name = "{job}"']
+    lines = [f"name = {msgspec.json.encode(records.job).decode()}"]
     planned: dict[tuple[int, str], None] = {}
-    for event in _records(bus, job, EVENTS, EventRecord):
+    for event in records.of(EVENTS, EventRecord):
         if event.kind == "microbatch_plan" and isinstance(event.fields.get("step"), int):
             planned[(int(str(event.fields["step"])), f"micro-batch plan {event.fields.get('number')}")] = None
     for step, what in planned:

@@ -59,6 +59,10 @@ class RememberingBus:
     def lag(self) -> int:
         return len(self.log) - self.position
 
+    @property
+    def dead_letters(self) -> int:
+        return 0
+
     def poll(self, number: int) -> list[Message]:
         out = self.log[self.position : self.position + number]
         self.position += len(out)

@@ -30,6 +30,7 @@ def test_the_command_line_starts_light() -> None:
         "collectors.nic.collector",
         "collectors.host.collector",
         "collectors.logs.collector",
+        "collectors.prometheus.collector",
     ],
 )
 def test_the_agent_needs_no_heavy_library(module: str) -> None:

@@ -215,3 +215,52 @@ def test_an_output_that_is_too_large_is_shortened_and_takes_nothing_with_it(tmp_
     assert verdicts(bus) == ["a", "b"]
     assert metric_value(metrics, "outputs_refused_total", kind="VerdictRecord") == 1
     bus.close()
+
+
+def service_value(metrics: SelfMetrics, name: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"service": "echo"})
+
+
+def test_a_round_tells_that_the_service_lives_and_how_far_it_is_behind(tmp_path: Path) -> None:
+    bus, handler, clock, metrics = EmbeddedBus(str(tmp_path / "b")), Echo(), ManualClock(100.0), SelfMetrics("echo")
+    loop = ServiceLoop(bus, handler, clock, metrics, poll_timeout_s=0.0)
+    assert metric_value(metrics, "dead_letters_total", topic=EVENTS.name) == 0.0
+    assert service_value(metrics, "trainwarden_heartbeat_timestamp_seconds") is None
+    loop.step()
+    publish(bus, "a", "b")
+    loop.step()
+    assert service_value(metrics, "trainwarden_heartbeat_timestamp_seconds") == clock.now_s()
+    assert service_value(metrics, "trainwarden_up") == 1.0
+    assert service_value(metrics, "trainwarden_bus_lag_records") == 0.0
+    bus.close()
+
+
+def test_a_round_without_the_bus_is_one_and_a_round_that_failed_is_none(tmp_path: Path) -> None:
+    bus, handler, clock, metrics = EmbeddedBus(str(tmp_path / "b")), Echo(), ManualClock(100.0), SelfMetrics("echo")
+    loop = ServiceLoop(bus, handler, clock, metrics, poll_timeout_s=0.0)
+    handler.start_error = BusUnavailable("away")
+    loop.step()
+    assert service_value(metrics, "trainwarden_up") == 0.0
+    before = service_value(metrics, "trainwarden_heartbeat_timestamp_seconds")
+    assert before is not None
+    handler.start_error = KeyError("defect")
+    clock.sleep(60.0)
+    loop.step()
+    assert service_value(metrics, "trainwarden_heartbeat_timestamp_seconds") == before
+    loop.step()
+    assert service_value(metrics, "trainwarden_up") == 1.0
+    bus.close()
+
+
+def test_bytes_that_are_no_record_are_counted(tmp_path: Path) -> None:
+    bus, handler, metrics = EmbeddedBus(str(tmp_path / "bus.db")), Echo(), SelfMetrics("echo")
+    loop = ServiceLoop(bus, handler, ManualClock(), metrics, poll_timeout_s=0.0)
+    publish(bus, "a")
+    verdict = VerdictRecord(id="v", job="j", time_s=1.0, window_s=1.0, anomalous=False, reason="r")
+    bus.publish(Topic(EVENTS.name, VerdictRecord), "j", verdict)
+    bus.flush()
+    for _ in range(4):
+        loop.step()
+    assert handler.seen == ["a"]
+    assert metric_value(metrics, "undecodable_total") == 1.0
+    bus.close()

@@ -1,17 +1,22 @@
-"""`trainwarden detect`: detection by hand, recorded folders in, one JSON object and lines for people out."""
+"""`trainwarden detect`: detection by hand, of recorded folders or a Prometheus; one JSON object, lines for people."""
 
 from __future__ import annotations
 
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trainwarden.cli.shared.options import ConfigFile, Json
+from trainwarden.cli.ask.detect_fleet import Door, Span, judged_fleet
+from trainwarden.cli.ask.detect_job import JobSource, recorded_job
+from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import counted, moment
-from trainwarden.errors import DataError
+from trainwarden.errors import ConfigError, DataError
 
 SHOWN = 12  # incidents that people are shown; the JSON has all
 FOUND = (
@@ -24,7 +29,32 @@ FOUND = (
 
 def detect(
     *,
-    data: Annotated[Path, typer.Option("--data", help="A recorded folder, or a folder of recorded folders.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A recorded folder, or a folder of recorded folders.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Prometheus with metrics of dcgm-exporter and node_exporter.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(metavar="NAME", help="A job on the bus, or in the archive.")] = None,
+    bus: BusAddress = None,
+    archive: Annotated[Path | None, typer.Option(metavar="DIR", help="With --job: the archive to read.")] = None,
+    match: Annotated[
+        str, typer.Option(metavar="SELECTOR", help="Only series with these labels, e.g. 'cluster=\"a\"'.")
+    ] = "",
+    since: Annotated[
+        str | None, typer.Option(help="From so long ago (90s, 30m, 12h, 7d); of a Prometheus 30m.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="T", help="From T (seconds since 1970, or ISO 8601).")
+    ] = None,
+    to: Annotated[str | None, typer.Option(metavar="T", help="Up to T; default now.")] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Width of a step; default the scrape interval, 15s at least.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(metavar="LABEL", help="One job of each value of this label.")] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A bearer token.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Authorities to believe (PEM).")] = None,
+    client_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate and key to show (PEM).")] = None,
     normal_until: Annotated[
         str | None, typer.Option(metavar="T", help="Rows before T (seconds or ISO 8601) are normal training.")
     ] = None,
@@ -37,16 +67,51 @@ def detect(
     json: Json = None,
     config: ConfigFile = None,
 ) -> int:
-    """Judge recorded folders in one pass in time order; exit code 1 if an incident was found.
+    """Judge recorded folders, a job or a range of a Prometheus in time order; exit code 1 if an incident was found.
 
     Example: trainwarden detect --data recording/ --normal-until 3600 --json
+
+    Example: trainwarden detect --prometheus http://prometheus:9090 --since 30m
+
+    Example: trainwarden detect --job llama-70b --since 2h
     """
-    from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order
+    voice = Voice(json)
+    span = Span(match, since, from_, to, step, by)
+    asked = Asked(normal_until, normal, models, detectors, scores is not None)
+    if sum(source is not None for source in (data, prometheus, job)) != 1:
+        raise ConfigError("say what is to be judged: --data DIR, --job NAME or --prometheus URL")
+    if prometheus is not None:
+        if asked != Asked(None, None, None, detectors, False):
+            raise ConfigError("--normal-until, --normal, --models and --scores go with --data and --job")
+        return _fleet(Door(prometheus, token_file, ca_file, client_cert), span, detectors, config, voice)
+    if span.of_fleets:
+        raise ConfigError("--match, --step and --by go with --prometheus")
+    if job is not None:
+        span_s = span.between_s(time.time()) if span.timed else None
+        with recorded_job(JobSource(job, bus, archive, config), span_s) as folder:
+            return _recordings(folder, replace(asked, span_s=span_s), config, scores, voice)
+    if span.timed or bus is not None or archive is not None:
+        raise ConfigError("--since, --from, --to, --bus and --archive do not go with --data")
+    return _recordings(Path(str(data)), asked, config, scores, voice)
+
+
+def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, voice: Voice) -> int:
+    began_s = time.monotonic()
+    answer = judged_fleet(door, span, detectors, config)
+    for note in answer["partial"]:
+        sys.stderr.write(f"trainwarden: this is a partial answer: {note}\n")
+    for job in answer["jobs"]:
+        _tell(voice, job, f"{job['job']}: {job['input']['nodes']} nodes, {job['input']['entities']} devices: ")
+        for sentence in job.get("silent", ()):
+            voice.say(f"  {sentence}")
+    voice.answer({**answer, "wall_s": round(time.monotonic() - began_s, 3)})
+    return 1 if any(job["incidents"] for job in answer["jobs"]) else 0
+
+
+def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | None, voice: Voice) -> int:
     from trainwarden.cli.ask.detect_scores import ScoresFile
 
-    voice = Voice(json)
     began_s = time.monotonic()
-    asked = Asked(normal_until, normal, models, detectors, scores is not None)
     jobs, batch = jobs_to_judge(data, asked, config)
     target = ScoresFile.open(scores) if scores is not None else None
     answers: list[dict[str, Any]] = []

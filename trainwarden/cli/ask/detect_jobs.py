@@ -30,6 +30,7 @@ class Asked:
     models: str | None
     detectors: str | None
     want_scores: bool
+    span_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Work:
     names: tuple[str, ...]
     settings: DetectionSettings
     want_scores: bool
+    span_s: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = field(default_factory=added)  # that plug-ins have brought
 
 
@@ -66,22 +68,11 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     DataError
         If a folder or a registry cannot be read.
     """
-    from detectors import CATALOG, ENTRY_POINTS
-    from trainwarden import plugins
     from trainwarden.recorded.folder import is_batch, jobs_in
 
     if asked.normal_until is not None and asked.normal is not None:
         raise ConfigError("--normal-until and --normal exclude each other: both say what is normal")
-    everything = load(config)
-    settings = everything.detection
-    plugins.bring(everything)
-    wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.detectors)
-    names = asked.detectors
-    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(wanted)
-    known = plugins.names(CATALOG, ENTRY_POINTS) if names else chosen
-    unknown = [word for word in chosen if word not in known]
-    if unknown:
-        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(known)}")
+    settings, chosen = asked_detectors(asked.detectors, config)
     until_s = time_of(asked.normal_until)
     models = _local_models(asked.models or settings.models)
     batch = is_batch(data)
@@ -89,8 +80,31 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     for folder in jobs_in(data):
         name = folder.name if batch else None
         normal = _normal_of(asked.normal, folder, batch)
-        works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores))
+        works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores, asked.span_s))
     return works, batch
+
+
+def asked_detectors(names: str | None, config: Path | None) -> tuple[DetectionSettings, tuple[str, ...]]:
+    """The settings, and the detectors that ``--detectors`` names; default those of the settings.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such detector.
+    """
+    from detectors import CATALOG, ENTRY_POINTS
+    from trainwarden import plugins
+
+    everything = load(config)
+    settings = everything.detection
+    plugins.bring(everything)
+    wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.detectors)
+    chosen = tuple(word.strip() for word in names.split(",")) if names else tuple(wanted)
+    known = plugins.names(CATALOG, ENTRY_POINTS) if names else chosen
+    unknown = [word for word in chosen if word not in known]
+    if unknown:
+        raise ConfigError(f"--detectors: there is no detector '{unknown[0]}'; there are: {', '.join(known)}")
+    return settings, chosen
 
 
 def _local_models(models: str | None) -> str | None:
@@ -137,16 +151,29 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         from detectors.recorded.replay import replay
 
         job = read_folder(work.folder, work.name)
-        name = job.name
+        name, facts = job.name, read_facts(job)
+        if work.span_s is not None:
+            job, facts = _cut(job, facts, work.span_s)
         scores = None
         if work.want_scores or any(one.role.reads == "scores" for one in chosen(work.settings, work.names).values()):
             bundle = _bundle(work.models, work.normal)
             scores = score_recorded(job, bundle, work.normal_until_s)
-        result = replay(job, work.settings, names=work.names, facts=read_facts(job), scores=scores, progress=progress)
+        result = replay(job, work.settings, names=work.names, facts=facts, scores=scores, progress=progress)
     except WardenError as error:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     return Judged(job_object(result), columns)
+
+
+def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:
+    """The job and its facts within `span_s`."""
+    from trainwarden.recorded.cut import between
+
+    kept = [fact for fact in facts if span_s[0] <= fact.time_s <= span_s[1]]
+    cut = between(job, *span_s)
+    if cut.span_s is None and not kept:
+        raise DataError(f"there is nothing of job '{job.name}' in that time")
+    return cut, kept
 
 
 @cache

@@ -1,38 +1,63 @@
-"""`trainwarden report`: one HTML file that tells a job's story."""
+"""`trainwarden report`: one HTML file that tells a job's story, or an incident's."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
+from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName
 from trainwarden.cli.shared.output import Voice
-from trainwarden.cli.shared.report_html import write_report
 from trainwarden.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dashboards.overview.job import JobOverview
+    from trainwarden.records import IncidentRecord
 
 
 def report(
     *,
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("trainwarden-report.html"),
+    incident: Annotated[str | None, typer.Option("--incident", metavar="ID", help="Of this incident alone.")] = None,
     bus: BusAddress = None,
     job: JobName = None,
     config: ConfigFile = None,
 ) -> int:
-    """One HTML file of a job: iteration times, rank heat map, votes, incidents, actions.
+    """One HTML file of a job: iteration times, rank heat map, votes, incidents, log lines, actions.
 
     Example: trainwarden report --job llama-70b --out report.html
     """
+    try:
+        from dashboards.overview.whole import read_whole
+        from dashboards.page.frozen import write_report
+        from dashboards.page.lines import of_bus
+    except ImportError as error:
+        raise ConfigError(f"report: {error.name} is not installed; pip install 'trainwarden[serve]'") from error
+
     with open_bus(bus, config, job) as connected:
-        views = read_jobs(connected, job)
-    if len(views) != 1:
-        names = ", ".join(sorted(views)) or "none"
-        raise ConfigError(f"report: name one job with --job; on this bus: {names}")
-    view = next(iter(views.values()))
-    counted = f"{len(view.incidents)} incident(s), {len(view.actions)} action(s)"
-    summary = f"{len(view.ranks())} ranks, {view.steps_done()} steps, {counted}."
-    write_report(out, view, title=f"trainwarden: {view.job}", summary=summary)
+        jobs = read_whole(connected, job)
+        told, one = _meant(jobs, incident)
+        if one is not None:
+            title, summary = f"trainwarden: {one.kind} of {told.job}", one.reason
+        else:
+            counted = f"{len(told.incidents)} incident(s), {len(told.actions)} action(s)"
+            step = "" if told.pace.highest_step is None else f"step {told.pace.highest_step}, "
+            title, summary = f"trainwarden: {told.job}", f"{told.ranks} ranks, {step}{counted}."
+        write_report(out, told, of_bus(connected), title=title, summary=summary, incident=one)
     Voice().say(f"report: {out}")
     return 0
+
+
+def _meant(jobs: dict[str, JobOverview], incident: str | None) -> tuple[JobOverview, IncidentRecord | None]:
+    """The job that the report is of, and the incident if it is of one alone."""
+    if incident is not None:
+        for job in jobs.values():
+            if incident in job.incidents:
+                return job, job.incidents[incident]
+        raise ConfigError(f"report: there is no incident '{incident[:100]}' on this bus; see trainwarden incidents")
+    if len(jobs) != 1:
+        names = ", ".join(sorted(jobs)) or "none"
+        raise ConfigError(f"report: name one job with --job; on this bus: {names}")
+    return next(iter(jobs.values())), None

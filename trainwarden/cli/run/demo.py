@@ -85,9 +85,14 @@ def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voic
 
 
 def _report(run: JobRun, result: dict[str, Any], keep: Path | None, voice: Voice) -> Path:
-    from trainwarden.cli.shared.report_html import write_report
+    from dashboards.overview.job import JobOverview
+    from dashboards.overview.whole import read_whole
+    from dashboards.page.frozen import write_report
+    from dashboards.page.lines import of_bus
 
     run.keep(keep, voice)
     path = (keep or Path.cwd()) / "trainwarden-demo-report.html"
-    write_report(path, run.follower.view, title=f"trainwarden demo: {result['job']}", summary=result["summary"])
+    name = run.settings.job
+    job = read_whole(run.bus, name).get(name) or JobOverview(name)
+    write_report(path, job, of_bus(run.bus), title=f"trainwarden demo: {name}", summary=result["summary"])
     return path

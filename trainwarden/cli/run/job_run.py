@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,6 +20,7 @@ from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.records import EventKind, EventRecord, Record
@@ -56,8 +58,12 @@ def services_here(settings: Settings, config: Path | None, *wanted: str) -> tupl
     >>> services_here(Settings(bus="kafka://broker:9092"), Path("site.toml"), "agent", "detector")
     ('agent',)
     """
-    elsewhere = config is not None and settings.bus not in (DEFAULT_BUS, EMBEDDED)
-    return tuple(one for one in wanted if not (elsewhere and one == "detector"))
+    return tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+
+
+def elsewhere(settings: Settings, config: Path | None) -> bool:
+    """Whether a settings file names the bus of services that run already."""
+    return config is not None and settings.bus not in (DEFAULT_BUS, EMBEDDED)
 
 
 def exit_code_of(returncode: int) -> int:
@@ -126,6 +132,7 @@ class JobRun:
             raise
         self.started_at_s = time.time()
         self._blind = False
+        self._page: PageBeside | None = None
 
     @staticmethod
     def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
@@ -186,9 +193,18 @@ class JobRun:
         except OSError as error:  # a full disk is no reason to let go of somebody's training command
             log.warning("fact not written", extra={"fields": {"kind": kind, "error": str(error)}})
 
+    def open_page(self, config: Path | None) -> None:
+        """Serve the page beside the command, which has begun; a settings file's own services have one already."""
+        if self.settings.runs.page and not elsewhere(self.settings, config):
+            with suppress(OSError):  # a full disk
+                self._page = PageBeside(self.stack, self.run_dir, "--listen", "127.0.0.1:0")
+
     def look(self, voice: Voice) -> None:
         """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
         self.stack.limit_logs()
+        with suppress(OSError):
+            if self._page is not None and (sentence := self._page.news()) is not None:
+                voice.say(f"trainwarden: {sentence}")
         if self._blind:
             time.sleep(LOOK_S)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,7 +51,8 @@ def launch(
             voice.say(f"trainwarden: {NO_CHECKPOINTS}")
         run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
         named = () if checkpoints is None else ("--checkpoints", str(checkpoints))
-        code = _supervise(run, ("--nproc", str(nproc), "--mode", mode, "--show", *named, "--", *command), voice)
+        arguments = ("--nproc", str(nproc), "--mode", mode, "--show", *named, "--", *command)
+        code = _supervise(run, arguments, voice, config)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
         run.tell("job_end", exit_code=code)
@@ -64,12 +66,13 @@ def launch(
     return code
 
 
-def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice) -> int:
+def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice, config: Path | None) -> int:
     """Start the supervisor of the ranks and follow the bus until it ends; a signal to us stops it.
 
     It passes the ranks' output on itself, as it comes.
     """
     run.stack.start("supervise", *arguments, stdout=voice.stream)
+    run.open_page(config)
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _frame: asked.append(n))

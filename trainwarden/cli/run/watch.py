@@ -42,6 +42,7 @@ def watch(
             watched = _Watched(command, run, sys.stderr if json == "-" else sys.stdout)
         except OSError as error:
             raise ConfigError(f"watch: '{command[0]}' cannot be started ({error.strerror})") from error
+        run.open_page(config)
         code = watched.follow(voice)
         run.tell("job_end", exit_code=code)
         run.drain(voice)

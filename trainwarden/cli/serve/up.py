@@ -8,12 +8,13 @@ from pathlib import Path
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.options import ConfigFile, RunDir
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.settings import load
 
 
 def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
-    """Agent, detector and engine on this machine with the embedded bus, until Ctrl-C.
+    """Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.
 
     Example: trainwarden up --config trainwarden.toml
     """
@@ -29,11 +30,14 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     stack = LocalStack(run, {"TRAINWARDEN_BUS": address}, config)
     for name in names:
         stack.start(name)
+    page = PageBeside(stack, run)
     voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
     try:
         while not stop():
             time.sleep(0.2)
             stack.check(names)
+            if (sentence := page.news()) is not None:
+                voice.say(sentence)
     finally:
         stack.stop()
     return 0

@@ -14,6 +14,7 @@ from trainwarden import plugins
 from trainwarden.cli.setup.mistakes import Mistake, Path_, line_of, mistakes
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.web_config import WebConfigFile
 from trainwarden.settings import Settings, parse, read
 
 MISTAKEN: Final = 2
@@ -59,6 +60,16 @@ def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     yield _table(TrainConfig, how, ("trainer",))
     yield _table(EnsembleConfig, detection.ensemble, ("detection", "ensemble"), lambda: rule(detection))
     yield _table(PolicyConfig, engine.policy, ("engine", "policy"), lambda: Rules.of(engine))
+    yield _web_config(settings)
+
+
+def _web_config(settings: Settings) -> list[Mistake]:
+    if settings.metrics_web_config is not None:
+        try:
+            WebConfigFile(Path(settings.metrics_web_config))
+        except ConfigError as error:
+            return [Mistake(("metrics_web_config",), str(error))]
+    return []
 
 
 def _plugins(settings: Settings) -> Iterator[list[Mistake]]:

@@ -37,8 +37,8 @@ Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The
 WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 
 
-def time_of(text: str | None) -> float | None:
-    """Seconds of the recording's clock for a ``--normal-until``: such seconds, or an ISO 8601 time (UTC without zone).
+def time_of(text: str | None, option: str = "--normal-until") -> float | None:
+    """The moment that an option names: seconds of the clock in question, or an ISO 8601 time (UTC without zone).
 
     Raises
     ------
@@ -55,7 +55,7 @@ def time_of(text: str | None) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return _iso_s(text, f"--normal-until: '{text}' is neither a number of seconds nor an ISO 8601 time")
+        return _iso_s(text, f"{option}: '{text}' is neither a number of seconds nor an ISO 8601 time")
 
 
 def since_of(text: str | None, now_s: float) -> float | None:
@@ -73,10 +73,37 @@ def since_of(text: str | None, now_s: float) -> float | None:
     """
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:]
-    if unit in _UNITS_S and number.replace(".", "", 1).isdecimal():
-        return now_s - float(number) * _UNITS_S[unit]
+    if (ago_s := _length_s(text)) is not None:
+        return now_s - ago_s
     return _iso_s(text, f"--since: '{text}' is neither a time ago (90s, 30m, 12h, 7d) nor an ISO 8601 time")
+
+
+def length_of(text: str | None, option: str) -> float | None:
+    """The length of time that an option names.
+
+    Raises
+    ------
+    ConfigError
+        If `text` is none.
+
+    Examples
+    --------
+    >>> length_of("15s", "--step"), length_of("1.5m", "--step"), length_of(None, "--step")
+    (15.0, 90.0, None)
+    """
+    if text is None:
+        return None
+    length_s = _length_s(text)
+    if not length_s:
+        raise ConfigError(f"{option}: '{text}' is no length of time like 15s, 2m or 1h")
+    return length_s
+
+
+def _length_s(text: str) -> float | None:
+    number, unit = text[:-1], text[-1:]
+    if unit in _UNITS_S and number.isascii() and number.replace(".", "", 1).isdecimal():
+        return float(number) * _UNITS_S[unit]
+    return None
 
 
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

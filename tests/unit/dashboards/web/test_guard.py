@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.web.guard import COOKIE, MAX_BODY_BYTES
+from dashboards.web.guard import MAX_BODY_BYTES
 from tests.doubles import metric_value
 from tests.web_doubles import ACT, OBSERVE, Web, bearer
+
+COOKIE = "trainwarden_token_8760"
 
 
 @pytest.fixture

@@ -107,12 +107,13 @@ def test_the_challenger_is_scored_in_the_shadow_and_does_not_vote(bundles):
     verdicts = service.run(60)
     assert served(verdicts) == {"1"}
     value = partial(metric_value, service.metrics)
-    judged = value("shadow_samples_total", job="j", detector="pca")
+    judged = value("shadow_samples_total", training_job="j", detector="pca")
     assert judged is not None
     assert judged > 30
-    assert 0 <= value("shadow_agreed_total", job="j", detector="pca") <= judged
+    assert 0 <= value("shadow_agreed_total", training_job="j", detector="pca") <= judged
     scores = {
-        role: value("model_score", job="j", detector="ensemble", role=role) for role in ("champion", "challenger")
+        role: value("model_score", training_job="j", detector="ensemble", role=role)
+        for role in ("champion", "challenger")
     }
     assert None not in scores.values(), "both are exported"
     assert scores["champion"] != scores["challenger"], "and each is its own"

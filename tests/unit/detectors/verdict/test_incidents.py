@@ -202,6 +202,32 @@ def test_faults_of_different_nodes_far_apart_in_time_are_two() -> None:
     assert len({one.id for one in story.told}) == 2
 
 
+@pytest.mark.parametrize("skew_s", [-60.0, 60.0])
+@pytest.mark.parametrize(
+    ("first", "later"), [("nic_error", "nic_error"), ("node_lost", "exception"), ("exception", "node_lost")]
+)
+def test_what_two_nodes_tell_of_one_cause_is_one_problem_though_their_clocks_are_a_minute_apart(
+    first: Any, later: Any, skew_s: float
+) -> None:
+    """Only the service tells of silence, on its own clock; every other onset is told on its node's."""
+
+    def onset_s(kind: str, after_s: float) -> float:
+        return START_S + after_s + (0.0 if kind == "node_lost" else skew_s)
+
+    story = Story()
+    story.at(0.0, candidate(first, 1, onset_s=onset_s(first, 0.0) if first != "nic_error" else START_S, hard=True))
+    node = "node0" if later == "node_lost" else "node7"
+    story.at(5.0, candidate(later, 9, onset_s=onset_s(later, 1.0), hard=True, node=node))
+    assert len({one.id for one in story.told}) == 1
+
+
+def test_faults_of_different_nodes_that_a_clock_brings_together_are_two() -> None:
+    story = Story()
+    story.at(0.0, candidate("gpu_lost", 1, hard=True))
+    story.at(100.0, candidate("gpu_lost", 9, onset_s=START_S + 5.0, hard=True, node="node7"))
+    assert len({one.id for one in story.told}) == 2
+
+
 def test_what_names_no_place_joins_the_fault_that_does() -> None:
     story = Story()
     story.at(0.0, candidate("nic_error", 0))

@@ -1,0 +1,4 @@
+"""Others' exporters: dcgm-exporter and node_exporter scraped in place of agents.
+
+Read `collectors.prometheus.collector` first.
+"""

@@ -1,0 +1,36 @@
+"""The table as Prometheus' rule file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dashboards.alerts.alert import RUNBOOKS, Alert, duration
+from dashboards.alerts.table import OF_JOBS, OF_SERVICES, RECORDINGS
+
+
+def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:
+    """The rule file's content; `runbooks` is the address that runbook pages lie under."""
+    recordings = [{"record": one.name, "expr": one.expr} for one in RECORDINGS]
+    return {
+        "groups": [
+            {"name": "trainwarden-jobs", "interval": "5s", "rules": [*recordings, *_rules(OF_JOBS, runbooks)]},
+            {"name": "trainwarden-services", "interval": "15s", "rules": _rules(OF_SERVICES, runbooks)},
+        ]
+    }
+
+
+def _rules(alerts: Iterable[Alert], runbooks: str) -> list[dict[str, Any]]:
+    return [_rule(alert, runbooks) for alert in alerts]
+
+
+def _rule(alert: Alert, runbooks: str) -> dict[str, Any]:
+    rule: dict[str, Any] = {"alert": alert.name, "expr": alert.expr}
+    if alert.for_s:
+        rule["for"] = duration(alert.for_s)
+    if alert.severity:
+        rule["labels"] = {"severity": alert.severity}
+    rule["annotations"] = alert.annotations(runbooks)
+    if alert.details:
+        rule["annotations"]["suspects"] = alert.details
+    return rule

@@ -1,0 +1,36 @@
+"""What takes a minute to make and several files look at: made once for all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.once import once
+from tests.servers.kafka import ServerMissing
+from tests.system.runs import demo
+from tests.trained_models import TrainedModels
+
+
+@pytest.fixture(scope="session")
+def trained_models(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]) -> TrainedModels:
+    """Two trainings in an MLflow server that is down again: each test works on a copy."""
+    try:
+        return TrainedModels.read(once(tmp_path_factory, "trained-models", TrainedModels.make))
+    except ServerMissing as missing:
+        require_servers(str(missing))
+        raise
+
+
+@pytest.fixture(scope="session")
+def quiet_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demo without a fault: its answer in ``result.json``, its recording in ``data``."""
+
+    def carry_out(folder: Path) -> None:
+        result = demo(folder, "--fault", "none", "--seed", "3", "--steps", "80", "--keep", str(folder / "data"))
+        (folder / "result.json").write_text(json.dumps(result))
+
+    return once(tmp_path_factory, "quiet-demo", carry_out)

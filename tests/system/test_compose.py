@@ -1,0 +1,108 @@
+"""docker/compose.yaml and what it hands to others, judged by the programs that read them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import pytest
+
+from tests.places import ROOT
+from tests.servers.go_tools import COMPOSE_SPEC, go_tool
+from tests.servers.kafka import ServerMissing
+
+pytestmark = pytest.mark.system
+
+DOCKER: Final = ROOT / "docker"
+Refuse = Callable[[str], NoReturn]
+
+
+def ran(*command: str | Path) -> str:
+    """Standard output of a command that must succeed."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def program(name: str, require_servers: Refuse) -> str:
+    found = shutil.which(name)
+    if found is None:
+        require_servers(f"{name} is not installed")
+    return found
+
+
+@pytest.fixture(scope="module")
+def project(require_servers: Refuse) -> Callable[..., dict[str, Any]]:
+    """Reads compose files with the reference implementation of the Compose Specification."""
+    try:
+        tool = go_tool(COMPOSE_SPEC)
+    except ServerMissing as missing:
+        require_servers(str(missing))
+
+    def read(*names: str) -> dict[str, Any]:
+        said = ran(tool, "-format", "json", *(DOCKER / name for name in names))
+        read: dict[str, Any] = json.loads(said)
+        return read
+
+    return read
+
+
+def test_the_project_is_a_compose_project(project: Callable[..., dict[str, Any]]) -> None:
+    services = project("compose.yaml")["services"]
+    assert {port["host_ip"] for one in services.values() for port in one.get("ports", ())} == {"127.0.0.1"}
+    # What a service brings itself stands in place of what all of ours have.
+    assert set(services["trainer"]["depends_on"]) == {"kafka", "mlflow"}
+    assert not services["mlflow"].get("depends_on")
+    gpu = project("compose.yaml", "compose.gpu.yaml")["services"]["agent"]["deploy"]["resources"]
+    assert gpu["reservations"]["devices"][0]["driver"] == "nvidia"
+    assert gpu["limits"]["memory"]
+
+
+def test_its_settings_are_fine() -> None:
+    said = ran(sys.executable, "-m", "trainwarden.cli.main", "check-config", DOCKER / "trainwarden.toml")
+    assert said.endswith("fine\n")
+
+
+def test_prometheus_takes_its_configuration_and_rules(tmp_path: Path, require_servers: Refuse) -> None:
+    promtool = program("promtool", require_servers)
+    rules = ROOT / "dashboards" / "prometheus"
+    if not rules.is_dir():
+        rules = tmp_path / "none"
+        rules.mkdir()
+    shutil.copytree(DOCKER / "prometheus", tmp_path / "etc")
+    config = tmp_path / "etc" / "prometheus.yml"
+    text = config.read_text(encoding="utf-8")
+    assert "/etc/trainwarden/rules/" in text
+    config.write_text(text.replace("/etc/trainwarden/rules/", f"{rules}/"), encoding="utf-8")
+    assert "SUCCESS" in ran(promtool, "check", "config", config)
+
+
+def test_alertmanager_takes_its_configuration(require_servers: Refuse) -> None:
+    amtool = program("amtool", require_servers)
+    assert "SUCCESS" in ran(amtool, "check-config", DOCKER / "alertmanager" / "alertmanager.yml")
+    route = ran(
+        amtool, "config", "routes", "test", f"--config.file={DOCKER / 'alertmanager' / 'alertmanager.yml'}", "a=b"
+    )
+    assert route.strip() == "trainwarden"
+
+
+def test_secrets_are_made_once_and_tokens_kept_as_digests(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    said = ran(DOCKER / "make-secrets.sh", folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    kept = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert set(kept) == {"tokens", "alertmanager_token", "grafana_password"}
+    people = {line.split()[0]: line.split()[1:] for line in kept["tokens"].splitlines() if not line.startswith("#")}
+    token = said.splitlines()[0].rpartition(" ")[2]
+    for name, clear in (("on-call", token), ("alertmanager", kept["alertmanager_token"])):
+        assert len(clear) >= 32
+        assert people[name] == ["act", f"sha256:{hashlib.sha256(clear.encode()).hexdigest()}"]
+    ran(DOCKER / "make-secrets.sh", folder)
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == kept

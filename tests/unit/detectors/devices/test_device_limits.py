@@ -1,0 +1,102 @@
+"""Limits on single devices: how long, how much, and against whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.devices.device_limits import DeviceLimits
+from detectors.devices.limits import LimitMemory, read_limits, shipped_limits
+from tests.unit.detectors.devices.windows import run
+from trainwarden.errors import ConfigError
+
+LIMITS = {limit.id: limit for limit in shipped_limits()}
+
+
+def limits(**config):
+    return DeviceLimits(DeviceLimits.Config(**config))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("gpu_temperature_celsius", [91.0] * 5, "gpu_throttle"),
+        ("gpu_temperature_celsius", [91.0] * 4 + [89.0], None),
+        ("gpu_temperature_celsius", [91.0, 89.0] * 8, None),
+        ("gpu_row_remap_failure_state", [0.0, 1.0], "gpu_memory_error"),
+        ("gpu_ecc_uncorrectable_volatile_count", [0.0, 0.0, 1 / 15], "gpu_memory_error"),
+        ("gpu_pcie_replay_count", [0.0, 4 / 15, 4 / 15], None),  # eight within a minute
+        ("gpu_pcie_replay_count", [0.0, 4 / 15, 5 / 15], "pcie_error"),
+        ("gpu_pcie_replay_count", [0.0, *[1 / 15] * 60], None),  # four a minute, for ever
+        ("gpu_throttle_hardware_state", [1.0] * 5, "gpu_throttle"),
+        ("gpu_power_watts", [1e4] * 9, None),
+    ],
+)
+def test_what_breaks_a_limit(name, values, kind):
+    detector = limits()
+    vote = run(detector, "gpu", name, [values, [0.0] * len(values)])
+    assert vote.kind == kind
+    assert (vote.opinion == "anomalous") == (kind is not None)
+    if kind:
+        assert [(one.node, one.device) for one in vote.suspects] == [("n0", "0")]
+        assert vote.hard
+        assert vote.metrics == (name,)
+
+
+def test_a_warm_fleet_is_no_fault_and_one_that_is_hotter_is():
+    warm = [[87.0] * 30 for _ in range(8)]
+    assert run(limits(), "gpu", "gpu_temperature_celsius", warm).opinion == "normal"
+    vote = run(limits(), "gpu", "gpu_temperature_celsius", [[89.0] * 30, *([60.0] * 30 for _ in range(7))])
+    assert vote.kind == "gpu_throttle"
+    assert "hotter than its peers" in vote.reason
+
+
+def test_a_limit_is_no_longer_broken_when_its_time_is_over():
+    memory = LimitMemory(LIMITS["gpu.pcie_replay"])
+    rows = np.array([0])
+    seen = []
+    for tick in range(14):
+        rate = 1.0 if tick == 2 else 0.0
+        memory.take(rows, np.array([rate]), np.array([1000.0 + 15.0 * tick]))
+        seen.append(bool(memory.broken(1000.0 + 15.0 * tick).size))
+    assert seen == [tick in range(2, 6) for tick in range(14)]
+
+
+def test_a_device_that_has_long_told_nothing_is_not_accused():
+    memory = LimitMemory(LIMITS["gpu.row_remap_failure"])
+    memory.take(np.array([0, 1]), np.array([1.0, 0.0]), np.array([1000.0, 1000.0]))
+    assert memory.broken(1500.0).tolist() == [0]
+    assert memory.broken(1700.0).tolist() == []
+
+
+def test_a_limit_can_be_left_out():
+    detector = limits(leave_out=("gpu.hot",))
+    assert run(detector, "gpu", "gpu_temperature_celsius", [[91.0] * 9] * 2).opinion == "normal"
+
+
+def test_several_kinds_are_told_one_after_the_other():
+    detector = limits()
+    run(detector, "gpu", "gpu_row_remap_failure_state", [[1.0], [0.0]])
+    first = run(detector, "gpu", "gpu_throttle_hardware_state", [[0.0] * 5, [1.0] * 5], first_s=15.0)
+    assert first.kind == "gpu_memory_error"
+    assert detector.more
+
+
+ROW = "[[limit]]\nid = 'x'\nkind = 'crash'\nseverity = 'sev1'\nsource = ''\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[limit]]\nid = 'x'", "limit 1"),
+        (f"{ROW}says = ''\nmetric = 'gpu_power_watts'", "either"),
+        (f"{ROW}says = ''\nmetric = 'no'\nabove = 1.0", "no metric"),
+        (f"{ROW}says = '{{x}}'\nmetric = 'gpu_power_watts'\nabove = 1.0", "limit 1"),
+        ("[[", "cannot be read"),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused_in_one_sentence(tmp_path, text, words):
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_limits(path)

@@ -1,0 +1,41 @@
+"""The page beside another command: started with it, its address said once, gone with it; it never stands in its way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainwarden.cli.shared.stack import LocalStack
+
+ADDRESS = "page.address"
+_SERVICE = "serve"
+_MOST_CHARS = 400
+
+
+class PageBeside:
+    """``trainwarden serve`` as one more service of `stack`.
+
+    The address holds a token: the file that it is written to is its user's alone.
+    """
+
+    def __init__(self, stack: LocalStack, run_dir: Path, *arguments: str) -> None:
+        self._stack = stack
+        self._address = run_dir / ADDRESS
+        self._said = False
+        self._address.unlink(missing_ok=True)
+        with os.fdopen(os.open(self._address, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            stack.start(_SERVICE, *arguments, stdout=out)
+
+    def news(self) -> str | None:
+        """One sentence, once: where the page is, or why there is none."""
+        if self._said:
+            return None
+        text = self._address.read_text(errors="replace") if self._address.exists() else ""
+        if text.endswith("\n"):
+            self._said = True
+            return f"page: {text.strip()[:_MOST_CHARS]}"
+        if self._stack.returncode(_SERVICE) is not None:
+            self._said = True
+            lines = self._stack.log_path(_SERVICE).read_text(errors="replace").strip().splitlines()
+            return f"no page: {lines[-1][:_MOST_CHARS] if lines else 'serve has ended'}"
+        return None
