@@ -24,6 +24,7 @@ FORGET_S: Final = 7 * 86_400.0
 FORGET_NODE_S: Final = 86_400.0  # pods and spot machines come under a new name each time
 MAX_SAID: Final = 10_000
 FEW: Final = 100  # records taken in at once
+YIELD_S: Final = 1e-4
 FORGET_EVERY_S: Final = 60.0
 READ_UP: Final = 1_000  # records that are still to come, as many as one poll gives: a busy bus is never read to its end
 
@@ -104,7 +105,8 @@ class Overview:
                     if message.offset > self._read.get(place, -1):
                         self._read[place] = message.offset
                         self._take_one(message)
-            self._clock.sleep(0.0)  # a lock that is taken again at once is never given to another thread
+            if len(few) == FEW:
+                self._clock.sleep(YIELD_S)  # a lock that is taken again at once is never given to another thread
 
     def _take_one(self, message: Message) -> None:
         record = message.record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from dashboards.web.server import listen_at, tokens_of
@@ -21,6 +23,14 @@ def test_an_address_that_is_taken():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="cannot be listened on"):
             listen_at(f"127.0.0.1:{port}")
+
+
+def test_answers_do_not_wait_for_the_askers_acknowledgement():
+    """40 ms each: asyncio leaves sockets that it was given as they are."""
+    with listen_at("127.0.0.1:0") as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
