@@ -184,7 +184,7 @@ def secrets_of(settings: ServeSettings) -> HookSecrets:
 def _detect(settings: Settings, config_file: Path | None) -> tuple[str, ...]:
     """The command that judges a range of a job on our bus."""
     config = (f"--config={config_file.absolute()}",) if config_file is not None else ()
-    return (sys.executable, "-m", "trainwarden.cli.main", "detect", f"--bus={settings.bus}", *config)
+    return (sys.executable, "-P", "-m", "trainwarden.cli.main", "detect", f"--bus={settings.bus}", *config)
 
 
 def _names(settings: Settings) -> tuple[str, ...]:

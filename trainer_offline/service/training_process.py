@@ -20,7 +20,7 @@ class TrainingProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="trainwarden-trainer-")
         self._answer = Path(self._folder.name) / "answer.json"
         self._log = Path(self._folder.name) / "log"
-        command = [sys.executable, "-m", "trainwarden.cli.main", "train", *arguments, "--json", str(self._answer)]
+        command = [sys.executable, "-P", "-m", "trainwarden.cli.main", "train", *arguments, "--json", str(self._answer)]
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "PYTHONUNBUFFERED": "1"}

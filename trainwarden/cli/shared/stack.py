@@ -50,7 +50,7 @@ class LocalStack:
         """
         if service in self._processes:
             self._processes[service].wait()
-        command = [sys.executable, "-m", "trainwarden.cli.main", service]
+        command = [sys.executable, "-P", "-m", "trainwarden.cli.main", service]
         command += ["--run-dir", str(self._run_dir), "--with-parent", *arguments]
         if self._config is not None:
             command += ["--config", str(self._config)]

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from trainwarden.cli.shared.stack import LocalStack
 
 
@@ -35,3 +37,13 @@ def test_a_log_that_is_gone_ends_nothing(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, {})
     stack._processes["agent"] = None  # type: ignore[assignment]
     stack.limit_logs(10)
+
+
+def test_files_of_the_folder_where_a_command_is_given_are_no_modules_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    stack = LocalStack(tmp_path, {})
+    stack.start("agent", "--help")
+    assert stack._processes["agent"].wait(60.0) == 0
