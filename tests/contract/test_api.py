@@ -60,13 +60,13 @@ def test_wrong_requests(schema, one):
     drawn(schema[one.path][one.method.upper()], GenerationMode.NEGATIVE)
 
 
-def test_every_route_is_on_the_page_and_nothing_else():
+def test_every_route_for_programs_is_told_and_nothing_else():
     app = web().app._app
     routes = {
         (method.lower(), route.path.replace("{id:path}", "{id}"))
         for route in app.routes
         for method in route.methods - {"HEAD"}
-        if route.path != "/enter"  # a browser's way in, no program's
+        if route.path != "/enter"  # of the page: people's browsers ask it
     }
     assert routes == {(one.method, one.path) for one in OPERATIONS}
     assert document()["openapi"] == "3.1.0"
