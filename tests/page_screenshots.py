@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ JOB = "llama-70b"
 INCIDENT = "llama-70b%2Fslow_compute%2F1"
 
 COLORS = 256  # heat maps take many
+FOUND_HEIGHT = 890
 Write = Callable[[bytes, Path, int], None]
 
 
@@ -44,3 +47,16 @@ def pictures(to: Path, write: Write) -> None:
             taken("page-incident", f"/incidents/{INCIDENT}", "CUDA out of memory", "dark", (WIDTH, 1_640))
             taken("page-phone", f"/jobs/{JOB}", "Slowest ranks", "dark", (PHONE, 1_500))
             taken("report", file.as_uri(), "Slowest ranks", size=(WIDTH, 1_500))
+
+
+def found(to: Path, write: Write) -> None:
+    """The report of a real demo, its first screen: a slow rank that was found, and what became of it."""
+    with tempfile.TemporaryDirectory(prefix="trainwarden-pictures-") as temporary:
+        place = Path(temporary)
+        demo = [sys.executable, "-m", "trainwarden.cli.main", "demo", "--fault", "slow-rank"]
+        subprocess.run(demo, cwd=place, check=True, timeout=300)
+        with Chromium(place / "browser") as browser:
+            browser.look("light", WIDTH, FOUND_HEIGHT)
+            browser.open((place / "trainwarden-demo-report.html").as_uri())
+            browser.shows("Ranks over time", "slow_compute")
+            write(browser.picture(), to / "found.png", COLORS)

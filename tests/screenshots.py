@@ -3,6 +3,7 @@
     python -m tests.screenshots                        # captures three demos first (about three minutes)
     python -m tests.screenshots --data recordings/
     python -m tests.screenshots --only page            # half a minute
+    python -m tests.screenshots --only demo            # a minute: what the demo found
 
 Pages are waited for by what a person reads on them, so that no picture of an empty or failed page can be written.
 """
@@ -109,12 +110,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="recorded folders; by default three demos are captured")
     parser.add_argument("--to", type=Path, default=DOCS)
-    parser.add_argument("--only", choices=("page", "mlflow"))
+    parser.add_argument("--only", choices=("page", "demo", "mlflow"))
     said = parser.parse_args()
     said.to.mkdir(parents=True, exist_ok=True)
-    if said.only != "mlflow":
+    if said.only in (None, "page"):
         page_screenshots.pictures(said.to, write)
-    if said.only != "page":
+    if said.only in (None, "demo"):
+        page_screenshots.found(said.to, write)
+    if said.only in (None, "mlflow"):
         of_mlflow(said.to, said.data)
 
 

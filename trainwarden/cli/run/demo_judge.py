@@ -202,11 +202,12 @@ def _summary(seen: Seen, result: dict[str, Any], why_not: str | None) -> str:
         first = next(i for i in result["incidents"] if i["id"] == matching[0].id)
         story = (
             f"A {plan.fault} was done to rank {plan.rank} at step {result['fault']['injected_at_step']}; "
-            f"{first['opened_after_s']} s later it was reported as {first['kind']}: {first['reason']}"
+            f"{first['opened_after_s']} s later it was reported as {first['kind']}: {first['reason'].rstrip('.')}."
         )
         done = [a for a in result["actions"] if a["incident"] == first["id"] and a["outcome"] == "done"]
         if done:
-            story += f" Then: {done[0]['kind']} ({done[0]['why']})."
+            why = done[0]["why"].removeprefix(first["reason"]).lstrip("; ").rstrip(".")  # which the reason has said
+            story += f" Then: {done[0]['kind']}{f' ({why})' if why else ''}."
         if result["slowdown_removed_ratio"] is not None:
             times = result["iteration_s"]
             story += (
