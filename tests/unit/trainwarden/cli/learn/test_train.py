@@ -141,6 +141,15 @@ def test_ctrl_c_is_one_sentence_and_130(steps, sentence, monkeypatch, tmp_path, 
     assert said.err.splitlines()[-1].startswith("trainwarden: ")
 
 
+@pytest.fixture
+def heard():
+    """SIGINT is heard, though these tests may have been started in the background, where shells ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_waits_until_all_aliases_have_moved():
     moved = []
 
