@@ -85,12 +85,16 @@ class Web:
 
     def tell(self, *records: Record) -> None:
         """`records` come from the bus, now."""
+        self.tell_of(*records)
+        self.overview.tick(self.clock.now_s())
+
+    def tell_of(self, *records: Record) -> None:
+        """`records` come from the bus in the midst of a round."""
         messages = []
         for record in records:
             messages.append(Message(topic_of(record).name, 0, self._offsets, self.clock.now_s(), "j", record))
             self._offsets += 1
         self.overview.handle(messages)
-        self.overview.tick(self.clock.now_s())
 
     def ask(self, path: str, token: str = OBSERVE, **query: Any) -> Any:
         """The answer to a GET that must succeed."""

@@ -1,13 +1,12 @@
-"""What the overview knows, as metric families of Prometheus."""
+"""What the overview knows, as Prometheus reads it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, get_args
 
 import numpy as np
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from dashboards.exposition import families
 from dashboards.exposition.families import Family
@@ -17,38 +16,62 @@ from trainwarden.records import ActionKind, IncidentKind, Outcome
 
 MOST: Final = 10  # suspects and slow ranks of a job: what is told must not grow with the cluster
 KINDS: Final = get_args(IncidentKind)
+STALE_S: Final = 60.0
 MEDIAN: Final = "median"  # in place of a rank
 
 Labels = tuple[str, ...]
 Sample = tuple[Family, Labels, float]
 
 
-class JobsCollector:
-    """A collector for a `prometheus_client` registry.
+class JobsText:
+    """The families of `families.OF_JOBS` in Prometheus' text format, with what is known now.
+
+    As `prometheus_client` writes them; but that is six times as slow where there are thousands of jobs' series, for it
+    looks at every label anew. Here the text of a series' labels is kept from one scrape to the next.
 
     Examples
     --------
     >>> from trainwarden.clock import SystemClock
-    >>> [family.name for family in JobsCollector(Overview(SystemClock())).collect()][:2]
-    ['trainwarden_incidents_open', 'trainwarden_incidents']
+    >>> JobsText(Overview(SystemClock())).render().splitlines()[0]
+    b'# HELP trainwarden_incidents_open Incidents that are open now.'
     """
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
+        self._kept: dict[tuple[str, Labels], str] = {}
 
-    def collect(self) -> Iterable[Metric]:
-        """Every family of `families.OF_JOBS`, with what is known now."""
-        told: dict[str, Metric] = {}
-        for family in families.OF_JOBS:
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            told[family.name] = kind(family.name, family.help, labels=family.labels)
-        with self._overview.lock:
-            samples = [sample for job in self._overview.jobs.values() for sample in _of_job(job)]
-            samples += _of_all(self._overview)
-        for family, labels, value in samples:
-            if math.isfinite(value):
-                told[family.name].add_metric(labels, value)  # type: ignore[attr-defined] # both kinds have it
-        return told.values()
+    def render(self) -> bytes:
+        """The text. Calls may overlap."""
+        lines: dict[str, list[str]] = {family.name: _head(family) for family in families.OF_JOBS}
+        kept, known = {}, self._kept
+        for family, labels, value in samples(self._overview):
+            series = family.name, labels
+            text = kept[series] = known.get(series) or _series(family, labels)
+            lines[family.name].append(f"{text} {value!r}\n")
+        self._kept = kept
+        return "".join(line for of_family in lines.values() for line in of_family).encode()
+
+
+def samples(overview: Overview) -> list[Sample]:
+    """Every sample; no value is NaN or infinite."""
+    with overview.lock:
+        found = [sample for job in overview.jobs.values() for sample in _of_job(job, overview.round_s)]
+        found += _of_all(overview)
+    return [sample for sample in found if math.isfinite(sample[2])]
+
+
+def _head(family: Family) -> list[str]:
+    text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+    return [f"# HELP {family.name} {text}\n", f"# TYPE {family.name} {family.kind}\n"]
+
+
+def _series(family: Family, labels: Labels) -> str:
+    """Name and labels; of what cannot be written as UTF-8 a question mark is left."""
+    if not labels:
+        return family.name
+    plain = (value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for value in labels)
+    pairs = (f'{name}="{value}"' for name, value in zip(family.labels, plain, strict=True))
+    return f"{family.name}{{{','.join(pairs)}}}".encode(errors="replace").decode()
 
 
 def _of_all(overview: Overview) -> Iterator[Sample]:
@@ -61,10 +84,14 @@ def _of_all(overview: Overview) -> Iterator[Sample]:
         yield families.MODEL, (detector, version, "champion"), 1.0
 
 
-def _of_job(job: JobOverview) -> Iterator[Sample]:
+def _of_job(job: JobOverview, now_s: float | None) -> Iterator[Sample]:
     yield from _incidents(job)
-    yield from _verdict(job)
-    yield from _ranks(job)
+    if job.verdict is not None:
+        yield families.VERDICT_TIME, (job.job,), job.verdict.time_s
+    if not job.ended and _recent(job.judged_s, now_s):
+        yield from _verdict(job)
+    if not job.ended and _recent(job.seen_s, now_s):
+        yield from _ranks(job)
     for (kind, outcome), number in job.actions_total.items():
         yield families.ACTIONS, (job.job, kind, outcome), float(number)
     for kind in get_args(ActionKind):
@@ -76,14 +103,15 @@ def _of_job(job: JobOverview) -> Iterator[Sample]:
     yield families.NODES, (job.job,), float(len(job.nodes))
     for node, beat in job.nodes.items():
         yield families.NODE_SEEN, (job.job, node), beat.time_s
-    known = (
-        (families.ITERATION, job.iteration_s),
-        (families.ITERATION_HEALTHY, job.healthy_s),
-        (families.STEP, job.pace.highest_step),
-    )
+    known = ((families.ITERATION_HEALTHY, job.healthy_s), (families.STEP, job.pace.highest_step))
     for family, value in known:
         if value is not None:
             yield family, (job.job,), float(value)
+
+
+def _recent(time_s: float | None, now_s: float | None) -> bool:
+    """Whether that was a short while ago: what is told of a source that is gone is dropped, not frozen."""
+    return time_s is not None and (now_s is None or now_s - time_s <= STALE_S)
 
 
 def _incidents(job: JobOverview) -> Iterator[Sample]:
@@ -107,12 +135,10 @@ def _incidents(job: JobOverview) -> Iterator[Sample]:
 
 def _verdict(job: JobOverview) -> Iterator[Sample]:
     verdict = job.verdict
-    if verdict is None:
-        return
-    yield families.VERDICT_TIME, (job.job,), verdict.time_s
-    if job.ended:
-        return  # nobody votes any more
+    assert verdict is not None
     yield families.ANOMALOUS, (job.job,), float(verdict.anomalous)
+    if job.iteration_s is not None:
+        yield families.ITERATION, (job.job,), job.iteration_s
     for detector, vote in verdict.votes.items():
         if vote.opinion != "abstain":
             yield families.DETECTOR_SCORE, (job.job, detector), vote.score
@@ -122,7 +148,7 @@ def _verdict(job: JobOverview) -> Iterator[Sample]:
 def _ranks(job: JobOverview) -> Iterator[Sample]:
     compute_s, wait_s = job.pace.recent("compute"), job.pace.recent("wait")
     known = np.flatnonzero(~np.isnan(compute_s))
-    if job.ended or not known.size:
+    if not known.size:
         return
     yield families.RANK_COMPUTE, (job.job, MEDIAN), float(np.median(compute_s[known]))
     waits = wait_s[~np.isnan(wait_s)]

@@ -49,6 +49,7 @@ class JobOverview:
         self.incidents_total: Counter[tuple[str, str]] = Counter()
         self.actions_total: Counter[tuple[str, str]] = Counter()
         self.seen_s: float | None = None
+        self.judged_s: float | None = None  # on the clock of the bus
         self.ended = False
         self._open: dict[str, IncidentRecord] = {}
         self._healthy_s: deque[float] = deque(maxlen=HEALTHY)
@@ -67,7 +68,7 @@ class JobOverview:
                 self._node_seen_s[record.node] = message.time_s
                 return False
             case VerdictRecord():
-                return self._take_verdict(record)
+                return self._take_verdict(record, message.time_s)
             case IncidentRecord():
                 return self._take_incident(record)
             case ActionRecord():
@@ -124,12 +125,13 @@ class JobOverview:
     def _seen(self, time_s: float) -> None:
         self.seen_s = time_s if self.seen_s is None else max(self.seen_s, time_s)
 
-    def _take_verdict(self, record: VerdictRecord) -> bool:
+    def _take_verdict(self, record: VerdictRecord, arrived_s: float) -> bool:
         known = self.verdict
         if known is not None and record.time_s <= known.time_s:
             return False
         if self._whole and len(self.verdicts) == MAX_VERDICTS:
             self._thin()
+        self.judged_s = arrived_s
         self.verdicts.append(record)
         healthy = not record.anomalous and not record.phase and record.iteration_s is not None
         if healthy and all(record.time_s < _began_s(one) for one in self._open.values()):

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from dashboards.exposition.jobs import JobsCollector
+from dashboards.exposition.jobs import JobsText
 from dashboards.overview.overview import Overview
 from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
@@ -49,7 +49,6 @@ class Parts:
 
 def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
-    parts.metrics.registry.register(JobsCollector(parts.overview))
     own, enter = Own(parts), Enter(parts.tokens, parts.metrics)
     acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
@@ -71,6 +70,7 @@ class Own:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._jobs = JobsText(parts.overview)
         self._openapi = document()
 
     def routes(self) -> list[Route]:
@@ -100,8 +100,9 @@ class Own:
 
     async def metrics(self, _request: Request) -> Response:
         """For Prometheus."""
-        text = await run_in_threadpool(generate_latest, self._parts.metrics.registry)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        own = await run_in_threadpool(generate_latest, self._parts.metrics.registry)
+        jobs = await run_in_threadpool(self._jobs.render)
+        return Response(own + jobs, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def refused(self, _request: Request, error: Exception) -> Response:
         """What a route refuses."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from prometheus_client import generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.exposition import families
+from dashboards.exposition.jobs import STALE_S, JobsText, samples
+from tests.fleet import fleet
 from tests.web_doubles import Web, action, heartbeat, incident, verdict
 from trainwarden.records import IterationRecord, Suspect, Vote
 
 
 def told(web: Web) -> dict[str, dict[frozenset, float]]:
     """Every sample by name and labels."""
-    text = generate_latest(web.metrics.registry).decode()
+    text = web.client.get("/metrics").text
     found: dict[str, dict[frozenset, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -72,3 +77,64 @@ def test_nothing_is_told_that_the_table_does_not_name():
     names = {family.name.removesuffix("_total") for family in families.OF_JOBS}
     own = {name for name in told(web) if not name.startswith("trainwarden_serve_")}
     assert {name.removesuffix("_total").removesuffix("_created") for name in own} <= names
+
+
+def test_1500_nodes_are_told_in_fewer_than_50000_series():
+    series = sum(len(samples) for name, samples in told(fleet()).items() if not name.endswith("_created"))
+    assert 25_000 < series < 50_000
+
+
+class Plain:
+    """The same by the library's own collector."""
+
+    def __init__(self, web: Web) -> None:
+        self._web = web
+
+    def collect(self):
+        told = {}
+        for family in families.OF_JOBS:
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            told[family.name] = kind(family.name, family.help, labels=family.labels)
+        for family, values, value in samples(self._web.overview):
+            told[family.name].add_metric(values, value)
+        return told.values()
+
+
+def parsed(text: bytes) -> list:
+    found = text_string_to_metric_families(text.decode())
+    return [(one.name, one.type, one.documentation, [tuple(sample) for sample in one.samples]) for one in found]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=4, unique=True))
+def test_the_text_is_that_of_the_library(names):
+    web = Web()
+    for name in names:
+        suspects = (Suspect(score=1 / 3, reason="r", rank=2, node=name),)
+        web.tell(heartbeat(name, job=name), incident(name, job=name, suspects=suspects), action(name, job=name))
+        web.tell(verdict(votes={name: Vote(opinion="normal", score=1e-9)}, job=name, iteration_s=1.5))
+    registry = CollectorRegistry()
+    registry.register(Plain(web))
+    text = JobsText(web.overview)
+    assert parsed(text.render()) == parsed(generate_latest(registry))
+    assert text.render() == text.render()
+
+
+def test_a_name_that_no_text_can_hold_breaks_nothing():
+    web = Web()
+    web.tell(heartbeat(job="j\udcff"))
+    assert b'training_job="j?"' in JobsText(web.overview).render()
+
+
+def test_what_is_told_of_a_job_that_fell_silent_is_dropped():
+    web = Web()
+    web.tell(heartbeat(), verdict(votes={"lof": Vote(opinion="anomalous", score=0.9)}, iteration_s=1.0))
+    web.clock.sleep(STALE_S)
+    web.tell()
+    assert told(web)["trainwarden_detector_anomalous"]
+    web.clock.sleep(1.0)
+    web.tell()
+    found = told(web)
+    gone = ("detector_score", "detector_anomalous", "verdict_anomalous", "iteration_seconds")
+    assert not {f"trainwarden_{name}" for name in gone} & found.keys()
+    assert found["trainwarden_node_seen_timestamp_seconds"]
+    assert found["trainwarden_verdict_timestamp_seconds"]
