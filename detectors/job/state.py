@@ -85,6 +85,7 @@ class JobState:
             ranks=np.array(self._roster.ranks, dtype=np.int64),
             nodes=tuple(self._roster.nodes),
             roles=tuple(self._roster.roles),
+            own_end_s=self._steps.own_end_s[:size],
             live=~self._roster.ended[:size] & ~self._board.gone[:size],
             ended_cleanly=self._roster.clean[:size],
             first_seq=ring.first_seq,

@@ -59,6 +59,11 @@ class StepAssembly:
         self._begun = np.zeros(0, dtype=np.bool_)
         self._absent = np.zeros(0, dtype=np.bool_)
 
+    @property
+    def own_end_s(self) -> npt.NDArray[np.float64]:
+        """Newest end of a step of each rank, by its own clock; NaN if there is none [ranks]."""
+        return self._last_end_s
+
     def widen(self, room: int) -> None:
         """Make room for `room` columns."""
         self._epoch = widened(self._epoch, room, int(self._epoch.max(initial=0)))

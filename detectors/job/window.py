@@ -43,6 +43,8 @@ class Window:
         Newest event time.
     watermark_s : float
         No row older than this is still being waited for.
+    own_end_s : float [ranks]
+        Newest end of a step of each rank, by the clock of its own node; NaN if there is none.
     live : bool [ranks]
         Ranks whose process has not ended.
     node_silent_s : dict
@@ -72,6 +74,7 @@ class Window:
     ranks: npt.NDArray[np.int64]
     nodes: tuple[str, ...]
     roles: tuple[str, ...]
+    own_end_s: npt.NDArray[np.float64]
     live: npt.NDArray[np.bool_]
     ended_cleanly: npt.NDArray[np.bool_]
     first_seq: int

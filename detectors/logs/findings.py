@@ -21,7 +21,9 @@ _EPOCH_S: Final = 1e9  # times above are wall time, below a recording's own
 class Finding(msgspec.Struct):
     """One or more like lines that mean something; `line_numbers` are the first positions in the source.
 
-    Whether its rank survives is asked from `since_s` on: the first line, or the first after one that was survived.
+    Whether its rank survives is asked from `since_s` on: the first line, or the first after one that was survived. That
+    line was read when `since_read_s` was the newest time of all nodes, the last one at `read_s`: they tell how long ago
+    that was, for the lines' own node may have another clock.
     """
 
     rule: str
@@ -36,6 +38,8 @@ class Finding(msgspec.Struct):
     last_s: float
     line: str
     since_s: float = 0.0
+    since_read_s: float = 0.0
+    read_s: float = 0.0
     count: int = 1
     line_numbers: list[int] = msgspec.field(default_factory=list)
     told: bool = False
@@ -44,8 +48,8 @@ class Finding(msgspec.Struct):
 
     @property
     def news_s(self) -> float:
-        """When it was last said, or told."""
-        return self.last_s if self.told_at_s is None else max(self.last_s, self.told_at_s)
+        """When it was last read, or told."""
+        return self.read_s if self.told_at_s is None else max(self.read_s, self.told_at_s)
 
 
 class Consequences(msgspec.Struct):
@@ -127,13 +131,17 @@ def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
 
 
 def moved_on(window: Window, column: int | None, since_s: float) -> bool | None:
-    """Whether the rank (if it is not known, the job) has gone on well after `since_s`; None if nothing tells yet."""
+    """Whether the rank (if it is not known, the job) has gone on well after `since_s`; None if nothing tells yet.
+
+    A line and its rank's steps are told by one clock. Of a job it is not known by whose, so all its ranks' must say so.
+    """
     late_s = since_s + 0.3
-    ranks = slice(None) if column is None else slice(column, column + 1)
-    if (np.isfinite(window.duration_s[:, ranks]).any(axis=1) & (window.ends_s > late_s)).any():
-        return True
     if column is None:
-        return None
+        ends_s = window.own_end_s[window.live]
+        ends_s = ends_s[np.isfinite(ends_s)]
+        return True if ends_s.size and bool((ends_s > late_s).all()) else None
+    if window.own_end_s[column] > late_s:
+        return True
     progress_s = float(window.beats.progress_s[column])
     if bool(window.live[column]) and progress_s > late_s:
         return True

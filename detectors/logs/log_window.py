@@ -179,17 +179,17 @@ class LogWindow:
         known = self._recent.get(f"{rule.id}/{key}")
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
-            known.last_s = max(known.last_s, line.time_s)
+            known.last_s, known.read_s = max(known.last_s, line.time_s), self._now_s
             if known.dropped:  # what was survived once may be the end the next time
-                known.dropped, known.since_s = False, line.time_s
+                known.dropped, known.since_s, known.since_read_s = False, line.time_s, self._now_s
             self._consequences.note(known, f"{key}/{line.rank}")
             if len(known.line_numbers) < MAX_LINE_NUMBERS:
                 known.line_numbers.append(line.end)
             return
         finding = Finding(
             rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
-            rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, line=line.line[:300],
-            count=line.count, line_numbers=[line.end],
+            rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,
+            read_s=self._now_s, line=line.line[:300], count=line.count, line_numbers=[line.end],
         )  # fmt: skip
         self._recent[f"{rule.id}/{key}"] = finding
         self.findings.append(finding)
@@ -214,14 +214,14 @@ class LogWindow:
         if finding.class_ not in {"H", "N", "S"}:
             outlived = moved_on(window, column, finding.since_s)
             finding.dropped = outlived is True
-            waited_s = self._now_s - finding.since_s
+            waited_s = self._now_s - finding.since_read_s
             if finding.dropped or not (window.last or waited_s >= self._patience_s(window, column)):
                 return
         # What nothing has gone on after when the recording ends was the last word.
         if finding.class_ in {"H", "N", "S"} or outlived is False or window.last:
             finding.told, finding.told_at_s = True, self._now_s
         else:
-            finding.dropped = self._now_s - finding.last_s > self._config.same_finding_s  # nothing will tell
+            finding.dropped = self._now_s - finding.read_s > self._config.same_finding_s  # nothing will tell
 
     def _patience_s(self, window: Window, column: int | None) -> float:
         """How long a rank may take to show that it has survived: until its next step, if it is there to make one."""

@@ -14,7 +14,7 @@ from detectors.logs.log_window import LogWindow, LogWindowConfig
 from detectors.logs.rules import RULES_FILE, LogRules, load_xids
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, event, log_lines
 from trainwarden.errors import ConfigError
-from trainwarden.records import EventRecord, Vote
+from trainwarden.records import EventRecord, IterationRecord, Vote
 
 RULES = LogRules()
 
@@ -289,3 +289,49 @@ def test_consequences_are_left_to_others_where_heartbeats_are_seen_and_forgotten
     window = state.window(job.end_s, last=True)
     detector.update(window)
     assert detector.score(window).opinion == "normal"
+
+
+# -- clocks of nodes a minute apart --------------------------------------------------------------------------------
+
+
+def steps(rank: int, node: str, ends_s: list[float]) -> IterationRecord:
+    """Steps of a second each of one rank, by its node's clock."""
+    return IterationRecord(
+        job=JOB, node=node, rank=rank, incarnation=f"{rank}-0", steps=tuple(range(len(ends_s))),
+        end_s=tuple(START_S + end_s for end_s in ends_s), duration_s=(1.0,) * len(ends_s),
+    )  # fmt: skip
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+
+
+@pytest.mark.parametrize("ahead_s", [-60.0, 0.0, 60.0])
+def test_whether_a_rank_survives_is_told_by_its_own_clock(ahead_s: float) -> None:
+    for goes_on in (False, True):
+        state, detector = JobState(JOB), LogWindow(LogWindowConfig())
+        opinions = []
+        for second in range(30):
+            for rank, node, skew_s in ((0, "node0", 0.0), (1, "node1", 0.0), (2, "node2", ahead_s)):
+                if second <= 20 or goes_on:
+                    state.feed(msgspec.structs.replace(steps(rank, node, [second + skew_s]), steps=(second,)))
+            if second == 20:
+                line = (START_S + 20.1 + ahead_s, OOM)
+                state.feed(log_lines(2, [line], node="node2"))
+            state.end_s = max(state.end_s, START_S + second + max(ahead_s, 0.0))
+            window = state.window(state.end_s, last=second == 29)
+            detector.update(window)
+            opinions.append(detector.score(window).opinion)
+        assert ("anomalous" in opinions) is not goes_on, opinions
+
+
+def test_a_rank_a_minute_behind_is_given_the_time_to_survive() -> None:
+    state, detector = JobState(JOB), LogWindow(LogWindowConfig())
+    job = Job().run(30)
+    for _, record in job.records:
+        state.feed(record)
+    detector.update(state.window(job.end_s))
+    state.feed(log_lines(2, [(job.end_s - 60.0, OOM)]))
+    state.end_s += 0.1
+    window = state.window(state.end_s)
+    detector.update(window)
+    assert detector.score(window).opinion == "normal", "its next step has not been due yet"
