@@ -14,7 +14,9 @@ import pytest
 from tests.places import ROOT
 from tests.servers.image import BUILD_TIMEOUT_S, ImageBuilder
 from tests.servers.kafka import ServerMissing
+from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.self_metrics import SelfMetrics
+from trainwarden.settings import Settings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(BUILD_TIMEOUT_S)]
 
@@ -91,7 +93,7 @@ def asked(url: str | None) -> tuple[int, str]:
 
 def test_health_is_an_answer_and_work_that_goes_on() -> None:
     metrics = SelfMetrics("heartbeat")  # trainwarden_heartbeat_timestamp_seconds, as the services tell it
-    url = f"http://127.0.0.1:{metrics.serve(0)}/metrics"
+    url = f"http://127.0.0.1:{serve_metrics(metrics, 0, Settings())}/metrics"
     assert asked(None) == (0, "")
     assert asked(url) == (0, "")
     metrics.gauge("timestamp_seconds", "Newest round of work.", time.time() - 5.0, service="detector")
