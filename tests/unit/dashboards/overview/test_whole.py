@@ -68,6 +68,7 @@ def test_verdicts_of_a_long_run_are_thinned_to_those_that_found_something() -> N
     assert [one.time_s for one in job.verdicts if one.anomalous] == [7.0]
 
 
+@pytest.mark.thorough
 def test_a_bus_is_read_whole(tmp_path: Path) -> None:
     address = publish(tmp_path / "bus.db", world(ranks=4))
     bus = EmbeddedBus(address.partition(":")[2])

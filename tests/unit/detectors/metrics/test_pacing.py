@@ -101,6 +101,7 @@ def test_what_is_sampled_more_often_is_judged_as_at_the_interval_of_training(bun
         assert np.nanmedian(apart) < 0.03, name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every_s", [0.1, 0.5, 10.0])
 def test_live_and_recorded_come_to_the_same(bundle: ModelBundle, every_s: float) -> None:
     whole = served(100.0 if every_s < 1.0 else 1_000.0, every_s)

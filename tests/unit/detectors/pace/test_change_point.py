@@ -41,6 +41,7 @@ def test_a_mix_of_fail_slows_is_judged_right(mix: dict[str, float]) -> None:
     assert mix["false_per_1000"] <= 0.04
 
 
+@pytest.mark.thorough
 def test_clear_changes_are_known_within_three_iterations(mix: dict[str, float]) -> None:
     assert mix["delay_median"] <= 3
     assert mix["relief_delay_median"] <= 5
