@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from dashboards.exposition import families
+from dashboards.exposition.jobs import samples
+from dashboards.overview.overview import Overview
 from tests.web_doubles import Web, heartbeat, incident, verdict
 from trainwarden.records import IterationRecord, Suspect, Vote
 
@@ -28,3 +35,20 @@ def fleet() -> Web:
         web.tell_of(incident(f"{job}/hang/1", job=job, suspects=suspects))
     web.overview.tick(now_s)
     return web
+
+
+class Plain:
+    """What `JobsText` tells, by the library's own collector: the twin that it is held against, and timed beside."""
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family."""
+        told = {}
+        for family in families.OF_JOBS:
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            told[family.name] = kind(family.name, family.help, labels=family.labels)
+        for family, values, value in samples(self._overview):
+            told[family.name].add_metric(values, value)
+        return told.values()

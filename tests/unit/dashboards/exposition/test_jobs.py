@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.exposition import families
-from dashboards.exposition.jobs import STALE_S, JobsText, samples
-from tests.fleet import fleet
+from dashboards.exposition.jobs import STALE_S, JobsText
+from tests.fleet import Plain, fleet
 from tests.web_doubles import Web, action, heartbeat, incident, verdict
 from trainwarden.records import IterationRecord, Suspect, Vote
 
@@ -84,22 +83,6 @@ def test_1500_nodes_are_told_in_fewer_than_50000_series():
     assert 25_000 < series < 50_000
 
 
-class Plain:
-    """The same by the library's own collector."""
-
-    def __init__(self, web: Web) -> None:
-        self._web = web
-
-    def collect(self):
-        told = {}
-        for family in families.OF_JOBS:
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            told[family.name] = kind(family.name, family.help, labels=family.labels)
-        for family, values, value in samples(self._web.overview):
-            told[family.name].add_metric(values, value)
-        return told.values()
-
-
 def parsed(text: bytes) -> list:
     found = text_string_to_metric_families(text.decode())
     return [(one.name, one.type, one.documentation, [tuple(sample) for sample in one.samples]) for one in found]
@@ -113,7 +96,7 @@ def test_the_text_is_that_of_the_library(names):
         web.tell(heartbeat(name, job=name), incident(name, job=name, suspects=suspects), action(name, job=name))
         web.tell(verdict(votes={name: Vote(opinion="normal", score=1e-9)}, job=name, iteration_s=1.5))
     registry = CollectorRegistry()
-    registry.register(Plain(web))
+    registry.register(Plain(web.overview))
     text = JobsText(web.overview)
     assert parsed(text.render()) == parsed(generate_latest(registry))
     assert text.render() == text.render()
