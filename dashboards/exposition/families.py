@@ -35,7 +35,7 @@ DETECTOR_ANOMALOUS: Final = Family(
 )
 ANOMALOUS: Final = Family("trainwarden_verdict_anomalous", "gauge", (_JOB,), "1 if the newest verdict is an anomaly.")
 VERDICT_TIME: Final = Family(
-    "trainwarden_verdict_timestamp_seconds", "gauge", (_JOB,), "When the newest verdict was given, Unix time."
+    "trainwarden_verdict_timestamp_seconds", "gauge", (_JOB,), "When the newest verdict came, Unix time."
 )
 SUSPECT_SCORE: Final = Family(
     "trainwarden_suspect_score",

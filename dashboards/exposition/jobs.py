@@ -87,8 +87,8 @@ def _of_all(overview: Overview) -> Iterator[Sample]:
 
 def _of_job(job: JobOverview, now_s: float | None) -> Iterator[Sample]:
     yield from _incidents(job)
-    if job.verdict is not None:
-        yield families.VERDICT_TIME, (job.job,), job.verdict.time_s
+    if job.judged_s is not None:
+        yield families.VERDICT_TIME, (job.job,), job.judged_s
     if not job.ended and _recent(job.judged_s, now_s):
         yield from _verdict(job)
     if not job.ended and _recent(job.seen_s, now_s):
@@ -102,8 +102,8 @@ def _of_job(job: JobOverview, now_s: float | None) -> Iterator[Sample]:
     yield families.ACTIONS_WAITING, (job.job,), float(len(job.waiting()))
     yield families.RANKS, (job.job,), float(job.ranks)
     yield families.NODES, (job.job,), float(len(job.nodes))
-    for node, beat in job.nodes.items():
-        yield families.NODE_SEEN, (job.job, node), beat.time_s
+    for node, seen_s in job.node_seen_s.items():
+        yield families.NODE_SEEN, (job.job, node), seen_s
     known = ((families.ITERATION_HEALTHY, job.healthy_s), (families.STEP, job.pace.highest_step))
     for family, value in known:
         if value is not None:

@@ -45,30 +45,33 @@ class JobOverview:
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
         self.nodes: dict[str, HeartbeatRecord] = {}
         self.pace = Pace(whole=whole)
-        self._node_seen_s: dict[str, float] = {}
+        self.node_seen_s: dict[str, float] = {}
         self.incidents_total: Counter[tuple[str, str]] = Counter()
         self.actions_total: Counter[tuple[str, str]] = Counter()
         self.seen_s: float | None = None
-        self.judged_s: float | None = None  # on the clock of the bus
+        self.judged_s: float | None = None
         self.ended = False
         self._open: dict[str, IncidentRecord] = {}
         self._healthy_s: deque[float] = deque(maxlen=HEALTHY)
 
-    def take(self, message: Message) -> bool:
-        """Take one record in; whether it says something that was not known."""
-        record = message.record
+    def take(self, message: Message, heard_s: float | None = None) -> bool:
+        """Take one record in; whether it says something that was not known.
+
+        `heard_s` is when it was heard, by the clock that silence is measured with; by default the bus's time of it.
+        """
+        record, heard_s = message.record, message.time_s if heard_s is None else heard_s
         match record:
             case IterationRecord():
-                self._seen(message.time_s)
+                self._seen(heard_s)
                 self.pace.take(record, message.time_s)
                 return False
             case HeartbeatRecord():
-                self._seen(message.time_s)
+                self._seen(heard_s)
                 self.nodes[record.node] = record
-                self._node_seen_s[record.node] = message.time_s
+                self.node_seen_s[record.node] = heard_s
                 return False
             case VerdictRecord():
-                return self._take_verdict(record, message.time_s)
+                return self._take_verdict(record, heard_s)
             case IncidentRecord():
                 return self._take_incident(record)
             case ActionRecord():
@@ -99,8 +102,8 @@ class JobOverview:
 
     def forget_nodes(self, before_s: float) -> None:
         """Let go of nodes whose newest heartbeat came before `before_s`."""
-        for name in [name for name, seen_s in self._node_seen_s.items() if seen_s < before_s]:
-            del self.nodes[name], self._node_seen_s[name]
+        for name in [name for name, seen_s in self.node_seen_s.items() if seen_s < before_s]:
+            del self.nodes[name], self.node_seen_s[name]
 
     @property
     def verdict(self) -> VerdictRecord | None:
@@ -125,13 +128,13 @@ class JobOverview:
     def _seen(self, time_s: float) -> None:
         self.seen_s = time_s if self.seen_s is None else max(self.seen_s, time_s)
 
-    def _take_verdict(self, record: VerdictRecord, arrived_s: float) -> bool:
+    def _take_verdict(self, record: VerdictRecord, heard_s: float) -> bool:
         known = self.verdict
-        if known is not None and record.time_s <= known.time_s:
+        if known is not None and record.id == known.id:  # not by its time: another detector has another clock
             return False
         if self._whole and len(self.verdicts) == MAX_VERDICTS:
             self._thin()
-        self.judged_s = arrived_s
+        self.judged_s = heard_s
         self.verdicts.append(record)
         healthy = not record.anomalous and not record.phase and record.iteration_s is not None
         if healthy and all(record.time_s < _began_s(one) for one in self._open.values()):

@@ -120,7 +120,8 @@ class Overview:
         job = self.jobs.get(name)
         if job is None:
             job = self.jobs[name] = JobOverview(name)
-        if job.take(message):
+        # What comes live is heard now, whatever clocks agents, detectors and the bus have.
+        if job.take(message, self._clock.now_s() if self.ready else None):
             self._tell(record)
 
     def _take_command(self, command: CommandRecord, offset: int) -> None:

@@ -59,10 +59,10 @@ def node_objects(overview: Overview, now: Callable[[], float] = time.time) -> li
     for job in overview.jobs.values():
         suspected = {suspect.node: kind for kind, suspect in reversed(job.suspects(1_000)) if suspect.node}
         for name, beat in job.nodes.items():
-            node = nodes.setdefault(name, {"node": name, "jobs": [], "ranks": 0, "seen_s": beat.time_s, "kinds": []})
+            node = nodes.setdefault(name, {"node": name, "jobs": [], "ranks": 0, "seen_s": 0.0, "kinds": []})
             node["jobs"].append(job.job)
             node["ranks"] += len(beat.ranks)
-            node["seen_s"] = max(node["seen_s"], beat.time_s)
+            node["seen_s"] = max(node["seen_s"], job.node_seen_s[name])
             if name in suspected:
                 node["kinds"].append(suspected[name])
     now_s = now()

@@ -121,3 +121,17 @@ def test_what_is_told_of_a_job_that_fell_silent_is_dropped():
     assert not {f"trainwarden_{name}" for name in gone} & found.keys()
     assert found["trainwarden_node_seen_timestamp_seconds"]
     assert found["trainwarden_verdict_timestamp_seconds"]
+
+
+def test_nobody_is_silent_by_another_clock():
+    web = Web()
+    web.overview.ready = True
+    now_s = web.clock.now_s()
+    web.tell(verdict(now_s + 60.0, {"lof": Vote(opinion="normal", score=0.2)}))
+    for ago_s in (60.0, 59.0):  # another detector goes on, its clock and that of the node a minute behind
+        web.tell(heartbeat(time_s=now_s - ago_s), verdict(now_s - ago_s, {"lof": Vote(opinion="normal", score=0.7)}))
+    found = told(web)
+    assert set(found["trainwarden_node_seen_timestamp_seconds"].values()) == {now_s}
+    assert set(found["trainwarden_verdict_timestamp_seconds"].values()) == {now_s}
+    assert set(found["trainwarden_detector_score"].values()) == {0.7}
+    assert [node["state"] for node in web.ask("/api/v1/nodes")["nodes"]] == ["healthy"]
