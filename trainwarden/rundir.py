@@ -3,7 +3,7 @@
 ::
 
     RUN_DIR/
-    ├── hook/           one memory-mapped file per training process, and agent.sock (datagrams)
+    ├── hook/           one memory-mapped file per training process (with NCCL two), and agent.sock (datagrams)
     ├── logs/           rank-N.log: output of rank N; any other *.log: output of the whole job
     ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole
     ├── plan.json       the micro-batch plan in force, written whole by the launcher
@@ -33,7 +33,7 @@ AGENT_SOCKET = "agent.sock"
 LAUNCHER_SOCKET = "launcher.sock"
 LAUNCHER_STATE = "launcher.json"
 
-HOOK_ROOM_BYTES = 16 * 1024 * 1024  # 40 ranks of 0.4 MB each
+HOOK_ROOM_BYTES = 16 * 1024 * 1024  # 15 ranks of 0.5 MB each, and of 0.6 MB of NCCL's calls
 _SHM = Path("/dev/shm")  # tmpfs by intent
 _MEMORY_PREFIX = "trainwarden-"
 _RANK_LOG = re.compile(r"^rank-(\d{1,6})\.log$")

@@ -11,13 +11,15 @@ import msgspec
 
 def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by `value` as JSON in one step; with `durable` it survives a power cut too."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(msgspec.json.encode(value))
+    folder_name, name = os.path.split(path)
+    part = os.path.join(folder_name, f".{name}.{os.getpid()}.part")  # noqa: PTH118 - five times a second in an agent
+    with open(part, "wb", buffering=0) as file:
+        left = memoryview(msgspec.json.encode(value))
+        while left:
+            left = left[file.write(left) :]
         if durable:
-            file.flush()
             os.fsync(file.fileno())
-    part.replace(path)
+    os.replace(part, path)  # noqa: PTH105
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)
         try:

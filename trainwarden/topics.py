@@ -10,6 +10,7 @@ import msgspec
 from trainwarden.errors import RecordError
 from trainwarden.records import (
     ActionRecord,
+    CollectivesRecord,
     CommandRecord,
     DeadLetter,
     EventRecord,
@@ -28,6 +29,7 @@ MAX_RECORD_BYTES = 900_000  # below Kafka's default max.message.bytes of 1,048,5
 KEPT_BYTES = 64 * 1024  # of what went to dead letters: enough to see what it was; in base64 far below the limit above
 KEPT_REASON_CHARS = 1_000
 
+F = TypeVar("F", bound=msgspec.Struct)
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 
 
@@ -97,6 +99,7 @@ _ENCODER = msgspec.json.Encoder()
 METRICS = Topic("trainwarden.metrics", MetricsRecord)
 ITERATIONS = Topic("trainwarden.iterations", IterationRecord)
 HEARTBEATS = Topic("trainwarden.heartbeats", HeartbeatRecord, keep_s=86_400.0)
+COLLECTIVES = Topic("trainwarden.collectives", CollectivesRecord, keep_s=86_400.0)
 LOGS = Topic("trainwarden.logs", LogRecord)
 EVENTS = Topic("trainwarden.events", EventRecord)
 VERDICTS = Topic("trainwarden.verdicts", VerdictRecord)
@@ -109,8 +112,8 @@ SNAPSHOTS = Topic("trainwarden.snapshots", SnapshotRecord, keep_s=86_400.0, comp
 TOPICS: dict[str, Topic[Record]] = {
     topic.name: topic
     for topic in (
-        METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, COMMANDS, DEAD_LETTERS,
-        SNAPSHOTS,
+        METRICS, ITERATIONS, HEARTBEATS, COLLECTIVES, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, COMMANDS,
+        DEAD_LETTERS, SNAPSHOTS,
     )
 }  # fmt: skip
 
@@ -120,3 +123,25 @@ _TOPIC_OF_TYPE: dict[type[Record], Topic[Record]] = {topic.record_type: topic fo
 def topic_of(record: Record) -> Topic[Record]:
     """The topic that takes `record`; every record type has exactly one."""
     return _TOPIC_OF_TYPE[type(record)]
+
+
+def fields_as(event: EventRecord, kind: type[F]) -> F:
+    """An event's fields as the typed struct that the plug-in declares for this kind of event.
+
+    Raises
+    ------
+    RecordError
+        If they do not fit it.
+
+    Examples
+    --------
+    >>> class Tripped(msgspec.Struct):
+    ...     celsius: float
+    >>> event = EventRecord(id="e", job="j", node="n", time_s=1.0, kind="my.tripped", fields={"celsius": 95.0})
+    >>> fields_as(event, Tripped)
+    Tripped(celsius=95.0)
+    """
+    try:
+        return msgspec.convert(event.fields, kind)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"event {event.id} of kind {event.kind}: {error}") from error

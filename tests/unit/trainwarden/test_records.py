@@ -54,6 +54,12 @@ EXAMPLES: list[Record] = [
     ),
     records.CommandRecord(id="c", job="j", at_s=1.0, kind="approve", by="me", action="a"),
     records.CommandRecord(id="c", job="j", at_s=1.0, kind="silence", by="me", until_s=2.0, node="n"),
+    records.CollectivesRecord(
+        job="j", node="n", rank=3, incarnation="7-1", time_s=1.0, monotonic_s=9.0, comms=("00ff",), groups=("dp",),
+        sizes=(8,), places=(3,), node_counts=(1,), enqueued=(5,), started=(None,), finished=(None,), moved_s=(8.5,),
+        of=(0,), functions=("AllReduce",), seqs=(4,), steps=(64,), call_bytes=(1 << 30,), device_s=(0.01,),
+        enqueued_s=(8.25,), peers=(None,), lost=2,
+    ),
     records.DeadLetter(topic="t", partition=0, offset=5, reason="r", value=b"\x00\xff"),
     records.SnapshotRecord(
         job="j", number=3, part=0, parts=1, partition=2, positions={"t": 7}, floors={}, digest="d", value=b"\x00\xff",

@@ -1,0 +1,48 @@
+"""What is done about it, and what people say to that."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from trainwarden.records.words import ActionKind, IncidentKind, Outcome, Record
+
+
+class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
+    """What the engine decided and what became of it; one record per change of `outcome`, same id.
+
+    `generation` is the launcher's then (`trainwarden.launching`), `plan_digest` stands for all that would be done, `by`
+    is who approved it.
+    """
+
+    id: str
+    incident: str
+    job: str
+    kind: ActionKind
+    outcome: Outcome
+    at_s: float
+    why: str
+    finished_at_s: float | None = None
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    generation: int | None = None
+    plan_digest: str | None = None
+    by: str | None = None
+
+
+class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
+    """A person's word to the engine: on one action (by the `plan_digest` that was shown), on all acting, or a silence.
+
+    A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any.
+    """
+
+    id: str
+    job: str
+    at_s: float
+    kind: Literal["approve", "deny", "stop", "resume", "silence"]
+    by: str
+    action: str | None = None
+    plan_digest: str | None = None
+    until_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)] | None = None
+    incident_kind: IncidentKind | None = None
+    node: str | None = None

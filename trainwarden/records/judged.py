@@ -1,0 +1,80 @@
+"""What detection makes of it: votes, verdicts, incidents."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from trainwarden.records.words import IncidentKind, Opinion, Rank, Ratio, Record, Severity
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """One candidate culprit; whatever of rank, node, device is unknown is None."""
+
+    score: Ratio
+    reason: str
+    rank: Rank | None = None
+    node: str | None = None
+    device: str | None = None
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One detector's opinion of one window; `score` and `threshold` are calibrated to 0..1."""
+
+    opinion: Opinion
+    score: Ratio = 0.0
+    threshold: Ratio = 0.5
+    reason: str = ""
+    kind: IncidentKind | None = None
+    severity: Severity | None = None
+    suspects: tuple[Suspect, ...] = ()
+    metrics: tuple[str, ...] = ()
+    onset_s: float | None = None
+    onset_step: int | None = None
+    at_step: int | None = None
+    verified: bool = False
+    hard: bool = False
+
+
+class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="verdict"):
+    """The ensemble's answer for one window of one job, with every vote and the model versions used."""
+
+    id: str
+    job: str
+    time_s: float
+    window_s: float
+    anomalous: bool
+    reason: str
+    votes: dict[str, Vote] = msgspec.field(default_factory=dict)
+    kind: IncidentKind | None = None
+    severity: Severity | None = None
+    suspects: tuple[Suspect, ...] = ()
+    phase: str = ""
+    step: int | None = None
+    model_versions: dict[str, str] = msgspec.field(default_factory=dict)
+    iteration_s: float | None = None
+
+
+class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):
+    """Verdicts of one cause joined, one per problem; updates are revisions. `told_late_s`: nobody was there in time."""
+
+    id: str
+    job: str
+    kind: IncidentKind
+    severity: Severity
+    state: Literal["opened", "updated", "closed"]
+    revision: int
+    opened_at_s: float
+    updated_at_s: float
+    reason: str
+    closed_at_s: float | None = None
+    onset_s: float | None = None
+    onset_step: int | None = None
+    opened_step: int | None = None
+    suspects: tuple[Suspect, ...] = ()
+    metrics: tuple[str, ...] = ()
+    votes: dict[str, Ratio] = msgspec.field(default_factory=dict)
+    model_versions: dict[str, str] = msgspec.field(default_factory=dict)
+    evidence: dict[str, Any] = msgspec.field(default_factory=dict)
+    told_late_s: float | None = None
