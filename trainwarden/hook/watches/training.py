@@ -1,4 +1,4 @@
-"""Watches on what makes a training step: backward passes, optimizers, gradient scalers, DDP."""
+"""Watches on what makes a training step: backward passes, optimizers, gradient scalers, DDP, captured graphs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from ..backward import Backward
+from ..device import Device
 from ..ends import Ends
 from ..thread import thread_id
 from . import hide, loaded
@@ -111,4 +112,32 @@ def watch_replicas(passes: Backward) -> bool:
         passes.replicas.add(self)
 
     module.DistributedDataParallel.__init__ = hide(initialise)
+    return True
+
+
+def watch_capture(device: Device) -> bool:
+    """Captures of CUDA graphs, on whatever thread: whoever asked an event meanwhile would break them."""
+    module = loaded("torch.cuda.graphs")
+    if module is None or not hasattr(module, "CUDAGraph"):
+        return False
+    kind = module.CUDAGraph
+    begin, end = kind.capture_begin, kind.capture_end
+
+    @functools.wraps(begin)
+    def capture_begin(*args: Any, **kwargs: Any) -> Any:
+        device.captures += 1
+        try:
+            return begin(*args, **kwargs)
+        except BaseException:
+            device.captures -= 1
+            raise
+
+    @functools.wraps(end)
+    def capture_end(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(*args, **kwargs)
+        finally:
+            device.captures = max(0, device.captures - 1)
+
+    kind.capture_begin, kind.capture_end = hide(capture_begin), hide(capture_end)
     return True

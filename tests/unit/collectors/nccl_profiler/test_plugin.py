@@ -1,0 +1,440 @@
+"""The plug-in as NCCL calls it, by the player; what then stands in the file, by its reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from collectors.nccl_profiler import build, layout, read
+from tests import nccl_player
+from tests.nccl_player import Player
+
+STAMPS, HOST = 64 | 2 | 4, 2 | 4  # masks
+US, MS = 1_000, 1_000_000
+
+
+def file_of(player: Player) -> tuple[read.Header, list[read.Comm], dict[int, read.Call]]:
+    return contents(player.path)
+
+
+def contents(path: Path) -> tuple[read.Header, list[read.Comm], dict[int, read.Call]]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        header = read.read_header(descriptor)
+        assert header is not None
+        return header, read.read_comms(descriptor), read.read_calls(descriptor, 0, header)
+    finally:
+        os.close(descriptor)
+
+
+def warmed(player: Player, comm: int = 0) -> None:
+    """Past the calls of the warm-up, into step 1, which is none of those sampled."""
+    player.init(comm)
+    player.ask("step", 1)
+    for number in range(20):
+        player.coll(comm, number)
+    assert player.ask("mask") == [HOST]
+
+
+def test_layout_is_the_same_in_both_languages(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        assert player.ask("layout") == [
+            layout.ABI, layout.AT_STEP, layout.AT_SAMPLE_UNTIL, layout.AT_CALLS, layout.AT_KERNELS, layout.AT_COUNTS,
+            layout.COMMS_BEGIN, layout.CALLS_BEGIN, layout.COMM.size, layout.FILE_BYTES,
+        ]  # fmt: skip
+    assert layout.FILE_BYTES <= 1 << 20
+
+
+@pytest.mark.parametrize(("version", "nccl"), [(4, "22705"), (5, "22907")])
+def test_a_sampled_call_is_told_with_the_longest_of_its_channels(built, tmp_path, version, nccl):
+    with Player(built, tmp_path, version, PLAYER_NCCL=nccl) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=20)  # the first call of a step that v4 cannot have stamped
+        call, now = player.coll(seq=21, count=1 << 20, channels=2), player.now()
+        assert call
+        player.kernel(call, now, now + 40 * US, channel=0)
+        player.kernel(call, now + 1 * US, now + 91 * US, channel=1)
+        header, (comm,), calls = file_of(player)
+    told = [one for one in calls.values() if one.seq == 21]
+    assert [(one.function, one.step, one.size_bytes, one.device_ns, one.done) for one in told] == [
+        ("AllReduce", 64, 4 << 20, 90 * US, True)
+    ]
+    assert (comm.id, comm.name, comm.nodes, comm.ranks, comm.rank) == ("0000000000000abc", "dp", 2, 8, 1)
+    assert (comm.enqueued, comm.started, comm.finished) == (22, 22, 22)
+    assert (header.step, header.interface, header.nccl_version) == (64, version, int(nccl))
+
+
+def test_other_steps_are_counted_and_nothing_more(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        before = file_of(player)[0].calls
+        for seq in range(1000):
+            assert player.coll(seq=seq) == 0
+        header, (comm,), _ = file_of(player)
+    assert header.calls == before
+    assert (comm.enqueued, comm.started, comm.finished) == (1020, None, None)
+
+
+def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        player.init(0)
+        for seq in range(20):
+            player.coll(seq=seq)
+        assert player.coll() == 0
+        player.ask("step", 7)
+        assert player.coll() == 0
+        player.ask("until", 9)
+        assert player.coll() != 0
+        player.ask("step", 9)
+        assert player.coll() == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "nccl", "asked", "mode"),
+    [
+        (3, "22603", "", "never"), (4, "22705", "", "sampled"), (5, "23007", "", "sampled"), (5, "23100", "", "never"),
+        (5, "0", "", "never"), (5, "23100", "on", "always"), (5, "22907", "off", "never"),
+    ],
+)  # fmt: skip
+def test_which_nccl_has_its_calls_stamped(built, tmp_path, version, nccl, asked, mode):
+    with Player(built, tmp_path, version, PLAYER_NCCL=nccl, TRAINWARDEN_NCCL_KERNELS=asked) as player:
+        player.init(0)
+        player.ask("step", 64)
+        player.coll(seq=0)
+        assert player.ask("mask") == [HOST if mode == "never" else STAMPS]
+        header, (comm,), calls = file_of(player)
+        assert (header.kernels, comm.enqueued) == (mode, 1)
+        assert bool(calls) == (mode != "never")
+
+
+def test_no_more_stamps_once_a_graph_holds_nccl(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        assert player.coll() != 0
+        player.ask("capture", 0)
+        assert player.ask("mask") == [HOST]
+        player.ask("step", 128)
+        assert player.coll() == 0
+        header, (comm,), _ = file_of(player)
+    assert header.counts.captured == 1
+    assert not comm.trusted
+    assert comm.started is None
+
+
+def test_sends_are_numbered_by_peer(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        for peer, func in ((1, "Send"), (2, "Send"), (1, "Recv"), (1, "Send")):
+            player.ask("p2p", 0, func, 10, "ncclBfloat16", peer, 1)
+        _, _, calls = file_of(player)
+    pairs = [(one.function, one.peer, one.seq, one.size_bytes) for one in calls.values() if one.peer is not None]
+    assert pairs == [("Send", 1, 0, 20), ("Send", 2, 0, 20), ("Recv", 1, 0, 20), ("Send", 1, 1, 20)]
+
+
+# -- what cannot be
+
+
+def stamped(player: Player, begin: Callable[[int], int], end: Callable[[int], int], seq: int) -> None:
+    call, now = player.coll(seq=seq), player.now()
+    player.kernel(call, begin(now), end(now))
+
+
+def test_stamps_that_stop_before_they_start_are_left_out_and_three_of_them_end_the_trust(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        stamped(player, lambda now: now, lambda now: now - 5 * US, 101)
+        stamped(player, lambda now: now, lambda now: now + 5 * US, 102)
+        header, (comm,), calls = file_of(player)
+        assert comm.trusted
+        assert [one.device_ns for one in calls.values()][-2:] == [None, 5 * US]
+        for seq in (103, 104, 105):
+            stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
+        header, (comm,), _ = file_of(player)
+    assert not comm.trusted
+    assert header.counts.voided == 4
+
+
+@pytest.mark.parametrize("offset", [0, -(10**15), 10**17])
+def test_stamps_of_earlier_calls_end_the_trust_whatever_the_gpu_s_clock_says(built, tmp_path, offset):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        base = 10**16 + offset
+        for seq in range(101, 111):
+            stamped(player, lambda now: now + base, lambda now: now + base + 5 * US, seq)
+        assert file_of(player)[1][0].trusted
+        for seq in range(111, 114):  # counters out of step: what comes is of 50 ms before
+            stamped(player, lambda now: now + base - 50 * MS, lambda now: now + base - 49 * MS, seq)
+        assert not file_of(player)[1][0].trusted
+
+
+def test_a_stamp_that_is_heard_of_late_makes_no_room_for_stamps_of_earlier_calls(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        stamped(player, lambda now: now, lambda now: now + 5 * US, 101)
+        call, began = player.coll(seq=102), player.now()
+        while player.now() < began + 60 * MS:
+            pass
+        player.kernel(call, began, began + 5 * US)
+        assert file_of(player)[1][0].trusted
+        for seq in (103, 104, 105):
+            stamped(player, lambda now: now - 50 * MS, lambda now: now - 49 * MS, seq)
+        assert not file_of(player)[1][0].trusted
+
+
+def test_a_kernel_of_a_communicator_that_is_gone_is_none_of_its_successor(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        call = player.coll()
+        (kernel,) = player.ask("begin", 0, call, 0, player.now())
+        player.ask("end", 0)
+        for number in range(layout.COMMS):
+            player.init(1, identity=number + 1)
+            if number < layout.COMMS - 1:
+                player.ask("end", 1)
+        player.coll(1)
+        player.ask("stop", kernel, player.now())
+        newest = max(file_of(player)[1], key=lambda comm: comm.generation)
+    assert (newest.place, newest.enqueued, newest.started, newest.finished) == (0, 1, 0, 0)
+
+
+def test_calls_of_one_launch_begin_together_and_others_may_not_overlap(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        one, other, third = player.coll(seq=101), player.coll(seq=102), player.coll(seq=103)
+        now = player.now()
+        player.kernel(one, now, now + 100 * US)
+        player.kernel(other, now + 2 * US, now + 101 * US)
+        player.kernel(third, now + 50 * US, now + 150 * US)
+        _, _, calls = file_of(player)
+    assert [calls[max(calls) - back].device_ns for back in (2, 1, 0)] == [100 * US, 99 * US, None]
+
+
+def test_handles_that_name_nothing_are_counted(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        call, now = player.coll(), player.now()
+        assert player.ask("begin", 0, 0, 0, now) == [0]  # no parent
+        assert player.ask("begin", 0, call + 8 * 5000, 0, now) == [0]  # a call that never was
+        (kernel,) = player.ask("begin", 0, call, 0, now)
+        player.ask("stop", kernel, now + 10)
+        player.ask("stop", kernel, now + 20)  # twice
+        player.ask("stop", 0, now)
+        player.ask("stop", 2**63 + 12345, now)
+        for number in range(layout.CALLS // 2 + 2):
+            player.coll(seq=number)
+        assert player.ask("begin", 0, call, 0, now) == [0]  # its record is soon to be overwritten
+        header, _, _ = file_of(player)
+    assert header.counts.orphans == 1
+    assert header.counts.stale == 7  # a stop of no kernel is the stop of no event, too
+
+
+def test_events_of_other_kinds_are_passed_over_and_unknown_ones_counted(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        for kind in (8, 16, 32, 128, 2048, 4096, 32768):
+            assert player.ask("start", 0, kind) == [0]
+        assert file_of(player)[0].counts.foreign == 0
+        assert player.ask("start", 0, 1 << 20) == [0]
+        player.coll(func="Unheard")
+        header, (comm,), _ = file_of(player)
+    assert (header.counts.foreign, comm.enqueued) == (2, 21)
+
+
+def test_a_communicator_alone_is_none_and_more_than_fit_are_counted(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        player.init(0, ranks=1)
+        player.coll(0)
+        assert file_of(player)[1] == []
+        for number in range(layout.COMMS + 2):
+            player.init(1, identity=number + 1)
+        header, comms, _ = file_of(player)
+    assert len(comms) == layout.COMMS
+    assert header.counts.dropped == 2
+
+
+def test_loaded_again_it_goes_on_with_its_file(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("end", 0)
+        player.ask("reload")
+        player.init(1, identity=0xDEF)
+        player.coll(1)
+        _, comms, _ = file_of(player)
+    assert [(comm.id[-3:], comm.closed, comm.enqueued) for comm in comms] == [("abc", True, 20), ("def", False, 1)]
+
+
+def test_nccl_2_26_tells_the_communicator_with_each_call(built, tmp_path):
+    with Player(built, tmp_path, 3) as player:
+        player.init(0, 0x11)
+        player.init(1, 0x22)
+        for comm in (0, 1, 1):
+            player.coll(comm)
+        player.ask("p2p", 1, "Send", 8, "ncclInt64", 5, 1)
+        header, comms, calls = file_of(player)
+    assert [(comm.id[-2:], comm.name, comm.enqueued, comm.ranks) for comm in comms] == [
+        ("11", "of v3", 1, None), ("22", "of v3", 3, None)
+    ]  # fmt: skip
+    assert (header.interface, calls) == (3, {})
+
+
+def test_without_a_folder_it_is_off_and_says_so_in_one_line(built, tmp_path):
+    for folder in (tmp_path / "nowhere", ""):
+        with Player(built, tmp_path, TRAINWARDEN_HOOK_DIR=str(folder)) as player:
+            player.init(0)
+            assert player.ask("mask") == [0]
+            player.init(1)
+            assert player.ask("lines") == [1]
+            player.coll()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_an_earlier_process_of_this_pid_is_left_alone(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        earlier = tmp_path / f"rank-3-{player.process.pid}.nccl"
+        earlier.write_bytes(b"earlier")
+        player.init(0)
+        named = {path.name for path in tmp_path.iterdir()}
+    assert earlier.read_bytes() == b"earlier"
+    assert any(name.startswith(f"rank-3-{player.process.pid}-") for name in named)
+
+
+def test_it_is_readable_for_whom_the_folder_lets_in(built, tmp_path):
+    for mode, wanted in ((0o700, 0o600), (0o750, 0o640)):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        with Player(built, folder) as player:
+            player.init(0)
+            assert player.path.stat().st_mode & 0o777 == wanted
+
+
+# -- everything at once
+
+
+def check_storm(folder: Path, comms: int, calls: int) -> read.Header:
+    (path,) = folder.glob("*.nccl")
+    header, found, told = contents(path)
+    nameless = header.interface == 3  # its communicators end unheard, and so the calls after their end count
+    assert [comm.enqueued - nameless for comm in found] == [calls] * comms
+    assert all(comm.closed != nameless for comm in found)
+    for call in told.values():
+        assert call.seq < calls
+        if call.function == "AllReduce":
+            assert call.size_bytes == 4 * (1024 + call.seq)
+        assert call.device_ns is None or call.device_ns < 60_000 * MS
+    return header
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_storm_of_threads_and_bad_callbacks(built, tmp_path, version):
+    out = json.loads(nccl_player.play(built, tmp_path, version, "storm", 4, 4000, TRAINWARDEN_NCCL_EVERY="2"))
+    header = check_storm(tmp_path, 4, 4000)
+    if version > 3:
+        assert sum(out["stamped"]) > 1000
+        assert min(header.counts.stale, header.counts.orphans, header.counts.voided) > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(tmp_path, sanitizer, require_servers):
+    try:
+        built = nccl_player.compile_plugin(tmp_path / "built", f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer")
+    except nccl_player.CompilerMissing as missing:
+        require_servers(str(missing))
+    except RuntimeError as error:
+        require_servers(f"this compiler has no -fsanitize={sanitizer}: {str(error)[-200:]}")
+    for version in (3, 4, 5):
+        folder = tmp_path / f"v{version}"
+        folder.mkdir()
+        nccl_player.play(built, folder, version, "storm", 4, 3000, TRAINWARDEN_NCCL_EVERY="2")
+        check_storm(folder, 4, 3000)
+        nccl_player.play(built, folder, version, "churn", 20)
+
+
+def test_communicators_that_come_and_go(built, tmp_path):
+    nccl_player.play(built, tmp_path, 5, "churn", 150)
+    (path,) = tmp_path.glob("*.nccl")
+    header, comms, _ = contents(path)
+    assert len(comms) == layout.COMMS
+    assert max(comm.generation for comm in comms) == 150 * 40
+    assert header.counts.dropped == 0
+
+
+HEADERS = """
+#include <cstddef>
+#include <cstdint>
+#include <sys/types.h>
+typedef int ncclResult_t;
+typedef pid_t ncclPid_t;
+typedef void (*ncclDebugLogger_t)(int, unsigned long, const char *, int, const char *, ...);
+typedef int ncclProfilerEventState_v%(v)d_t;
+#include "profiler_v%(v)d.h"
+#define AT(member, place) static_assert(offsetof(ncclProfilerEventDescr_v%(v)d_t, member) == place, #member)
+%(asserts)s
+static_assert(offsetof(ncclProfilerEventStateArgs_v%(v)d_t, %(state)s) == 0, "state");
+"""
+CALLS = """
+AT(coll.seqNumber, 24); AT(coll.func, 32); AT(coll.count, 56); AT(coll.root, 64); AT(coll.datatype, 72);
+AT(coll.nChannels, 80); AT(p2p.func, 24); AT(p2p.buff, 32); AT(p2p.datatype, 40); AT(p2p.count, 48); AT(p2p.peer, 56);
+AT(p2p.nChannels, 60); AT(kernelCh.channelId, 24); AT(kernelCh.pTimer, 32);
+"""
+ASSERTS = {
+    3: """AT(coll.name, 24); AT(coll.commHash, 32); AT(coll.seqNumber, 40); AT(coll.func, 48); AT(coll.count, 72);
+    AT(coll.datatype, 88); AT(p2p.commHash, 32); AT(p2p.func, 40); AT(p2p.datatype, 56); AT(p2p.count, 64);
+    AT(p2p.peer, 72); static_assert(sizeof(ncclProfilerEventDescr_v3_t::type) == 1, "type");""",
+    4: CALLS + 'static_assert(sizeof(ncclProfilerEventDescr_v4_t::type) == 1, "type");',
+    5: CALLS + """AT(groupApi.graphCaptured, 24); AT(collApi.graphCaptured, 64); AT(p2pApi.graphCaptured, 56);
+    static_assert(sizeof(ncclProfilerEventDescr_v5_t::type) == 8, "type");""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "tags"),
+    [(3, ["v2.26.2-1", "v2.30.7-1"]), (4, ["v2.27.3-1", "v2.27.7-1", "v2.30.7-1"]), (5, ["v2.28.3-1", "v2.30.7-1"])],
+)
+def test_offsets_are_those_of_nccl_s_own_headers(
+    tmp_path: Path, version: int, tags: list[str], require_servers: Callable[[str], NoReturn]
+) -> None:
+    """With ``TRAINWARDEN_NCCL_SOURCE``, a git directory of NCCL."""
+    source = os.environ.get("TRAINWARDEN_NCCL_SOURCE")
+    if not source:
+        pytest.skip("TRAINWARDEN_NCCL_SOURCE names no git directory of NCCL")
+    try:
+        compiler = build.compiler()
+    except nccl_player.CompilerMissing as missing:
+        require_servers(str(missing))
+    for tag in tags:
+        shown = subprocess.run(
+            ["git", "-C", source, "show", f"{tag}:src/include/plugin/profiler/profiler_v{version}.h"],
+            capture_output=True, check=True, timeout=60,
+        )  # fmt: skip
+        (tmp_path / f"profiler_v{version}.h").write_bytes(shown.stdout)
+        state = "proxyOp.transSize" if version == 3 else "kernelCh.pTimer"
+        text = HEADERS % {"v": version, "asserts": ASSERTS[version], "state": state}
+        done = subprocess.run(
+            [*compiler, "-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{tmp_path}", "-"],
+            input=text, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{tag}:\n{done.stderr}"

@@ -1,0 +1,90 @@
+"""NCCL's profiler plug-in: named to NCCL before its first communicator, and told the number of every step.
+
+NCCL loads one plug-in a process: where anything speaks for another one, ours stays away.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from typing import Any
+
+from ..layout import (
+    NCCL_ABI,
+    NCCL_AT_ABI,
+    NCCL_AT_MAGIC,
+    NCCL_AT_PID,
+    NCCL_AT_START_TICKS,
+    NCCL_AT_STEP,
+    NCCL_CONTROL_BYTES,
+    NCCL_MAGIC,
+)
+from ..memory import Memory
+from ..steps import Steps
+from . import loaded
+
+_OURS = "TRAINWARDEN_NCCL_PROFILER"  # path of the library
+_NCCLS = "NCCL_PROFILER_PLUGIN"
+_OLDEST_TORCH = (2, 7)  # comes with NCCL 2.26, the first with an interface that ours knows
+_LONGEST_PATH = 254  # NCCL cuts longer ones
+_DEFAULT = "libnccl-profiler.so"  # what NCCL loads unasked
+_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
+
+
+def watch_profiler(memory: Memory, steps: Steps) -> bool:
+    """Offer the plug-in to NCCL; once it has made its file, tell it the steps."""
+    torch = loaded("torch")
+    if torch is None:
+        return False
+    library = os.environ.get(_OURS, "")
+    if os.environ.get(_NCCLS) != library:
+        if not _may_be_offered(torch, library):
+            return True
+        os.environ[_NCCLS] = library
+    return bool(library) and memory.live and _tell(memory, steps)
+
+
+def _may_be_offered(torch: Any, library: str) -> bool:
+    version = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    if version is None or (int(version[1]), int(version[2])) < _OLDEST_TORCH or torch.version.cuda is None:
+        return False
+    usable = library.startswith("/") and len(library) <= _LONGEST_PATH and os.path.isfile(library)
+    return usable and not os.environ.get(_NCCLS) and not _has_another()
+
+
+def _has_another() -> bool:
+    """Whether NCCL would load some other plug-in: by one of its files of settings, or under the default name."""
+    home = os.environ.get("HOME", "")
+    for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE") or f"{home}/.nccl.conf"):
+        try:
+            with open(path, "rb") as file:
+                if _NCCLS.encode() in file.read(65536):
+                    return True
+        except OSError:
+            continue
+    folders = (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_FOLDERS)
+    return any(folder and os.path.exists(f"{folder}/{_DEFAULT}") for folder in folders)
+
+
+def _tell(memory: Memory, steps: Steps) -> bool:
+    """Map the control words of this process's file, if it is there by now."""
+    own = re.compile(rf"^rank-\d+-{os.getpid()}(-\d+)?\.nccl$")
+    for name in os.listdir(memory.folder):
+        if not own.match(name):
+            continue
+        words = _control(os.path.join(memory.folder, name))
+        who = (words[NCCL_AT_MAGIC], words[NCCL_AT_ABI], words[NCCL_AT_PID], words[NCCL_AT_START_TICKS])
+        if who == (NCCL_MAGIC, NCCL_ABI, os.getpid(), memory.ticks):
+            words[NCCL_AT_STEP] = steps.step + 1
+            steps.control = words
+            return True
+    return False
+
+
+def _control(path: str) -> Any:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return memoryview(mmap.mmap(descriptor, NCCL_CONTROL_BYTES)).cast("q")
+    finally:
+        os.close(descriptor)
