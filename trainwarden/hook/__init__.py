@@ -22,15 +22,17 @@ Duration is compute plus wait plus pause. Waits: collective calls and ``Work.wai
 before DDP's own to the return of backward. Pauses: ``torch.save``, distributed checkpoints, the data
 loader's ``__next__``, and evaluation from ``model.eval()`` to ``model.train()``. Compute is the rest.
 
-Blind: on CUDA, waits on the host return at once, so most waiting shows as compute (basis ``host``); waits
-inside compiled graphs, replayed CUDA graphs and polling of ``is_completed`` are not seen. Where neither
-an optimizer of torch's is made nor a backward pass seen yet, identical layers can pass for steps.
+On CUDA, and on other devices that work behind the host's back, waits on the host return at once: there events of
+the device time the steps and, under DDP, the wait (``device``). Blind: waits inside compiled graphs, replayed CUDA
+graphs and polling of ``is_completed`` are not seen. Where neither an optimizer of torch's is made nor a backward
+pass seen yet, identical layers can pass for steps.
 
 Where to read on: ``process`` puts the parts together; ``layout`` says what lies in the shared file, ``memory`` writes
 its header, ``read`` is the agent's side; ``watches`` tell ``waits``, ``pauses`` and ``backward`` what torch does;
-``ends`` infers from it where a step ends and ``steps`` writes it down; ``last_words`` is for exceptions and exits;
-``plan`` for micro-batches. Imports between them are relative, as the folder may be loaded under another name. Their
-frames carry a name that starts with ``<frozen importlib``: torch.compile leaves those alone.
+``ends`` infers from it where a step ends and ``steps`` writes it down, ``device`` what a device says of it;
+``last_words`` is for exceptions and exits; ``plan`` for micro-batches. Imports between them are relative, as the folder
+may be loaded under another name. Their frames carry a name that starts with ``<frozen importlib``: torch.compile leaves
+those alone.
 
 Read `trainwarden.hook.process` first.
 """
@@ -45,9 +47,11 @@ from .layout import (
     CHECKPOINT,
     EXIT,
     FILE_BYTES,
+    LATE_STEPS,
     MAGIC,
     PAUSE_RING,
     PHASES,
+    POOL_STEPS,
     RING,
     ROLES,
     SOURCES,
@@ -63,7 +67,7 @@ from .read import Header, Pause, Step, read_header, read_pauses, read_steps
 from .watches import hide
 
 __all__ = [
-    "FILE_BYTES", "MAGIC", "PAUSE_RING", "PHASES", "RING", "ROLES", "SOURCES", "VERSION",
+    "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
     "CallPeriod", "Header", "Hook", "MicroBatchPlan", "Pause", "Phase", "Step",
     "autoload", "hide", "iteration", "micro_batches", "phase", "read_header", "read_pauses", "read_steps",
     "send_datagram", "set_step",

@@ -15,7 +15,7 @@ import weakref
 from typing import Any
 
 from .ends import Ends
-from .layout import AT_PHASE, COMPUTE, OPTIMIZER, START, WAIT
+from .layout import AT_PHASE, AT_WORLD, COMPUTE, OPTIMIZER, START, WAIT
 from .memory import Memory, let_through
 from .pauses import Evaluation
 from .thread import Tally, TrainingThread, clock, thread_id
@@ -121,6 +121,21 @@ class Backward:
             now = clock()
             self.tail = (now, self.tally.wait_ns)
             self.memory.words[AT_PHASE] = now << 3 | WAIT
+            events = self.ends.steps.events
+            if events is not None and self._exchanges_with_all():
+                events.wait_begins()
+
+    def _exchanges_with_all(self) -> bool:
+        """Gradients are exchanged now, and with every rank: then nobody has waited for anybody before in this step."""
+        try:
+            world = self.memory.words[AT_WORLD]
+            modules = list(self.replicas)
+            groups = [getattr(module, "process_group", None) for module in modules]
+            whole = all(group is not None and group.size() == world for group in groups)
+            return whole and any(module.require_backward_grad_sync for module in modules)
+        except Exception:
+            self.memory.failed()
+            return False
 
     def abandon(self) -> None:
         """A signal handler raised in the midst of `end`."""
@@ -140,6 +155,8 @@ class Backward:
             began, waited = self.tail
             if began:
                 self.memory.words[AT_PHASE] = now << 3 | thread.phase
+                if ends.steps.events is not None:
+                    ends.steps.events.wait_ends()
                 # FSDP's final callback waits through Work.wait, which has been counted already.
                 if waited == tally.wait_ns and not thread.paused:
                     tally.wait_ns += now - began

@@ -130,6 +130,8 @@ class Ends:
         if thread.paused:
             self.pauses.cut(now)
         steps.close(self.tally.mark(now), number)
+        if steps.events is not None:
+            self._time_on_device()
 
     def optimizer_stepped(self, optimizer: Any = None, *_ignored: Any) -> None:
         """Post-hook of every torch.optim step; further optimizers of the same step do not end another one."""
@@ -151,6 +153,8 @@ class Ends:
                 if thread.paused:
                     self.pauses.cut(now)
                 steps.close((now, tally.wait_ns, tally.pause_ns, tally.backwards))
+                if steps.events is not None:
+                    self._time_on_device()
             elif optimizer is not None:
                 self._stepped_again(optimizer)
         except Exception:
@@ -178,6 +182,14 @@ class Ends:
         for earlier in self.unseen:
             self.steps.close(earlier)
         self.unseen.clear()
+        if self.steps.events is not None:
+            self._time_on_device()
+
+    def _time_on_device(self) -> None:
+        """A step ends now, and not only in hindsight."""
+        began = clock()
+        self.steps.events.step_ends(self.steps.count)
+        self.tally.own_ns += clock() - began
 
     def backward_seen(self) -> None:
         """The first backward pass that trains: what the calls before it told was the period of layers, if anything."""

@@ -1,4 +1,4 @@
-"""What lies in the shared file ``rank-<rank>-<pid>.hook``: 64 header words, a ring of steps, a ring of long pauses.
+"""What lies in ``rank-<rank>-<pid>.hook``: 64 header words, rings of steps, of long pauses and of steps on the device.
 
 Every word is a signed integer of 64 bits in the machine's own byte order: writer and reader share the machine. Times
 are nanoseconds; those of the header are monotonic, and its word `offset_ns` makes wall time of them, while those of the
@@ -26,6 +26,16 @@ NO_SOURCE, CALLS_PERIOD, LONE, BY_HAND, OPTIMIZER, MARKS = range(6)
 # A place in a pipeline is told by the calls of a step: a role's number is 1 more than the bits of SEND and RECEIVE.
 ROLES = ("", "collective", "p2p:first", "p2p:last", "p2p:middle")
 SEND, RECEIVE = 1, 2
+
+# Devices that work behind the host's back: calls return before the work is done, waits too.
+ACCELERATORS = ("", "cuda", "xpu", "npu", "hpu", "mtia", "other")
+
+# Whether steps are timed there by events, and if not, why: turned off, a device with a single queue (events between
+# its kernels would end their overlap), a torch without events, events that failed.
+TIMINGS = ("", "on", "off", "single_queue", "unsupported", "failed")
+TIMED, OFF, SINGLE_QUEUE, UNSUPPORTED, FAILED = range(1, 6)
+LATE_STEPS = 2  # events are asked so many steps later, when they are over
+POOL_STEPS = 16  # whose events may be under way
 
 
 class Words(NamedTuple):
@@ -57,13 +67,17 @@ class Words(NamedTuple):
     first: int  # 1 more than the first step that the script itself gave a number; 0 if it gives none
     start_ticks: int  # of the process, in ticks since boot, as /proc/PID/stat has it; 0: not known
     pid_namespace: int  # inode of the namespace that `pid` belongs to; 0: not known
+    accelerator: int  # place in ACCELERATORS; 0: none has been seen at work
+    timing: int  # place in TIMINGS
+    timed: int  # newest step of which it is settled what the device says
 
 
 # Where the writer finds them.
 (
     AT_MAGIC, AT_VERSION, AT_PID, AT_RANK, AT_WORLD, AT_START_NS, AT_OFFSET_NS, AT_PHASE, AT_CALLS, AT_P2P, AT_RECORDED,
     AT_STEP, AT_STEP_END, AT_MICRO, AT_SOURCE, AT_PLAN, AT_PLAN_STEP, AT_PAUSES, AT_ROLE, AT_OWN_NS, AT_CODE, AT_ERRORS,
-    AT_ATTEMPT, AT_FIRST, AT_START_TICKS, AT_PID_NAMESPACE,
+    AT_ATTEMPT, AT_FIRST, AT_START_TICKS, AT_PID_NAMESPACE, AT_ACCELERATOR, AT_TIMING,
+    AT_TIMED,
 ) = range(len(Words._fields))  # fmt: skip
 NO_CODE = -(2**62)  # the process has not ended yet
 
@@ -75,4 +89,15 @@ STEP_BYTES = STEP_WORDS.size
 PAUSE_RING = 256
 PAUSE_WORDS = struct.Struct("@6q")  # number, phase, begin, duration, step, number
 PAUSES_BEGIN = HEADER_BYTES + RING * STEP_BYTES
-FILE_BYTES = PAUSES_BEGIN + PAUSE_RING * PAUSE_WORDS.size
+DEVICE_RING = 1024  # of steps on the device
+DEVICE_WORDS = struct.Struct("@4q")  # number of the step, duration, wait or NO_WAIT, number
+DEVICE_BEGINS = PAUSES_BEGIN + PAUSE_RING * PAUSE_WORDS.size
+NO_WAIT = -1
+FILE_BYTES = DEVICE_BEGINS + DEVICE_RING * DEVICE_WORDS.size
+
+# The file of NCCL's profiler plug-in, ``rank-<rank>-<pid>.nccl``: what the hook reads and writes of its first page.
+NCCL_MAGIC = int.from_bytes(b"TWNCCL01", "little")
+NCCL_ABI = 1
+NCCL_CONTROL_BYTES = 4096
+NCCL_AT_MAGIC, NCCL_AT_ABI, NCCL_AT_PID, NCCL_AT_START_TICKS = range(4)
+NCCL_AT_STEP = 64  # 1 more than the number of the step in progress; 0: not told

@@ -13,6 +13,8 @@ from .thread import Mark
 
 _CALLS_WITHOUT_GAPS = 48
 _CALLS_KEPT = 1024
+_STRAYS = 3  # times that a call outside the pattern comes again before the pattern is taken for a part of the step
+_SYMBOLS = 64
 
 
 class CallPeriod:
@@ -21,10 +23,12 @@ class CallPeriod:
     A call's symbol is its operation and number of elements, with a bit for a long gap before it where that
     helps (equal all-reduces in bursts). The period is the smallest lag at which at least 95% of the symbols of
     the whole window repeat (Falcon, section 4.2, takes the first lag with an autocorrelation of 0.95), seen at
-    least three times. A step ends with the call before the longest gap.
+    least three times; a longer lag takes its place if it explains what that one leaves, as layers repeat within a
+    step. A step ends with the call before the longest gap. If calls outside the pattern come again and again, it was
+    of a part of the step, and another is looked for over more calls.
     """
 
-    __slots__ = ("at", "last_ns", "log", "long_ns", "next_try", "pattern")
+    __slots__ = ("again", "at", "followed", "last_ns", "log", "long_ns", "next_try", "patience", "pattern", "strays")
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, int, Mark]] = []
@@ -33,6 +37,10 @@ class CallPeriod:
         self.at = 0  # place in the pattern of the next call
         self.long_ns = 0
         self.last_ns = 0
+        self.strays: dict[Any, tuple[int, int]] = {}  # how often, and at which call last
+        self.patience = _STRAYS
+        self.followed = 0
+        self.again = False  # whether a longer pattern is looked for while this one is followed
 
     def forget(self) -> None:
         """Drop everything; a stronger source has been found."""
@@ -42,6 +50,8 @@ class CallPeriod:
         """Take one call in; the ends of steps that are known by it, oldest first."""
         gap, self.last_ns = began - self.last_ns, end[0]
         if self.pattern:
+            if self.again:
+                self._look_again(symbol, gap, end)
             return self._follow(symbol, gap, end)
         self.log.append((symbol, gap, end))
         if len(self.log) < self.next_try:
@@ -75,12 +85,39 @@ class CallPeriod:
         self.at = (len(symbols) - first) % period
         return [self.log[place][2] for place in range(period - 1, len(symbols)) if (place + 1 - first) % period == 0]
 
+    def _astray(self, symbol: Any) -> None:
+        """A call outside the pattern: an evaluation's, many at once, or every time that the whole step comes round."""
+        times, last = self.strays.get(symbol, (0, -_CALLS_KEPT))
+        if self.followed - last < len(self.pattern) or (not times and len(self.strays) >= _SYMBOLS):
+            return
+        self.strays[symbol] = times + 1, self.followed
+        if times + 1 >= self.patience:
+            self.next_try = min(max(24, 4 * (self.followed // self.patience + 1)), 2 * _CALLS_KEPT)
+            self.patience *= 4  # evaluations come again too
+            self.strays, self.followed, self.again = {}, 0, True
+
+    def _look_again(self, symbol: Any, gap: int, end: Mark) -> None:
+        """Take another pattern if the newest calls have one of another length; the old one is followed until then."""
+        self.log.append((symbol, gap, end))
+        if len(self.log) < self.next_try:
+            return
+        old = self.pattern, self.at, self.long_ns
+        self._search()
+        if len(self.pattern) == len(old[0]):
+            self.pattern, self.at, self.long_ns = old
+        else:
+            self.at = (self.at - 1) % len(self.pattern)  # the newest call is followed next
+        self.log.clear()
+        self.again = False
+
     def _follow(self, symbol: Any, gap: int, end: Mark) -> list[Mark]:
+        self.followed += 1
         if self.long_ns and gap >= self.long_ns and self.at and symbol == self.pattern[0]:
             self.at = 0  # a burst was cut short or had an extra call
         if symbol != self.pattern[self.at]:
             if symbol not in self.pattern:
-                return []  # a call outside the training loop
+                self._astray(symbol)
+                return []
             self.at = self.pattern.index(symbol)
         self.at = (self.at + 1) % len(self.pattern)
         return [end] if self.at == 0 else []
@@ -89,22 +126,28 @@ class CallPeriod:
 def smallest_period(symbols: Sequence[Any]) -> int:
     """Smallest lag at which 95% of `symbols` repeat, 0 if there is none that fits three times.
 
+    A longer lag at which a quarter or less of the others do not repeat is the period instead.
+
     Examples
     --------
     >>> smallest_period("abcabcabcabc"), smallest_period("abcdefghijkl")
     (3, 0)
+    >>> smallest_period(("a" * 40 + "b") * 4)
+    41
     """
-    size = len(symbols)
+    size, found, left = len(symbols), 0, 0
     for lag in range(1, size // 3 + 1):
-        misses, allowed = 0, (size - lag) // 20
+        misses, allowed = 0, left // 4 if found else (size - lag) // 20
         for place in range(size - 1, lag - 1, -1):
             if symbols[place] != symbols[place - lag]:
                 misses += 1
                 if misses > allowed:
                     break
         else:
-            return lag
-    return 0
+            found, left = lag, misses
+            if not misses:
+                break
+    return found
 
 
 def numel(args: tuple[Any, ...]) -> int:

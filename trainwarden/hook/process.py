@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from .backward import Backward, NoHandle
+from .device import Device, Events, StepEvents, accelerator_at_work, keep_for_ever
 from .ends import ByHand, Ends
 from .last_words import LastWords, Requests, user_frame
 from .memory import Memory, let_through, who_am_i
@@ -25,7 +27,8 @@ from .waits import Calls, Waits
 from .watches import hide_all
 from .watches.calls import watch_broadcast, watch_calls, watch_wait, watch_wait_tensor
 from .watches.pausing import watch_data, watch_distributed_save, watch_mode, watch_save
-from .watches.training import watch_backward, watch_optimizer, watch_replicas, watch_scaler
+from .watches.profiler import watch_profiler
+from .watches.training import watch_backward, watch_capture, watch_optimizer, watch_replicas, watch_scaler
 
 _PLACE = "_trainwarden_hook"  # in `sys`: one hook per process, whatever file it was loaded from
 
@@ -39,8 +42,8 @@ class Hook:
 
     # Slots everywhere: without them, access takes twice as long in some processes.
     __slots__ = (
-        "backward", "calls", "ends", "evaluation", "last_words", "memory", "missing", "pauses", "requests", "steps",
-        "tally", "thread", "waits",
+        "backward", "calls", "coming", "device", "ends", "evaluation", "last_words", "memory", "missing", "pauses",
+        "requests", "steps", "tally", "thread", "waits",
     )  # fmt: skip
 
     def __init__(self, folder: str) -> None:
@@ -50,6 +53,7 @@ class Hook:
         self.pauses = Pauses(memory, thread, tally)
         self.evaluation = Evaluation(self.pauses)
         self.steps = Steps(memory, thread, tally, self.install)
+        self.device = Device(memory, self.steps)
         self.ends = Ends(thread, tally, self.steps, self.pauses)
         self.waits = Waits(thread, tally, self.ends)
         self.calls = Calls(thread, tally, self.ends, self._settle_rank)
@@ -57,6 +61,7 @@ class Hook:
         self.last_words = LastWords(thread, self.ends.by_hand)
         self.requests = Requests(memory)
         self.missing = self._watches()
+        self.coming = threading.Lock()  # to life
 
     def _watches(self) -> list[Callable[[], bool]]:
         """Which watch tells which part."""
@@ -73,14 +78,18 @@ class Hook:
             partial(watch_distributed_save, self.pauses),
             partial(watch_data, self.pauses),
             partial(watch_mode, self.evaluation),
+            partial(watch_capture, self.device),
+            partial(watch_profiler, self.memory, self.steps),
         ]
 
     def activate(self) -> bool:
         """Open the file of this rank; called by the first thing worth noting. False if that cannot be."""
         memory, thread = self.memory, self.thread
-        if memory.live or memory.off:
-            return False
+        if not self.coming.acquire(blocking=False):
+            return False  # it comes to life on another thread, or in what a signal has interrupted
         try:
+            if memory.live or memory.off:
+                return False
             thread.owner = thread_id()
             self.open()
             self.waits.calibrate()
@@ -92,6 +101,8 @@ class Hook:
             with contextlib.suppress(OSError):
                 os.unlink(memory.path + ".hook")
             let_through()
+        finally:
+            self.coming.release()
         return memory.live
 
     def open(self) -> None:
@@ -113,7 +124,7 @@ class Hook:
             self.evaluation.token = None
 
     def install(self) -> None:
-        """Put the watches in place whose modules have been imported by now."""
+        """Put the watches in place whose modules have been imported by now, and see what device is at work."""
         for watch in list(self.missing):
             try:
                 if watch():
@@ -121,6 +132,10 @@ class Hook:
             except Exception:
                 let_through()
                 self.missing.remove(watch)
+        try:
+            self.device.look()
+        except Exception:
+            self.memory.failed()
 
     @property
     def live(self) -> bool:
@@ -182,6 +197,6 @@ def current() -> Any:
 
 hide_all(
     Memory, TrainingThread, Tally, Pauses, Evaluation, Steps, ByHand, CallPeriod, Ends, Waits, Calls, Backward,
-    NoHandle, LastWords, Requests, Hook, let_through, who_am_i, smallest_period, numel, user_frame, current,
-    no_graph_task,
+    NoHandle, LastWords, Requests, Device, Events, StepEvents, Hook, let_through, who_am_i, smallest_period, numel,
+    user_frame, current, no_graph_task, accelerator_at_work, keep_for_ever,
 )  # fmt: skip

@@ -11,6 +11,10 @@ import struct
 from typing import NamedTuple
 
 from .layout import (
+    ACCELERATORS,
+    DEVICE_BEGINS,
+    DEVICE_RING,
+    DEVICE_WORDS,
     HEADER,
     HEADER_BYTES,
     MAGIC,
@@ -24,6 +28,7 @@ from .layout import (
     ROLES,
     SOURCES,
     STEP_WORDS,
+    TIMINGS,
     VERSION,
     Phase,
     Words,
@@ -59,10 +64,17 @@ class Header(NamedTuple):
     first_step: int | None = None  # finished under a number that the script itself gave
     start_ticks: int | None = None  # as /proc/PID/stat has it
     pid_namespace: int | None = None  # the one that `pid` belongs to, by its inode
+    accelerator: str = ""  # what it computes on, where that works behind the host's back; empty: nothing of the kind
+    timing: str = ""  # "on" if its steps are timed there by events, else why not; see TIMINGS
+    timed: int = 0  # newest step, by its serial number, of which it is settled what the device says
 
 
 class Step(NamedTuple):
-    """One finished step; `serial` counts the steps of this process from 1."""
+    """One finished step; `serial` counts the steps of this process from 1.
+
+    `device_s` is from end to end of steps on the device, `device_wait_s` what of it was waiting for gradients of other
+    ranks; None is unknown.
+    """
 
     serial: int
     step: int
@@ -73,6 +85,8 @@ class Step(NamedTuple):
     pause_s: float
     micro_batches: int | None
     source: str
+    device_s: float | None = None
+    device_wait_s: float | None = None
 
 
 class Pause(NamedTuple):
@@ -89,6 +103,7 @@ class Pause(NamedTuple):
 _Ring = tuple[struct.Struct, int, int]
 _STEPS: _Ring = (STEP_WORDS, HEADER_BYTES, RING)
 _PAUSES: _Ring = (PAUSE_WORDS, PAUSES_BEGIN, PAUSE_RING)
+_DEVICE: _Ring = (DEVICE_WORDS, DEVICE_BEGINS, DEVICE_RING)
 
 
 def read_header(source: int | str | os.PathLike[str]) -> Header | None:
@@ -100,8 +115,10 @@ def read_header(source: int | str | os.PathLike[str]) -> Header | None:
     if len(raw) != HEADER_BYTES:
         return None
     words = Words._make(HEADER.unpack(raw)[: len(Words._fields)])
-    if not _sound(words):
-        return None
+    return _header_of(words) if _sound(words) else None
+
+
+def _header_of(words: Words) -> Header:
     offset = words.offset_ns
     return Header(
         pid=words.pid,
@@ -130,6 +147,9 @@ def read_header(source: int | str | os.PathLike[str]) -> Header | None:
         first_step=words.first - 1 if words.first > 0 else None,
         start_ticks=words.start_ticks or None,
         pid_namespace=words.pid_namespace or None,
+        accelerator=ACCELERATORS[words.accelerator],
+        timing=TIMINGS[words.timing],
+        timed=words.timed,
     )
 
 
@@ -142,8 +162,10 @@ def _sound(words: Words) -> bool:
         and 0 <= words.rank < MAX_RANK
         and 0 <= words.source < len(SOURCES)
         and 0 <= words.role < len(ROLES)
+        and 0 <= words.accelerator < len(ACCELERATORS)
+        and 0 <= words.timing < len(TIMINGS)
         and min(words.recorded, words.pauses, words.calls, words.world, words.start_ns, words.step) >= 0
-        and min(words.start_ticks, words.pid_namespace) >= 0
+        and min(words.start_ticks, words.pid_namespace, words.timed) >= 0
     )
 
 
@@ -157,16 +179,25 @@ def read_steps(source: int | str | os.PathLike[str], after: int = 0) -> list[Ste
         return None
     try:
         rows = _read_ring(source, _STEPS, max(0, after), header.recorded)
+        timed = _read_ring(source, _DEVICE, max(0, after), min(header.timed, header.recorded)) if header.timed else []
     except OSError:
         return None
+    device = {row[0]: row for row in timed if row[1] > 0 and row[2] <= row[1]}
     return [
         Step(
             row[0], row[1], row[2] / 1e9, row[3] / 1e9, row[4] / 1e9, row[5] / 1e9, row[6] / 1e9, row[7] or None,
-            SOURCES[row[8]],
+            SOURCES[row[8]], *_on_device(device.get(row[0])),
         )
         for row in rows
         if 0 <= row[8] < len(SOURCES) and min(row[1:8]) >= 0
     ]  # fmt: skip
+
+
+def _on_device(row: tuple[int, ...] | None) -> tuple[float | None, float | None]:
+    """Duration and wait of a record of the device's ring."""
+    if row is None:
+        return None, None
+    return row[1] / 1e9, row[2] / 1e9 if row[2] >= 0 else None
 
 
 def read_pauses(source: int | str | os.PathLike[str], after: int = 0) -> list[Pause] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from .layout import (
     AT_FIRST,
@@ -21,6 +22,7 @@ from .layout import (
     AT_WORLD,
     COMPUTE,
     HEADER_BYTES,
+    NCCL_AT_STEP,
     NO_SOURCE,
     RING,
     START,
@@ -31,6 +33,7 @@ from .memory import Memory
 from .thread import Mark, Tally, TrainingThread, clock
 
 _SETTLING_STEPS = 64
+_RARELY = 1023  # after those, one step in so many is looked at for what came late
 _pack = STEP_WORDS.pack_into
 
 
@@ -47,7 +50,10 @@ class Steps:
         Puts the watches in place whose modules have been imported by now; asked over the first steps.
     """
 
-    __slots__ = ("count", "install", "mark", "memory", "micro", "numbered", "source", "step", "tally", "thread")
+    __slots__ = (
+        "control", "count", "events", "install", "mark", "memory", "micro", "numbered", "source", "step", "tally",
+        "thread",
+    )  # fmt: skip
 
     def __init__(self, memory: Memory, thread: TrainingThread, tally: Tally, install: Callable[[], None]) -> None:
         self.memory = memory
@@ -59,7 +65,9 @@ class Steps:
         self.count = 0  # steps recorded
         self.step = 0  # number of the step in progress
         self.numbered = False  # by the script itself
+        self.events: Any = None  # the device's (`Events`), once there are any
         self.micro = 0  # micro-batches of a step as declared; 0: count backward passes
+        self.control: Any = [0] * (NCCL_AT_STEP + 1)  # of NCCL's plug-in; until there is one, nobody's
 
     def close(self, end: Mark, number: int | None = None) -> None:
         """Write the step that ended at `end`; what came after belongs to the next one."""
@@ -84,6 +92,7 @@ class Steps:
         words = memory.words
         words[AT_RECORDED] = self.count = serial
         words[AT_STEP] = self.step = step + 1
+        self.control[NCCL_AT_STEP] = step + 2
         words[AT_STEP_END] = now
         words[AT_OWN_NS] = tally.own_ns = tally.own_ns + tally.events * tally.unit_ns
         tally.events = tally.stage = 0
@@ -93,7 +102,7 @@ class Steps:
         memory, thread, stage = self.memory, self.thread, self.tally.stage
         words = memory.words
         words[AT_OFFSET_NS] = memory.offset_ns = time.time_ns() - clock()
-        if self.count < _SETTLING_STEPS:
+        if self.count < _SETTLING_STEPS or not self.count + 1 & _RARELY:
             self.install()
         words[AT_SOURCE] = self.source
         if self.numbered and not words[AT_FIRST]:
@@ -117,3 +126,4 @@ class Steps:
         self.step, self.numbered = step, True
         if self.memory.live:
             self.memory.words[AT_STEP] = step
+            self.control[NCCL_AT_STEP] = step + 1

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from tests.hook_doubles import HandClock
 from trainwarden import hook
 from trainwarden.hook import Hook, layout
-from trainwarden.hook.layout import AT_MAGIC, AT_PID, AT_VERSION, HEADER, HEADER_BYTES, STEP_BYTES, Words
+from trainwarden.hook.layout import (
+    AT_MAGIC,
+    AT_PID,
+    AT_TIMED,
+    AT_VERSION,
+    DEVICE_BEGINS,
+    DEVICE_WORDS,
+    HEADER,
+    HEADER_BYTES,
+    STEP_BYTES,
+    Words,
+)
 
 
 def test_writer_and_readers_count_the_header_alike() -> None:
@@ -74,3 +85,29 @@ def test_readers_take_any_bytes(tmp_path: Path, words: dict[int, int], length: i
     hook.read_header(path)
     hook.read_steps(path)
     hook.read_pauses(path)
+
+
+def test_what_the_device_says_is_read_where_it_is_whole(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make()
+    for _ in range(6):
+        clock.pass_ms(1)
+        hook.iteration()
+    buffer = target.memory.buffer
+    rows = [(1, 7, layout.NO_WAIT, 1), (2, 8, 3, 2), (3, 9, 3, 99), (4, 5, 6, 4), (77, 9, 3, 77), (6, 9, 3, 6)]
+    for place, row in enumerate(rows):  # torn, a wait longer than the step, of another step, not yet settled
+        DEVICE_WORDS.pack_into(buffer, DEVICE_BEGINS + place * DEVICE_WORDS.size, *row)
+    target.memory.words[AT_TIMED] = 5
+    path = Path(target.memory.path + ".hook")
+
+    def told(path: Path) -> list[tuple[float | None, float | None]]:
+        return [(row.device_s, row.device_wait_s) for row in hook.read_steps(path) or []]
+
+    assert told(path) == [(7e-9, None), (8e-9, 3e-9), *[(None, None)] * 4]
+    assert [row.device_s for row in hook.read_steps(path, 1) or []] == [8e-9, *[None] * 4]
+    short = path.with_name("short")  # of an older hook, which has no such ring
+    short.write_bytes(path.read_bytes()[:DEVICE_BEGINS])
+    assert told(short) == [(None, None)] * 6
+    target.memory.words[AT_TIMED] = 10**9
+    assert len(told(path)) == 6
+    target.memory.words[AT_TIMED] = -1
+    assert hook.read_steps(path) is None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from tests.hook_doubles import HandClock, backward, steps_of, wait
 from trainwarden.hook import Hook
@@ -88,3 +91,24 @@ def test_of_two_backward_passes_at_a_time_none_has_the_devices_threads(
     on_another_thread(lambda: wait(target, clock, 5))
     assert target.tally.wait_ns == 5_000_000
     target.backward.end(handle)
+
+
+def test_a_hook_that_two_threads_wake_at_a_time_makes_one_file(
+    make: Callable[..., Hook], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else what is said of the process goes to one file and its steps to the other."""
+    opened, woken = Hook.open, []
+
+    def while_another_comes(self: Hook) -> None:
+        if not woken:
+            woken.append(None)
+            other = threading.Thread(target=lambda: woken.append(self.activate()))
+            other.start()
+            other.join()
+        opened(self)
+
+    monkeypatch.setattr(Hook, "open", while_another_comes)
+    target = make()
+    assert woken == [None, False]
+    assert target.thread.owner == threading.get_ident()
+    assert len(list(tmp_path.glob("rank-*.hook"))) == 1
