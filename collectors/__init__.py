@@ -15,6 +15,7 @@ CATALOG: Final[dict[str, str]] = {
     "nic": "collectors.nic.collector:NicCollector",
     "collective_dumps": "collectors.collectives.dumps:CollectiveDumpsCollector",
     "nccl_ras": "collectors.collectives.ras:NcclRasCollector",
+    "nccl_calls": "collectors.nccl_profiler.collector:NcclCallsCollector",
     "prometheus": Off("collectors.prometheus.collector:PrometheusCollector"),
 }
 ENTRY_POINTS: Final = "trainwarden.collectors"

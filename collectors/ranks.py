@@ -18,7 +18,7 @@ import msgspec
 
 from trainwarden import hook, rundir
 
-_HOOK_FILE: Final = re.compile(r"^rank-(\d{1,6})-(\d{1,10})(?:-\d{1,20})?\.hook$")
+_RANK_FILE: Final = re.compile(r"^rank-\d{1,6}-\d{1,10}(?:-\d{1,20})?(\.[a-z]{1,8})$")
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _START_SLACK_S: Final = 2.0  # the kernel's boot time, by which the hook reckons, is whole seconds
@@ -57,8 +57,8 @@ GONE: Final = Sight("X")
 UNSEEN: Final = Sight("")
 
 
-def hook_files(run_dir: Path) -> Iterator[os.DirEntry[str]]:
-    """The hook files of `run_dir` that may be believed.
+def hook_files(run_dir: Path, suffix: str = ".hook") -> Iterator[os.DirEntry[str]]:
+    """The hook files of `run_dir` that may be believed; or what else ranks keep beside them, by its `suffix`.
 
     Whoever the owner of the run folder lets write there is trusted. Where anybody may write, or the folder of the hook
     is another user's than the run folder, only files of that owner, of root and of the agent's own user are.
@@ -70,7 +70,8 @@ def hook_files(run_dir: Path) -> Iterator[os.DirEntry[str]]:
             trusted = {_ROOT, os.geteuid(), run.st_uid}
             open_to_all = here.st_mode & _OTHERS_WRITE or here.st_uid not in trusted
             for entry in entries:
-                if _HOOK_FILE.match(entry.name) and not (open_to_all and _owner(entry) not in trusted):
+                named = _RANK_FILE.match(entry.name)
+                if named and named[1] == suffix and not (open_to_all and _owner(entry) not in trusted):
                     yield entry
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -80,6 +80,9 @@ class GpuValues:
             alias, scale, kind, meaning = NAMES[name]
             # Their counters have no "_total", which a counter here would get.
             family = told.setdefault(name, Metric(alias, meaning, "gauge" if kind == "gauge" else "unknown"))
-            labels = {"gpu": indices.get(device, ""), "UUID": device, "hostname": self._hostname}
+            uuid, _, instance = device.partition("/")  # of MIG
+            labels = {"gpu": indices.get(device, ""), "UUID": uuid, "hostname": self._hostname}
+            if instance:
+                labels["GPU_I_ID"] = instance
             family.add_sample(alias, labels, value / scale)
         return told.values()

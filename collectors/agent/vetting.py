@@ -35,17 +35,26 @@ class Vetting:
             return None
         names: list[str] = []
         rows: list[tuple[float | None, ...]] = []
+        whole = True
         for name, row in zip(record.names, record.values, strict=True):
             metric = CATALOGUE.get(name)
             if metric is None:
                 self._drop(devices, "unknown_name")
+                whole = False
                 continue
             low = -math.inf if metric.low is None else metric.low
             high = math.inf if metric.high is None else metric.high
-            checked = tuple(self._checked(value, low, high) for value in row)
-            if any(value is not None for value in checked):
-                names.append(name)
-                rows.append(checked)
+            if not _all_pass(row, low, high):
+                whole = False
+                checked = tuple(self._checked(value, low, high) for value in row)
+                if all(value is None for value in checked):
+                    continue
+            else:
+                checked = row
+            names.append(name)
+            rows.append(checked)
+        if whole and names:
+            return record
         if not names:
             return None
         return msgspec.structs.replace(record, names=tuple(names), values=tuple(rows))
@@ -59,3 +68,10 @@ class Vetting:
     def _drop(self, values: int, why: str) -> None:
         self.dropped += values
         self._metrics.count("dropped_values_total", "Metric values dropped.", values, why=why)
+
+
+def _all_pass(row: tuple[float | None, ...], low: float, high: float) -> bool:
+    """True if something was measured and all of it is finite and possible, which nearly every row is."""
+    measured = [value for value in row if value is not None]
+    # A sum is finite only if all its parts are.
+    return bool(measured) and math.isfinite(sum(measured)) and low <= min(measured) and max(measured) <= high

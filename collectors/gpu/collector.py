@@ -1,15 +1,19 @@
-"""NVIDIA GPUs through NVML: metrics, Xid events, lost devices."""
+"""NVIDIA GPUs through NVML: metrics, Xid events, lost devices, the state of their fabric."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import pynvml as nvml
 
-from collectors.gpu.fields import READINGS, Gpu, Reading
+from collectors.gpu.amd import amd_gpus
+from collectors.gpu.devices import Gpu, find_gpus, find_instances, find_processes
+from collectors.gpu.fabric import FabricWatch
+from collectors.gpu.reader import OVER, Reader, Row
+from collectors.gpu.xids import XidEvents
 from collectors.kernel_log import boot_id
 from collectors.ranks import Ranks
 from trainwarden.clock import Clock
@@ -18,17 +22,15 @@ from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventKind, EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config
 
-_MAX_EVENTS = 1_000  # per tick: a GPU in a storm of events must not hold up the agent
-_RETRY_TICKS = 60  # a lost GPU is asked again so often
-# Errors that will not go away by asking again.
-_NEVER = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission)
-# The driver has been unloaded or replaced under us: start over.
-_OVER = (nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_LibRmVersionMismatch)
-_XID = nvml.nvmlEventTypeXidCriticalError
+Fields = dict[str, str | int | None]
+
+# In turns of the slow readings:
+_RETRY_TURNS = 6  # a lost GPU is asked again so often
+_AGAIN_TURNS = 30  # and NVML is opened again so often: one that was reset has another handle, and new event sets
 
 
 class GpuCollector:
-    """Every GPU of the node by NVML, each under its UUID.
+    """Every GPU of the node by NVML under its UUID, every MIG instance under UUID and number (``GPU-.../3``).
 
     Parameters
     ----------
@@ -38,19 +40,28 @@ class GpuCollector:
     """
 
     class Config(Config, frozen=True, kw_only=True):
-        """`slow_every`: rarely changing and slow readings are made every so many ticks, GPUs taking turns."""
+        """`slow_every`: rarely changing and slow readings are made every so many ticks, GPUs taking turns.
+
+        `profiling`: what the units of the GPU really did (Hopper and newer), as means over those ticks.
+        """
 
         interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0)] = 1.0
         slow_every: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 10
         xid_events: bool = True
+        profiling: bool = True
+        sysfs: str = "/sys"
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
         self._scope = scope
+        self._clock = clock
         self._rank_pids = Ranks(Path(scope.run_dir))
         self._gpus: list[Gpu] = []
+        self._ever: dict[str, Gpu] = {}  # all that were listed, by UUID: one that is away may come back
         self._open = False
-        self._events: Any = None
+        self._reader = Reader(profiling=config.profiling)
+        self._events = XidEvents()
+        self._fabric = FabricWatch()
         self._tick = 0
         self._boot = boot_id()
         self._known: list[str] = []  # UUIDs seen during this boot
@@ -63,9 +74,15 @@ class GpuCollector:
 
     def device_index(self, device: str) -> int | None:
         """NVML's number for the GPU of this name, as other exporters tell it; None where it is not known."""
-        return next((gpu.index for gpu in self._gpus if gpu.uuid == device), None)
+        uuid = device.partition("/")[0]
+        return next((gpu.index for gpu in self._gpus if gpu.uuid == uuid), None)
 
     def supported(self) -> str | None:
+        reason = self._unsupported()
+        others = amd_gpus(self._config.sysfs) if reason else 0
+        return f"{reason}; the AMD GPUs that are here ({others}) are not read" if others else reason
+
+    def _unsupported(self) -> str | None:
         try:
             self._begin()
         except nvml.NVMLError_LibraryNotFound:
@@ -78,62 +95,57 @@ class GpuCollector:
         return None
 
     def collect(self, now_s: float) -> Iterable[Record]:
+        turn, rest = divmod(self._tick, self._config.slow_every)
+        if self._away and turn and not rest and turn % _AGAIN_TURNS == 0:
+            yield from self._xids(now_s)  # closing drops what has not been taken yet
+            self._shut()
         if not self._open:
-            try:
-                self._begin()
-            except nvml.NVMLError as error:
-                raise CollectorError(f"NVML does not start ({error})") from error
+            self._start()
         yield from self._missing_gpus(now_s)
-        if self._tick % self._config.slow_every == 0:
-            self._find_ranks()
-        if self._tick % _RETRY_TICKS == 0:
-            for gpu in self._gpus:
-                gpu.lost = False  # until it says so again: a reset may have brought it back
+        if not rest:
+            self._look_around()
+            if turn % _RETRY_TURNS == 0:
+                for gpu in self._gpus:
+                    gpu.lost = False  # until it says so again
         try:
-            rows = [self._read(gpu, place) for place, gpu in enumerate(self._gpus)]
-        except _OVER as error:
-            self.close()
+            rows = [row for place, gpu in enumerate(self._gpus) for row in self._read(gpu, place)]
+        except OVER as error:
+            self._shut()
             raise CollectorError(f"NVML is gone ({error})") from error
         self._tick += 1
         yield from self._xids(now_s)
-        yield from self._newly_lost(now_s)
+        yield from self._lost_and_back({row.device for row in rows}, now_s)
+        yield from self._fabric_changes(now_s)
         yield from self._metrics(rows, now_s)
 
     def wake_fds(self) -> Sequence[int]:
         return ()
 
     def position(self) -> JsonObject:
-        xids = {gpu.uuid: [gpu.xid, gpu.xids] for gpu in self._gpus if gpu.xids}
+        xids = {gpu.uuid: [gpu.xid, gpu.xids] for gpu in self._ever.values() if gpu.xids}
         return {
             "boot": self._boot,
             "known": list(self._known),
             "losses": dict(self._losses),
             "away": sorted(self._away),
             "xids": xids,
+            "fabric": self._fabric.position(),
         }
 
     def restore(self, position: JsonObject) -> None:
+        self._fabric.restore(position.get("fabric", {}))
         if position.get("boot") != self._boot:
             return  # GPUs may have been exchanged, and counters begin anew
         self._known = list(position.get("known", ()))
         self._losses = dict(position.get("losses", {}))
         self._away = set(position.get("away", ()))
-        for gpu in self._gpus:
-            gpu.xid, gpu.xids = position.get("xids", {}).get(gpu.uuid, (None, None))
+        for uuid, counted in position.get("xids", {}).items():
+            gpu = self._ever.setdefault(uuid, Gpu(uuid, None, ""))
+            gpu.xid, gpu.xids = counted
 
     def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
+        self._shut()
         self._gpus = []
-        try:
-            if self._events is not None:
-                nvml.nvmlEventSetFree(self._events)
-            nvml.nvmlShutdown()
-        except nvml.NVMLError:
-            return  # the driver has gone first
-        finally:
-            self._events = None
 
     def _begin(self) -> None:
         """Open NVML and look at what GPUs there are."""
@@ -141,106 +153,74 @@ class GpuCollector:
             return
         nvml.nvmlInit()
         self._open = True
-        for index in range(nvml.nvmlDeviceGetCount()):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                bus = nvml.nvmlDeviceGetPciInfo(handle).busId
-                uuid = nvml.nvmlDeviceGetUUID(handle)
-            except nvml.NVMLError:
-                continue  # it does not even say its name: found missing below if it has been known
-            self._gpus.append(Gpu(uuid, handle, bus.decode() if isinstance(bus, bytes) else bus, index))
-        if self._config.xid_events:
-            self._listen()
-
-    def _listen(self) -> None:
-        """Ask for Xid events of every GPU that has them."""
         try:
-            self._events = nvml.nvmlEventSetCreate()
+            self._gpus = find_gpus(self._ever)
         except nvml.NVMLError:
-            return
-        for gpu in self._gpus:
-            try:
-                if nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & _XID:
-                    nvml.nvmlDeviceRegisterEvents(gpu.handle, _XID, self._events)
-                    gpu.xids = gpu.xids or 0
-            except nvml.NVMLError:
-                gpu.missing.add("xid_events")
-
-    def _read(self, gpu: Gpu, place: int) -> dict[str, float]:
-        """All values that are due of one GPU; what it does not have is never asked for again."""
-        values: dict[str, float] = {}
-        if gpu.lost:
-            return values
-        slow_turn = self._tick % self._config.slow_every == place % self._config.slow_every
-        for reading in READINGS:
-            if (reading.slow and not slow_turn) or reading.name in gpu.missing:
-                continue
-            if not self._read_one(gpu, reading, values):
-                return {}
-        for name, value in (
-            ("gpu_xid_state", gpu.xid),
-            ("gpu_xid_events_count", gpu.xids),
-            ("gpu_processes_count", gpu.processes),
-        ):
-            if value is not None:
-                values[name] = float(value)
-        return values
-
-    def _read_one(self, gpu: Gpu, reading: Reading, values: dict[str, float]) -> bool:
-        """Add the values of one reading; False if the GPU is lost."""
-        try:
-            values.update(reading.read(gpu.handle))
-        except _NEVER:
-            gpu.missing.add(reading.name)
-        except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_GpuNotFound):
-            gpu.lost = True
-            return False
-        except _OVER:
+            self._shut()
             raise
-        except nvml.NVMLError:
-            return True  # not measured this time
-        return True
+        self._ever |= {gpu.uuid: gpu for gpu in self._gpus}
+        if self._config.xid_events:
+            for gpu in self._gpus:
+                self._events.listen(gpu)
 
-    def _find_ranks(self) -> None:
-        """Which rank uses which GPU, by the process ids of both in this namespace."""
+    def _start(self) -> None:
+        try:
+            self._begin()
+        except nvml.NVMLError_LibRmVersionMismatch as error:
+            why = f"the NVIDIA driver was exchanged for another version: restart the agent ({error})"
+            raise CollectorError(why) from error
+        except nvml.NVMLError as error:
+            raise CollectorError(f"NVML does not start ({error})") from error
+
+    def _shut(self) -> None:
+        """Close NVML, and keep what is known of the GPUs."""
+        if not self._open:
+            return
+        self._open = False
+        self._events.close()
+        self._reader.close()
+        try:
+            nvml.nvmlShutdown()
+        except nvml.NVMLError:
+            return  # the driver has gone first
+
+    def _look_around(self) -> None:
         ranks = self._rank_pids.by_pid()
         for gpu in self._gpus:
-            if gpu.lost or "processes" in gpu.missing:
-                continue
-            try:
-                pids = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)]
-            except _NEVER:
-                gpu.missing.add("processes")
-                continue
-            except nvml.NVMLError:
-                continue
-            users = {ranks[pid] for pid in pids if pid in ranks}
-            gpu.processes = len(pids)
-            # Between two runs of a rank its GPU stays its GPU.
-            gpu.rank = users.pop() if len(users) == 1 else (None if users else gpu.rank)
+            find_instances(gpu)
+            find_processes(gpu, ranks)
+        self._reader.keep_only(self._gpus)
+
+    def _read(self, gpu: Gpu, place: int) -> Iterator[Row]:
+        slow = self._tick % self._config.slow_every == place % self._config.slow_every
+        return self._reader.rows(gpu, slow=slow, now_s=self._clock.monotonic_s())
 
     def _xids(self, now_s: float) -> Iterator[EventRecord]:
         """Xid events since the last tick."""
-        for number in range(_MAX_EVENTS if self._events is not None else 0):
-            try:
-                data = nvml.nvmlEventSetWait(self._events, 0)
-            except nvml.NVMLError:
-                return  # a time-out: no more; anything else shows in the readings as well
-            gpu = next((gpu for gpu in self._gpus if _same(gpu.handle, data.device)), None)
-            if gpu is None or data.eventType != _XID:
-                continue
-            gpu.xid, gpu.xids = int(data.eventData), (gpu.xids or 0) + 1
-            what = f"{gpu.xid}/{now_s * 1000:.0f}.{number}"
-            yield self._event("xid", gpu, what, f"Xid {gpu.xid}", now_s, xid=gpu.xid, pci=gpu.pci)
+        for number, (gpu, code, instance) in enumerate(self._events.take(self._gpus)):
+            gpu.xid, gpu.xids = code, (gpu.xids or 0) + 1
+            fields: Fields = {"xid": code, "pci": gpu.pci}
+            rank = gpu.rank
+            if instance is not None:
+                fields["instance"] = instance
+                rank = next((one.rank for one in gpu.instances if one.number == instance), None)
+            what = f"{code}/{now_s * 1000:.0f}.{number}"
+            yield self._event("xid", gpu.uuid, what, f"Xid {code}", now_s, rank=rank, fields=fields)
 
-    def _newly_lost(self, now_s: float) -> Iterator[EventRecord]:
-        """One event per loss, not per tick."""
+    def _lost_and_back(self, answered: set[str], now_s: float) -> Iterator[EventRecord]:
+        """One event per loss and one per return, not per tick."""
         for gpu in self._gpus:
             if gpu.uuid not in self._known:
                 self._known.append(gpu.uuid)
-            if not gpu.lost:
-                self._away.discard(gpu.uuid)
-            elif gpu.uuid not in self._away:
+            if gpu.uuid in answered:
+                if gpu.uuid in self._away:
+                    self._away.discard(gpu.uuid)
+                    message = f"GPU {gpu.uuid} at {gpu.pci} answers again"
+                    fields: Fields = {"pci": gpu.pci}
+                    yield self._event(
+                        "device_back", gpu.uuid, self._nth_loss(gpu), message, now_s, rank=gpu.rank, fields=fields
+                    )
+            elif gpu.lost and gpu.uuid not in self._away:
                 yield self._loss(gpu, f"GPU {gpu.uuid} at {gpu.pci} does not answer any more", now_s)
 
     def _missing_gpus(self, now_s: float) -> Iterator[EventRecord]:
@@ -248,45 +228,59 @@ class GpuCollector:
         present = {gpu.uuid for gpu in self._gpus}
         for uuid in self._known:
             if uuid not in present and uuid not in self._away:
-                yield self._loss(Gpu(uuid, None, ""), f"GPU {uuid} is not listed any more", now_s)
+                yield self._loss(
+                    self._ever.get(uuid) or Gpu(uuid, None, ""), f"GPU {uuid} is not listed any more", now_s
+                )
 
     def _loss(self, gpu: Gpu, message: str, now_s: float) -> EventRecord:
         self._away.add(gpu.uuid)
-        number = self._losses[gpu.uuid] = self._losses.get(gpu.uuid, 0) + 1
-        return self._event("device_lost", gpu, f"{self._boot[:8]}.{number}", message, now_s, pci=gpu.pci)
+        self._losses[gpu.uuid] = self._losses.get(gpu.uuid, 0) + 1
+        what = self._nth_loss(gpu)
+        return self._event("device_lost", gpu.uuid, what, message, now_s, rank=gpu.rank, fields={"pci": gpu.pci})
+
+    def _nth_loss(self, gpu: Gpu) -> str:
+        return f"{self._boot[:8]}.{self._losses.get(gpu.uuid, 0)}"
+
+    def _fabric_changes(self, now_s: float) -> Iterator[EventRecord]:
+        """One event when a GPU comes into trouble with its NVLink fabric, and one when it is well again."""
+        for gpu in self._gpus:
+            fabric, gpu.fabric = gpu.fabric, None
+            well = None if fabric is None else self._fabric.change(gpu.uuid, fabric, now_s)
+            if fabric is None or well is None:
+                continue
+            kind: EventKind = "fabric_up" if well else "fabric_down"
+            message = f"NVLink fabric of GPU {gpu.uuid}: {'well again' if well else fabric.trouble}"
+            fields: Fields = {"state": fabric.state, "pci": gpu.pci}
+            what = str(self._fabric.changes(gpu.uuid))
+            yield self._event(kind, gpu.uuid, what, message, now_s, rank=gpu.rank, fields=fields)
 
     def _event(
-        self, kind: EventKind, gpu: Gpu, what: str, message: str, now_s: float, **fields: str | int | None
+        self, kind: EventKind, device: str, what: str, message: str, now_s: float, *, rank: int | None, fields: Fields
     ) -> EventRecord:
         return EventRecord(
-            id=f"{kind}/{self._scope.node}/{gpu.uuid}/{what}",
+            id=f"{kind}/{self._scope.node}/{device}/{what}",
             job=self._scope.job,
             node=self._scope.node,
             time_s=now_s,
             kind=kind,
-            rank=gpu.rank,
-            device=gpu.uuid,
+            rank=rank,
+            device=device,
             message=message,
             fields={**fields},
         )
 
-    def _metrics(self, rows: Sequence[dict[str, float]], now_s: float) -> Iterator[MetricsRecord]:
-        """One columnar record over all GPUs that answered."""
-        answered = [(gpu, row) for gpu, row in zip(self._gpus, rows, strict=True) if row]
-        if not answered:
+    def _metrics(self, rows: Sequence[Row], now_s: float) -> Iterator[MetricsRecord]:
+        """One columnar record over all devices that answered."""
+        if not rows:
             return
-        names = tuple(dict.fromkeys(name for _, row in answered for name in row))
+        names = tuple(dict.fromkeys(name for row in rows for name in row.values))
         yield MetricsRecord(
             job=self._scope.job,
             node=self._scope.node,
             time_s=now_s,
-            devices=tuple(gpu.uuid for gpu, _ in answered),
+            devices=tuple(row.device for row in rows),
             names=names,
-            values=tuple(tuple(row.get(name) for _, row in answered) for name in names),
-            ranks=tuple(gpu.rank for gpu, _ in answered) if any(gpu.rank is not None for gpu, _ in answered) else (),
+            values=tuple([tuple([row.values.get(name) for row in rows]) for name in names]),  # lists: twice as fast
+            ranks=tuple(row.rank for row in rows) if any(row.rank is not None for row in rows) else (),
+            models=tuple(row.model for row in rows) if any(row.model for row in rows) else (),
         )
-
-
-def _same(one: Any, other: Any) -> bool:
-    """True if two NVML handles are the same device (ctypes pointers do not compare by address)."""
-    return bytes(one) == bytes(other)

@@ -21,21 +21,6 @@ _POWER = nvml.nvmlClocksEventReasonSwPowerCap | nvml.nvmlClocksEventReasonHwPowe
 _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 
 
-class Gpu(msgspec.Struct):
-    """One GPU; `index` is NVML's number for it, and `missing` names the readings that it does not have."""
-
-    uuid: str
-    handle: Any
-    pci: str
-    index: int | None = None
-    missing: set[str] = msgspec.field(default_factory=set)
-    rank: int | None = None
-    lost: bool = False
-    xid: int | None = None
-    xids: int | None = None
-    processes: int | None = None
-
-
 class Reading(msgspec.Struct, frozen=True):
     """One call, or few that belong together, to NVML; `slow` ones are made every few ticks, GPU after GPU."""
 
@@ -171,6 +156,9 @@ def _fields(name: str, wanted: dict[str, tuple[int, int, float]], *, slow: bool)
 
     return Reading(name, read, slow)
 
+
+INSTANCE_READINGS: tuple[Reading, ...] = (Reading("memory", _memory),)
+"""What is read of a MIG instance; the rest belongs to its GPU."""
 
 _GPU_SENSOR = nvml.NVML_TEMPERATURE_GPU
 _PCIE_SENT, _PCIE_RECEIVED = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES

@@ -23,6 +23,13 @@ _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat", "overla
 
 Values = dict[str, float]
 
+_PAGE_BYTES = float(os.sysconf("SC_PAGE_SIZE"))
+_VMSTAT = {
+    "oom_kill": ("host_oom_kills_count", 1.0),
+    "pswpin": ("host_swap_in_bytes", _PAGE_BYTES),
+    "pswpout": ("host_swap_out_bytes", _PAGE_BYTES),
+}
+
 
 class HostCollector:
     """Metrics of the whole host (device ``host``), of disks, mounts, NFS mounts and ranks.
@@ -134,25 +141,24 @@ class HostCollector:
         return values
 
     def _memory(self) -> Values:
-        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        memory = psutil.virtual_memory()
         values = {
             "host_memory_total_bytes": float(memory.total),
             "host_memory_available_bytes": float(memory.available),
             "host_memory_used_ratio": max(0.0, 1.0 - memory.available / memory.total),
-            "host_swap_used_bytes": float(swap.used),
-            "host_swap_in_bytes": float(swap.sin),
-            "host_swap_out_bytes": float(swap.sout),
         }
-        kills = numbered_lines(f"{self._proc}/vmstat", ("oom_kill",))
-        if "oom_kill" in kills:
-            values["host_oom_kills_count"] = kills["oom_kill"]
-        return values
+        swap = numbered_lines(f"{self._proc}/meminfo", ("SwapTotal", "SwapFree"))
+        if len(swap) == 2:
+            values["host_swap_used_bytes"] = (swap["SwapTotal"] - swap["SwapFree"]) * 1024.0
+        books = numbered_lines(f"{self._proc}/vmstat", tuple(_VMSTAT))
+        return values | {_VMSTAT[name][0]: value * _VMSTAT[name][1] for name, value in books.items()}
 
     def _disk_rows(self, elapsed_s: float | None) -> dict[str, Values]:
         """Whole disks only; latency is the mean over the operations since the last tick."""
         rows: dict[str, Values] = {}
+        whole = set(os.listdir("/sys/block")) if os.access("/sys/block", os.R_OK) else set()
         for name, disk in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
-            if name.startswith(("loop", "ram", "zram")) or not Path("/sys/block", name).exists():
+            if name.startswith(("loop", "ram", "zram")) or name not in whole:
                 continue
             values = {"host_disk_read_bytes": float(disk.read_bytes), "host_disk_write_bytes": float(disk.write_bytes)}
             operations = float(disk.read_count + disk.write_count)

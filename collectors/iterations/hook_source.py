@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,9 @@ from trainwarden.protocols import JsonObject
 MAX_NOTE_BYTES = 65_536
 _READ_BYTES = 1_000_000  # of notes per look
 _FAULT_BYTES = 65_536
+_DEVICE_LATE_S = 30.0  # a device that has said nothing of a step for so long stands still, if that is enough for
+_DEVICE_LATE_STEPS = hook.LATE_STEPS + 2  # so many steps: it may be behind, and is asked only as a step ends
+_TIMED = ("optimizer", "marks")  # sources whose ends of steps are seen as they come, and so by the device too
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 # What faulthandler writes first; texts of CPython's Modules/faulthandler.c.
@@ -106,6 +110,8 @@ class HookSource:
         self.notes_told: set[int] = set()
         self.fault_told = False
         self.failed_looks = 0
+        self._settled = 0  # newest step that is whole: what the device says of later ones may still come
+        self._looked_s = float("-inf")
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
@@ -128,6 +134,10 @@ class HookSource:
             self.kernel = _kernel(lookout, header)
         self.header = header
         self.failed_looks = 0
+        self._settled = header.recorded
+        if header.timing == "on" and header.source in _TIMED and self.kernel.state not in ("X", "Z"):
+            self._settled = max(header.timed, header.recorded - hook.POOL_STEPS)
+        self._looked_s = now_s
         if self.kernel.state not in ("X", "Z"):
             self.gone_since_s = None
         elif self.gone_since_s is None:
@@ -135,12 +145,19 @@ class HookSource:
         return True
 
     def new_steps(self) -> list[hook.Step]:
-        """Steps not read before; asking moves on."""
+        """Steps not read before; asking moves on. What the device says of a step is waited for."""
         if self.header is None or self.header.recorded <= self.steps_read:
             return []
         steps = hook.read_steps(self._descriptor, self.steps_read) or []
-        self.steps_read = steps[-1].serial if steps else self.header.recorded
-        return steps
+        if not steps:  # overwritten, or torn
+            self.steps_read = self.header.recorded
+        whole = list(takewhile(self._whole, steps))
+        self.steps_read = whole[-1].serial if whole else self.steps_read
+        return whole
+
+    def _whole(self, step: hook.Step) -> bool:
+        patience_s = max(_DEVICE_LATE_S, _DEVICE_LATE_STEPS * (step.duration_s - step.pause_s))
+        return step.serial <= self._settled or step.end_s + patience_s < self._looked_s
 
     def new_pauses(self) -> list[hook.Pause]:
         """Long pauses not read before; asking moves on."""

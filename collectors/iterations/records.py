@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from collectors.iterations.hook_source import Kernel, Note
 from trainwarden import hook
 from trainwarden.protocols import Scope
@@ -45,15 +47,16 @@ class HookRecords:
         )
 
     def iterations(self, header: hook.Header, steps: Sequence[hook.Step]) -> Iterator[IterationRecord]:
-        """Its steps, in records of bounded size."""
-        for first in range(0, len(steps), _MOST_STEPS):
-            yield self._iterations(header, steps[first : first + _MOST_STEPS])
+        """Its steps, in records of bounded size, each of steps that were measured in one way."""
+        first = 0
+        for place in range(1, len(steps) + 1):
+            whole = place == len(steps) or place - first == _MOST_STEPS
+            if whole or (steps[place].device_s is None) != (steps[first].device_s is None):
+                yield self._iterations(header, steps[first:place])
+                first = place
 
     def _iterations(self, header: hook.Header, steps: Sequence[hook.Step]) -> IterationRecord:
-        marks = steps[-1].source == "marks"
-        # Marks of a framework whose waiting the hook cannot see: nothing is known of the split.
-        split = not (marks and not header.calls and not any(step.wait_s for step in steps))
-        return IterationRecord(
+        record = IterationRecord(
             job=self._scope.job,
             node=self._scope.node,
             rank=header.rank,
@@ -61,12 +64,21 @@ class HookRecords:
             steps=tuple(step.step for step in steps),
             end_s=tuple(step.end_s for step in steps),
             duration_s=tuple(step.duration_s for step in steps),
-            compute_s=tuple(step.compute_s for step in steps) if split else (),
-            wait_s=tuple(step.wait_s for step in steps) if split else (),
             pause_s=tuple(step.pause_s for step in steps),
             micro_batches=tuple(step.micro_batches for step in steps),
-            basis="marks" if marks else "host",
             role=header.role,
+            accelerator=header.accelerator,
+        )
+        if header.accelerator:
+            return record if steps[0].device_s is None else _of_device(record, steps)
+        marks = steps[-1].source == "marks"
+        # Marks of a framework whose waiting the hook cannot see: nothing is known of the split.
+        split = not (marks and not header.calls and not any(step.wait_s for step in steps))
+        return msgspec.structs.replace(
+            record,
+            compute_s=tuple(step.compute_s for step in steps) if split else (),
+            wait_s=tuple(step.wait_s for step in steps) if split else (),
+            basis="marks" if marks else "host",
         )
 
     def pause(self, header: hook.Header, pause: hook.Pause) -> EventRecord:
@@ -150,3 +162,21 @@ class HookRecords:
             names=("agent_hook_overhead_seconds",),
             values=((s_per_step,),),
         )
+
+
+def _of_device(record: IterationRecord, steps: Sequence[hook.Step]) -> IterationRecord:
+    """`record` by what the device says. Pauses are the host's: the device may have worked on in them, or not."""
+    took = [step.device_s or step.duration_s for step in steps]
+    pauses = [min(step.pause_s, took_s) for step, took_s in zip(steps, took, strict=True)]
+    waits = [step.device_wait_s for step in steps]
+    return msgspec.structs.replace(
+        record,
+        duration_s=tuple(took),
+        pause_s=tuple(pauses),
+        wait_s=tuple(waits),
+        compute_s=tuple(
+            None if wait_s is None else max(0.0, took_s - wait_s - pause_s)
+            for took_s, wait_s, pause_s in zip(took, waits, pauses, strict=True)
+        ),
+        basis="device_step",
+    )

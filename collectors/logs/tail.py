@@ -122,7 +122,8 @@ class Tail:
         if size - state.offset > _BACKLOG_BYTES:
             self.skipped_bytes += size - _BACKLOG_KEPT_BYTES - state.offset
             state.offset, state.in_long_line = size - _BACKLOG_KEPT_BYTES, True
-        data = os.pread(self._fd, limit_bytes, state.offset)
+        # No more than there is: the buffer for it is made, and touched, before anything is read.
+        data = os.pread(self._fd, max(0, min(limit_bytes, size - state.offset)), state.offset)
         self.more = len(data) == limit_bytes
         if data.startswith(b"\0") and not state.in_long_line:
             data = self._pass_hole(data)

@@ -1,4 +1,4 @@
-"""Network ports through sysfs: Ethernet interfaces and InfiniBand/RoCE ports, their counters and links."""
+"""Network ports through sysfs: Ethernet interfaces, InfiniBand, RoCE and EFA ports, their counters and links."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from collectors.nic.counters import ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS, WORD_BYTES
+from collectors.nic.counters import EFA, EFA_DEVICE, ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS, WORD_BYTES
 from collectors.nic.ethtool import PauseCounters
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
@@ -19,6 +19,7 @@ from trainwarden.settings import Config
 
 _LOOPBACK = "772"  # ARPHRD_LOOPBACK in linux/if_arp.h
 _MEGABIT_BYTES = 125_000
+_ASK_ANEW_TICKS = 60  # a port may come up with the name of another
 _ACTIVE = 4.0  # IB_PORT_ACTIVE in the kernel's rdma/ib_verbs.h
 _VIRTUAL = (
     "lo", "veth*", "docker*", "br-*", "virbr*", "cni*", "flannel*", "cali*", "cilium*", "lxc*", "tunl*", "kube-*",
@@ -46,7 +47,8 @@ class NicCollector:
         """`exclude` are patterns of interface names that are left out, `include` those that are taken all the same.
 
         Loopback and SR-IOV virtual functions are left out but by `include`, ports that were never up in any case.
-        Driver counters (`ethtool_every` ticks, 0: never) may ask the port's firmware, so they are read more rarely.
+        Driver counters (`ethtool_every` ticks, 0: never) may ask the port's firmware, so they are read more rarely, and
+        so are the counters of EFA ports, which take turns: a machine has up to 32, and each look is a command to it.
         """
 
         interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0)] = 1.0
@@ -63,6 +65,8 @@ class NicCollector:
         self._ports: dict[str, _Port] = {}
         self._pauses = PauseCounters()
         self._tick = 0
+        self._listed: list[str] = []
+        self._watched: list[str] = []
 
     @property
     def interval_s(self) -> float:
@@ -82,9 +86,10 @@ class NicCollector:
             yield from self._link(name, None if state is None else bool(state), number, now_s)
             if name in self._ports:
                 rows[name] = values
-        for device, port in self._rdma_ports():
+        for place, (device, port) in enumerate(self._rdma_ports()):
             name = f"{device}:{port}"
             values = self._port(self._rdma / device / "ports" / port)
+            values |= self._counters(device, port, place)
             state = values.get("nic_rdma_link_state")
             number = values.get("nic_rdma_link_downed_count")
             yield from self._link(name, None if state is None else state == _ACTIVE, number, now_s)
@@ -109,8 +114,15 @@ class NicCollector:
         """There is nothing to let go of."""
 
     def _interfaces(self) -> Iterator[str]:
-        """Names of the Ethernet interfaces to watch."""
-        for name in _names(self._net):
+        """Names of the Ethernet interfaces to watch; what each is, is asked anew where names change, and at times."""
+        names = _names(self._net)
+        if names != self._listed or self._tick % _ASK_ANEW_TICKS == 0:
+            self._listed, self._watched = names, list(self._worth_watching(names))
+        return iter(self._watched)
+
+    def _worth_watching(self, names: Sequence[str]) -> Iterator[str]:
+        """Those of the interfaces `names` that are asked for, or else are no loopback and no virtual function."""
+        for name in names:
             if not any(fnmatchcase(name, pattern) for pattern in self._config.include):
                 if any(fnmatchcase(name, pattern) for pattern in self._config.exclude):
                     continue
@@ -147,11 +159,21 @@ class NicCollector:
             values |= self._pauses.read(folder.name)
         return values
 
-    def _port(self, folder: Path) -> dict[str, float]:
+    def _counters(self, device: str, port: str, place: int) -> dict[str, float]:
+        folder = self._rdma / device / "ports" / port
+        if _is_efa(self._rdma / device):
+            every = self._config.ethtool_every
+            if not every or self._tick % every != place % every:
+                return {}
+            found = _numbers(f"{folder}/hw_counters", EFA | EFA_DEVICE)
+            return found | _numbers(f"{self._rdma / device}/hw_counters", EFA_DEVICE)
         values = _numbers(f"{folder}/counters", RDMA)
         words = _numbers(f"{folder}/counters", RDMA_WORDS)
         values |= {name: value * WORD_BYTES for name, value in words.items()}
-        values |= _numbers(f"{folder}/hw_counters", RDMA_HARDWARE)
+        return values | _numbers(f"{folder}/hw_counters", RDMA_HARDWARE)
+
+    def _port(self, folder: Path) -> dict[str, float]:
+        values: dict[str, float] = {}
         for file, name in (("state", "nic_rdma_link_state"), ("phys_state", "nic_rdma_physical_state")):
             # "4: ACTIVE"
             number = (_text(f"{folder}/{file}") or "").partition(":")[0]
@@ -197,6 +219,14 @@ class NicCollector:
             names=names,
             values=tuple(tuple(row.get(name) for row in rows.values()) for name in names),
         )
+
+
+def _is_efa(device: Path) -> bool:
+    """Whether an RDMA device is an Elastic Fabric Adapter: by its driver, for udev calls it ``rdmap113s0``."""
+    try:
+        return (device / "device" / "driver").readlink().name == "efa"
+    except OSError:
+        return device.name.startswith("efa_")
 
 
 def _names(folder: Path) -> list[str]:

@@ -69,3 +69,31 @@ RDMA_HARDWARE: Final[dict[str, str]] = {
     "np_ecn_marked_roce_packets": "nic_rdma_ecn_marked_count",
     "rx_icrc_encapsulated": "nic_rdma_icrc_errors_count",
 }
+
+# .../ports/N/hw_counters/ of an Elastic Fabric Adapter (EFA_DEFINE_PORT_STATS in the kernel's efa_verbs.c, and AWS'
+# "Monitor an Elastic Fabric Adapter"). It has no counters/; its bytes are bytes; what is retransmitted and who does not
+# answer is counted from Nitro v4 on.
+EFA: Final[dict[str, str]] = {
+    "tx_bytes": "nic_rdma_transmit_bytes",
+    "rx_bytes": "nic_rdma_receive_bytes",
+    "tx_pkts": "nic_rdma_transmit_packets_count",
+    "rx_pkts": "nic_rdma_receive_packets_count",
+    "rx_drops": "nic_rdma_receive_dropped_count",
+    "rdma_read_bytes": "nic_rdma_read_bytes",
+    "rdma_read_resp_bytes": "nic_rdma_read_response_bytes",
+    "rdma_read_wr_err": "nic_rdma_read_errors_count",
+    "rdma_write_bytes": "nic_rdma_write_bytes",
+    "rdma_write_recv_bytes": "nic_rdma_write_receive_bytes",
+    "rdma_write_wr_err": "nic_rdma_write_errors_count",
+    "retrans_bytes": "nic_rdma_retransmitted_bytes",
+    "retrans_pkts": "nic_rdma_retransmitted_packets_count",
+    "retrans_timeout_events": "nic_rdma_retransmit_timeouts_count",
+    "unresponsive_remote_events": "nic_rdma_unresponsive_remotes_count",
+    "impaired_remote_conn_events": "nic_rdma_impaired_connections_count",
+}
+
+# Its hw_counters/ of the device, which older kernels show among those of the port (EFA_DEFINE_DEVICE_STATS).
+EFA_DEVICE: Final[dict[str, str]] = {
+    "no_completion_cmds": "nic_rdma_uncompleted_commands_count",
+    "cmds_err": "nic_rdma_command_errors_count",
+}

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import msgspec
 
-from trainwarden.prometheus.events import SILENT_INTERVALS, SILENT_S, UP, XID, link_event, lost_event, xid_event
+from trainwarden.prometheus.cards import lost_cards
+from trainwarden.prometheus.events import (
+    SILENT_INTERVALS,
+    SILENT_S,
+    UP,
+    XID,
+    back_event,
+    link_event,
+    lost_event,
+    xid_event,
+)
 from trainwarden.prometheus.exporters import Who
 from trainwarden.records import EventRecord
+
+KEPT_S: Final = 3_600.0
+GPU_KEPT_S: Final = 86_400.0  # a node may be away for long and come back without one
 
 Rows = Mapping[Who, Mapping[str, float]]
 """Values by device and catalogue name."""
 
 
 class Seen(msgspec.Struct):
-    """What is known of one device."""
+    """What is known of one device; `first_s` and `seen_s` are when it was first and last told of.
 
+    `lost_as` is the name under which it was said to be lost; empty if it is not.
+    """
+
+    device: str
     uuid: str
+    first_s: float
     seen_s: float
     xid: float = 0.0
     up: bool | None = None
-    lost: bool = False
+    lost_as: str = ""
+
+    def back_as(self, other: Seen) -> bool:
+        """Whether `other`, told of now, is what was lost, or stands in its place."""
+        before, now = Who("", self.device, self.uuid).card, Who("", other.device, other.uuid).card
+        return now.uuid == before.uuid or (now.device == self.lost_as and other.first_s > self.seen_s)
 
 
 class Changes:
-    """Events of one job; `known` is by node and device, plain data for a position.
+    """Events of one job; `known` is by node and UUID (of what has none: device), plain data for a position.
 
     Parameters
     ----------
@@ -44,18 +68,29 @@ class Changes:
         gpus_of: set[str] = set()
         for who, values in rows.items():
             own = self.known.setdefault(who.node, {})
-            before = own.get(who.device)
+            before = own.get(who.uuid or who.device)
             if before is None:
                 # What is there at the first look is old: nobody knows since when.
-                before = own[who.device] = Seen(who.uuid, now_s, xid=values.get(XID, 0.0))
+                before = Seen(who.device, who.uuid, now_s, now_s, xid=values.get(XID, 0.0))
+                own[who.uuid or who.device] = before
             else:
                 yield from self._xid(who, before, values, now_s)
             yield from self._link(who, before, values, now_s)
-            before.seen_s, before.lost = now_s, False
+            before.device, before.seen_s = who.device, now_s
             if who.uuid:
                 gpus_of.add(who.node)
         for node in sorted(gpus_of):
+            yield from self._back(node, now_s)
             yield from self._lost(node, now_s)
+
+    def forget(self, now_s: float) -> None:
+        """Let go of what has long been told of no more: names come and go on some machines without end."""
+        for node, own in list(self.known.items()):
+            kept = {key: one for key, one in own.items() if now_s - one.seen_s < (GPU_KEPT_S if one.uuid else KEPT_S)}
+            if kept:
+                self.known[node] = kept
+            else:
+                del self.known[node]
 
     def _xid(self, who: Who, before: Seen, values: Mapping[str, float], now_s: float) -> Iterator[EventRecord]:
         code = values.get(XID)
@@ -75,9 +110,22 @@ class Changes:
                 before.up = up
                 yield link_event(who, up, now_s, self._job)
 
+    def _back(self, node: str, now_s: float) -> Iterator[EventRecord]:
+        """GPUs of a node that were lost and are told of again."""
+        told = [one for one in self.known[node].values() if one.uuid and one.seen_s == now_s]
+        back = [one for one in self.known[node].values() if one.lost_as and any(one.back_as(other) for other in told)]
+        for device in sorted({one.lost_as for one in back}):
+            yield back_event(node, device, now_s, self._job)
+        for one in back:
+            one.lost_as = ""
+
     def _lost(self, node: str, now_s: float) -> Iterator[EventRecord]:
         """GPUs of a node whose exporter has just told of others."""
-        for device, seen in self.known[node].items():
-            if seen.uuid and not seen.lost and now_s - seen.seen_s > self._patience_s:
-                seen.lost = True
-                yield lost_event(Who(node, device, seen.uuid), now_s, self._job)
+        gpus = [one for one in self.known[node].values() if one.uuid]
+        told = [(Who(node, one.device, one.uuid), one.first_s, one.seen_s) for one in gpus]
+        for who, _ in lost_cards(told, self._patience_s):
+            parts = [one for one in gpus if one.uuid.partition("/")[0] == who.uuid]
+            if not any(one.lost_as for one in parts):
+                yield lost_event(who, now_s, self._job)
+            for one in parts:
+                one.lost_as = who.device

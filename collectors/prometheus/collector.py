@@ -17,7 +17,17 @@ from collectors.prometheus.exposition import samples_of
 from trainwarden.catalogue import ALIASES, CATALOGUE
 from trainwarden.clock import Clock
 from trainwarden.errors import CollectorError
-from trainwarden.prometheus.exporters import REASON_BITS, REASONS, Who, factor, is_blank, is_percent, spellings, who
+from trainwarden.prometheus.exporters import (
+    REASON_BITS,
+    REASONS,
+    Who,
+    factor,
+    is_blank,
+    is_percent,
+    model_of,
+    spellings,
+    who,
+)  # fmt: skip
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import MetricsRecord, Record
 from trainwarden.settings import Config
@@ -31,6 +41,7 @@ _NAME_OF_NODE: Final = "node_uname_info"
 
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/]+")]
 Rows = dict[Who, dict[str, float]]
+Models = dict[Who, str]
 
 
 class PrometheusCollector:
@@ -58,6 +69,7 @@ class PrometheusCollector:
         self._changes = Changes(scope.job, config.interval_s)
         self._percent: set[tuple[str, str]] = set()  # endpoints and fields that give percents under a ratio's name
         self._away: set[str] = set()
+        self._failed: set[str] = set()  # asked last, for what hangs holds a place until all time is over
 
     @property
     def interval_s(self) -> float:
@@ -76,9 +88,10 @@ class PrometheusCollector:
         if not texts:
             raise CollectorError(f"none of the {len(self._config.endpoints)} exporters answered")
         for endpoint, text in texts.items():
-            rows = self._rows(endpoint, text)
+            rows, models = self._rows(endpoint, text)
             yield from self._changes.take(rows, now_s)
-            yield from self._records(rows, now_s)
+            yield from self._records(rows, models, now_s)
+        self._changes.forget(now_s)
 
     def wake_fds(self) -> Sequence[int]:
         return ()
@@ -103,18 +116,22 @@ class PrometheusCollector:
         found: dict[str, str] = {}
 
         async def scrape(client: httpx.AsyncClient, endpoint: str) -> None:
-            async with gate, client.stream("GET", endpoint) as response:
-                if response.status_code != 200:
-                    return
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > MAX_BYTES:
+            async with gate:
+                self._failed.add(endpoint)
+                async with client.stream("GET", endpoint) as response:
+                    if response.status_code != 200:
                         return
-                found[endpoint] = body.decode("utf-8", "replace")
+                    body = bytearray()
+                    async for part in response.aiter_bytes():
+                        body += part
+                        if len(body) > MAX_BYTES:
+                            return
+                    found[endpoint] = body.decode("utf-8", "replace")
+                self._failed.discard(endpoint)
 
         async with httpx.AsyncClient(timeout=self._config.timeout_s, headers=_HEADERS) as client:
-            tasks = [asyncio.create_task(scrape(client, endpoint)) for endpoint in self._config.endpoints]
+            order = sorted(self._config.endpoints, key=self._failed.__contains__)
+            tasks = [asyncio.create_task(scrape(client, endpoint)) for endpoint in order]
             _, late = await asyncio.wait(tasks, timeout=self._config.timeout_s)
             for task in late:
                 task.cancel()
@@ -134,8 +151,8 @@ class PrometheusCollector:
             log.info("exporter answers again", extra={"fields": {"exporter": urlsplit(endpoint).netloc}})
         self._away = away
 
-    def _rows(self, endpoint: str, text: str) -> Rows:
-        """Values by device and catalogue name, in our units."""
+    def _rows(self, endpoint: str, text: str) -> tuple[Rows, Models]:
+        """Values by device and catalogue name, in our units; and what kind of device it is."""
         host = urlsplit(endpoint).hostname or ""
         samples = list(samples_of(text, self._names))
         nodes = [labels.get("nodename", "") for name, labels, _ in samples if name == _NAME_OF_NODE]
@@ -144,6 +161,7 @@ class PrometheusCollector:
             (endpoint, name) for name, _, value in samples if is_percent(name, value) and not is_blank(value)
         }
         rows: Rows = {}
+        models: Models = {}
         for name, labels, value in samples:
             if name == _NAME_OF_NODE or is_blank(value):
                 continue
@@ -152,13 +170,14 @@ class PrometheusCollector:
             if one is not None:
                 scale = 0.01 if (endpoint, name) in self._percent else factor(name)
                 rows.setdefault(one, {})[metric.name] = value * scale
+                models[one] = models.get(one) or model_of(labels)
         for values in rows.values():
             if REASONS in values and values[REASONS] >= 0.0:
                 mask = int(values[REASONS])
                 values.update({name: float(bool(mask & bits)) for name, bits in REASON_BITS.items()})
-        return rows
+        return rows, models
 
-    def _records(self, rows: Rows, now_s: float) -> Iterator[MetricsRecord]:
+    def _records(self, rows: Rows, models: Models, now_s: float) -> Iterator[MetricsRecord]:
         """One record for each node and kind of device."""
         groups: dict[tuple[str, str], list[Who]] = {}
         for one, values in rows.items():
@@ -169,7 +188,7 @@ class PrometheusCollector:
             columns = tuple(tuple(_finite(rows[one].get(name)) for one in members) for name in names)
             yield MetricsRecord(
                 job=self._scope.job, node=node, time_s=now_s, names=names, values=columns,
-                devices=tuple(one.device for one in members),
+                devices=tuple(one.device for one in members), models=tuple(models[one] for one in members),
             )  # fmt: skip
 
 

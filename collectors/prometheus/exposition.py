@@ -8,6 +8,8 @@ from typing import Final
 
 _ESCAPES: Final = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 _ESCAPED: Final = re.compile(r'\\[n"\\]')
+_LABEL: Final = re.compile(r'[, ]*+([^=", }]*+)="([^"\\]*+(?:\\.[^"\\]*+)*+)"')  # never goes back: linear
+_END: Final = re.compile(r"[, ]*+\}")
 MAX_LINE_CHARS: Final = 16_384
 
 Sample = tuple[str, dict[str, str], float]
@@ -38,26 +40,9 @@ def samples_of(text: str, known: Mapping[str, str]) -> Iterator[Sample]:
 def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
     """The labels from `at` on, and where the value begins; the line's end if they do not end."""
     found: dict[str, str] = {}
-    while True:
-        while line[at : at + 1] in {",", " "}:
-            at += 1
-        if line[at : at + 1] == "}":
-            return found, at + 1
-        begin = line.find('="', at)
-        end = _quote(line, begin + 2) if begin >= 0 else -1
-        if end < 0:
-            return found, len(line)
-        value = line[begin + 2 : end]
-        found[line[at:begin]] = _ESCAPED.sub(lambda one: _ESCAPES[one[0]], value) if "\\" in value else value
-        at = end + 1
-
-
-def _quote(line: str, at: int) -> int:
-    """Where the value that begins at `at` ends; -1 if it does not."""
-    end = line.find('"', at)
-    while end > at and line[end - 1] == "\\":
-        before = len(line[at:end]) - len(line[at:end].rstrip("\\"))
-        if before % 2 == 0:
-            break
-        end = line.find('"', end + 1)
-    return end
+    while (one := _LABEL.match(line, at)) is not None:
+        name, value = one.groups()
+        found[name] = _ESCAPED.sub(lambda escape: _ESCAPES[escape[0]], value) if "\\" in value else value
+        at = one.end()
+    end = _END.match(line, at)
+    return found, len(line) if end is None else end.end()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.places import DATA
@@ -21,12 +23,35 @@ HEALTHY: dict[str, int] = {
     "pcie_width_max": 16, "ecc_0_0": 0, "ecc_1_0": 0, "ecc_0_1": 3, "ecc_1_1": 0, "remapped_corr": 0,
     "remapped_unc": 0, "remapped_pending": 0, "remapped_failure": 0, "nvlinks": 18, "field_82": 71, "field_38": 0,
     "field_52": 0, "field_59": 0, "field_138": 1_000, "field_139": 2_000, "field_173": 0, "field_230": 0,
-    "violation_0_ns": 0, "violation_1_ns": 0, "processes": 1, "event_types": XID,
+    "violation_0_ns": 0, "violation_1_ns": 0, "processes": 1, "event_types": XID, "fabric_state": 3,
+    "fabric_health": 0x1AA, "fabric_summary": 1, "mig_mode": 0, "gpm": 1, "gpm_clock": 0,
+    **dict.fromkeys(("gpm_1", "gpm_2", "gpm_3", "gpm_5", "gpm_10", "gpm_20", "gpm_21", "gpm_60", "gpm_61"), 0),
 }  # fmt: skip
+
+
+def of_instance(value: int, instance: int | None) -> int:
+    """A process id or the data of an event that belongs to a MIG instance, as the script has it."""
+    return value if instance is None else (instance + 1) << 32 | value
 
 
 class CompilerMissing(Exception):
     """There is no C compiler here."""
+
+
+@functools.cache
+def _compiled(old_driver: bool) -> bytes:
+    """The library; every test gets a copy, which the loader takes for another one."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise CompilerMissing("there is no C compiler (cc) to build the fake NVML with")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "fake.so"
+        options = ["-DOLD_DRIVER"] if old_driver else []
+        command = [compiler, "-O1", "-shared", "-fPIC", *options, "-o", str(library), str(SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise AssertionError(f"the fake NVML does not compile:\n{done.stderr}")
+        return library.read_bytes()
 
 
 class FakeNvml:
@@ -54,19 +79,9 @@ class FakeNvml:
         self._count = gpus
         self._init_error = 0
         self._events: list[str] = []
-        self._compile(old_driver)
-        self.write()
-
-    def _compile(self, old_driver: bool) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            raise CompilerMissing("there is no C compiler (cc) to build the fake NVML with")
         self.library.parent.mkdir(parents=True, exist_ok=True)
-        options = ["-DOLD_DRIVER"] if old_driver else []
-        command = [compiler, "-O1", "-shared", "-fPIC", *options, "-o", str(self.library), str(SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            raise AssertionError(f"the fake NVML does not compile:\n{done.stderr}")
+        self.library.write_bytes(_compiled(old_driver))
+        self.write()
 
     def environ(self) -> dict[str, str]:
         """What a process needs in its environment to load this library instead of the driver's."""
@@ -95,9 +110,37 @@ class FakeNvml:
         """Let a GPU fall off the bus."""
         self.set(gpu, lost=1)
 
-    def xid(self, gpu: int, code: int) -> None:
-        """Deliver an Xid event."""
-        self._events.append(f"event {len(self._events) + 1} {gpu} {XID} {code}")
+    def xid(self, gpu: int, code: int, *, instance: int | None = None) -> None:
+        """Deliver an Xid event, of a MIG instance if it is given."""
+        self._events.append(f"event {len(self._events) + 1} {gpu} {XID} {of_instance(code, instance)}")
+        self.write()
+
+    def storm(self, gpu: int, code: int, events: int) -> None:
+        """Deliver many events at once."""
+        first = len(self._events) + 1
+        self._events += [f"event {number} {gpu} {XID} {code}" for number in range(first, first + events)]
+        self.write()
+
+    def divide(self, gpu: int, *instances: int, made: int = 1) -> None:
+        """Switch MIG on, and divide the GPU into these instances; none of what was there before is left."""
+        values = self._gpus[gpu]
+        for key in [key for key in values if key.startswith("mig_")]:
+            del values[key]
+        values["mig_mode"] = 1
+        for place, number in enumerate(instances):
+            values |= {f"mig_at_{place}": number, f"mig_{number}_made": made}
+            values |= {f"mig_{number}_{key}": values[key] // 8 for key in values if key.startswith(("mem_", "gpm_"))}
+        self.write()
+
+    def work(self, gpu: int, ticks: int, *, prefix: str = "", **done: int) -> None:
+        """Let the performance counters run on by so many ticks of their clock, and ``gpm_M`` by what was done."""
+        for key, more in {"gpm_clock": ticks, **done}.items():
+            self._gpus[gpu][prefix + key] += more
+        self.write()
+
+    def set_count(self, gpus: int) -> None:
+        """Let the driver list so many of its GPUs."""
+        self._count = gpus
         self.write()
 
     def start_error(self, code: int) -> None:

@@ -252,6 +252,15 @@ def test_the_agent_tells_its_gpus_under_the_names_of_dcgm_exporter(make_rig: Cal
 
     both = [f"{gpu} {rig.nvml.uuid(gpu)}" for gpu in (0, 1)]
     rig.wait("the slow readings", lambda: len(told("DCGM_FI_DEV_ROW_REMAP_FAILURE")) == 2)
+
+    def works() -> bool:
+        for gpu in (0, 1):
+            rig.nvml.work(gpu, 1000, gpm_2=250)
+        return len(told("DCGM_FI_PROF_SM_ACTIVE")) == 2
+
+    rig.wait("the profiling counters", works)
+    assert told("DCGM_FI_PROF_SM_ACTIVE") == dict.fromkeys(both, 0.25)
+    assert told("DCGM_FI_DEV_FABRIC_MANAGER_STATUS") == dict.fromkeys(both, 3.0)
     assert told("DCGM_FI_DEV_GPU_UTIL") == dict.fromkeys(both, 97.0)
     assert told("DCGM_FI_DEV_SM_CLOCK") == dict.fromkeys(both, 1755.0)
     assert told("DCGM_FI_DEV_POWER_USAGE") == dict.fromkeys(both, 640.0)

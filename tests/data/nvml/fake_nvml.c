@@ -6,8 +6,14 @@
  *     init_error N            nvmlInit returns N
  *     event SEQ GPU TYPE DATA an event, delivered once, in order of SEQ
  *     GPU KEY VALUE           a value of one GPU; a KEY that is absent is not supported by that GPU
- * `GPU lost 1` makes every call about that GPU fail with "GPU is lost". Signatures and numbers are those of the
- * public NVML API reference. With -DOLD_DRIVER the functions that came with driver 510 and later are left out.
+ * `GPU lost 1` makes every call about that GPU fail with "GPU is lost", and so does any handle of it from then on until
+ * nvmlInit is called again, whatever the script says later. `GPU error N` makes every call about it return N.
+ *     GPU mig_at_PLACE N      GPU instance number N is MIG device number PLACE of the GPU
+ *     GPU mig_N_KEY VALUE     a value of that instance; `mig_N_made` goes into its UUID
+ *     GPU gpm_clock T         time in the GPU's performance counters, and gpm_M the counter of metric M by then; a
+ *                             metric is what its counter grew by between two samples over what the clock did
+ * Signatures and numbers are those of the public NVML API reference. With -DOLD_DRIVER the functions that came with
+ * driver 510 and later are left out.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,22 +21,25 @@
 #include <sys/stat.h>
 
 #define MAX_GPUS 16
-#define MAX_KEYS 160
+#define MAX_KEYS 400
 #define MAX_EVENTS 4096
+#define MAX_MIGS 8
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, LOST = 15 };
+enum {
+    OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
+    LOST = 15, NO_DATA = 21, WRONG_VERSION = 25
+};
 
 typedef unsigned long long u64;
 typedef struct { char name[40]; u64 value; } key_t_;
-typedef struct { int index; int keys; key_t_ key[MAX_KEYS]; } gpu_t;
+/* A GPU, or with `of` a MIG device: instance number `instance` of that GPU. */
+typedef struct gpu { int index, keys, dead; struct gpu *of; unsigned instance; key_t_ key[MAX_KEYS]; } gpu_t;
 typedef struct { u64 seq; int gpu; u64 type, data; } event_t;
 typedef gpu_t *device_t;
 
-static gpu_t gpus[MAX_GPUS];
+static gpu_t gpus[MAX_GPUS], migs[MAX_GPUS][MAX_MIGS];
 static event_t events[MAX_EVENTS];
 static int event_count, gpu_count, init_error, ready;
-static u64 delivered;
-static u64 registered[MAX_GPUS];
 static struct stat seen;
 
 static void reload(void) {
@@ -70,12 +79,20 @@ static int find(device_t d, const char *name, u64 *value) {
 }
 
 static int get(device_t d, const char *name, u64 *value) {
+    char key[64];
     if (!ready) return UNINITIALIZED;
     reload();
-    u64 lost;
-    if (find(d, "lost", &lost) && lost) return LOST;
+    if (d->of) {
+        u64 made;
+        snprintf(key, sizeof key, "mig_%u_made", d->instance);
+        if (!find(d->of, key, &made)) return NOT_FOUND; /* destroyed meanwhile */
+        snprintf(key, sizeof key, "mig_%u_%.30s", d->instance, name);
+        return get(d->of, key, value);
+    }
     u64 error;
-    char key[48];
+    if (find(d, "lost", &error) && error) d->dead = 1;
+    if (d->dead) return LOST;
+    if (find(d, "error", &error)) return (int)error;
     snprintf(key, sizeof key, "%.30s!", name);
     if (find(d, key, &error)) return (int)error;
     return find(d, name, value) ? OK : NOT_SUPPORTED;
@@ -94,7 +111,13 @@ static int numbered(device_t d, const char *format, unsigned a, unsigned b, u64 
     return get(d, name, out);
 }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; reload(); ready = !init_error; return init_error; }
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    reload();
+    ready = !init_error;
+    for (int i = 0; ready && i < MAX_GPUS; i++) gpus[i].dead = 0;
+    return init_error;
+}
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { if (!ready) return UNINITIALIZED; ready = 0; return OK; }
 const char *nvmlErrorString(int code) { static char text[32]; snprintf(text, sizeof text, "code %d", code); return text; }
@@ -109,7 +132,24 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) {
     return OK;
 }
 
+int nvmlDeviceGetName(device_t d, char *name, unsigned size) {
+    u64 model = 200; /* of the line */
+    if (d->of) {
+        snprintf(name, size, "NVIDIA H%llu MIG 1g.18gb", model);
+        return OK;
+    }
+    int code = get(d, "model", &model);
+    if (!code || code == NOT_SUPPORTED) snprintf(name, size, "NVIDIA H%llu", model);
+    return code == NOT_SUPPORTED ? OK : code;
+}
+
 int nvmlDeviceGetUUID(device_t d, char *uuid, unsigned size) {
+    if (d->of) {
+        u64 made;
+        int code = get(d, "made", &made);
+        if (!code) snprintf(uuid, size, "MIG-%08x-%04x-4000-8000-%012llx", d->of->index, d->instance, made);
+        return code;
+    }
     snprintf(uuid, size, "GPU-%08x-0000-4000-8000-%012x", 0xfa4e0000u + d->index, d->index);
     return OK;
 }
@@ -222,33 +262,153 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t d, unsigned *count, process
     int code = get(d, "processes", &pid);
     if (code) return code;
     while (numbered(d, "pid_%u", n, 0, &pid) == OK) {
-        if (n < room) list[n] = (process_t){(unsigned)pid, 1 << 20, 0xffffffff, 0xffffffff};
+        unsigned instance = pid >> 32 ? (unsigned)(pid >> 32) - 1 : 0xffffffff; /* of MIG, as in events */
+        if (n < room) list[n] = (process_t){(unsigned)pid, 1 << 20, instance, instance};
         n++;
     }
     *count = n;
     return n > room ? INSUFFICIENT_SIZE : OK;
 }
 
-int nvmlEventSetCreate(void **set) { *set = &events; return ready ? OK : UNINITIALIZED; }
-int nvmlEventSetFree(void *set) { (void)set; return OK; }
-int nvmlDeviceGetSupportedEventTypes(device_t d, u64 *types) { return get(d, "event_types", types); }
-int nvmlDeviceRegisterEvents(device_t d, u64 types, void *set) { (void)set; registered[d->index] |= types; return OK; }
+/* An event set: a GPU that is lost makes the whole set answer so once its own last words are through. */
+typedef struct { u64 types[MAX_GPUS], delivered; } set_t;
+static int sets_made, samples_made;
+int fake_nvml_unfreed(void) { return sets_made + samples_made; }
 
-int nvmlEventSetWait_v2(void *set, void *out, unsigned timeout_ms) {
+int nvmlEventSetCreate(set_t **set) {
+    if (!ready) return UNINITIALIZED;
+    *set = calloc(1, sizeof **set);
+    sets_made++;
+    for (int i = 0; i < event_count; i++) (*set)->delivered = events[i].seq; /* what was before is nobody's */
+    return OK;
+}
+int nvmlEventSetFree(set_t *set) { free(set); sets_made--; return OK; }
+int nvmlDeviceGetSupportedEventTypes(device_t d, u64 *types) { return get(d, "event_types", types); }
+int nvmlDeviceRegisterEvents(device_t d, u64 types, set_t *set) {
+    u64 known;
+    int code = get(d, "event_types", &known);
+    if (!code) set->types[d->index] |= types;
+    return code;
+}
+
+int nvmlEventSetWait_v2(set_t *set, void *out, unsigned timeout_ms) {
     struct { device_t device; u64 type, data; unsigned gpu_instance, compute_instance; } *event = out;
-    (void)set; (void)timeout_ms;
+    int lost = 0;
+    (void)timeout_ms;
     if (!ready) return UNINITIALIZED;
     reload();
+    for (int i = 0; i < MAX_GPUS; i++) {
+        u64 gone;
+        if (set->types[i] && find(&gpus[i], "lost", &gone) && gone) gpus[i].dead = 1;
+        lost |= set->types[i] && gpus[i].dead;
+    }
     for (int i = 0; i < event_count; i++) {
         event_t *e = &events[i];
-        if (e->seq <= delivered) continue;
-        delivered = e->seq;
-        if (!(registered[e->gpu] & e->type)) continue;
+        if (e->seq <= set->delivered || (lost && !gpus[e->gpu].dead)) continue;
+        set->delivered = e->seq;
+        if (!(set->types[e->gpu] & e->type)) continue;
         event->device = &gpus[e->gpu];
         event->type = e->type;
-        event->data = e->data;
-        event->gpu_instance = event->compute_instance = 0xffffffff;
+        event->data = e->data & 0xffffffff;
+        event->gpu_instance = e->data >> 32 ? (unsigned)(e->data >> 32) - 1 : 0xffffffff;
+        event->compute_instance = 0xffffffff;
         return OK;
     }
-    return TIMEOUT;
+    return lost ? LOST : TIMEOUT;
 }
+
+int nvmlDeviceGetMigMode(device_t d, unsigned *now, unsigned *pending) {
+    int code = get32(d, "mig_mode", now);
+    *pending = *now;
+    return code;
+}
+int nvmlDeviceGetMaxMigDeviceCount(device_t d, unsigned *count) { *count = MAX_MIGS - 1; (void)d; return OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t d, unsigned place, device_t *mig) {
+    u64 number;
+    int code = numbered(d, "mig_at_%u", place, 0, &number);
+    if (code) return code == NOT_SUPPORTED ? NOT_FOUND : code;
+    *mig = &migs[d->index][place];
+    **mig = (gpu_t){.of = d, .instance = (unsigned)number};
+    return OK;
+}
+int nvmlDeviceGetGpuInstanceId(device_t d, unsigned *id) { *id = d->instance; return d->of ? OK : NOT_SUPPORTED; }
+
+#define GPM_METRICS 400
+typedef struct { device_t of; unsigned instance; u64 clock, counter[GPM_METRICS]; char known[GPM_METRICS]; } sample_t;
+
+int nvmlGpmQueryDeviceSupport(device_t d, unsigned *support) {
+    u64 gpm = 0;
+    int code = support[0] == 1 ? get(d, "gpm", &gpm) : WRONG_VERSION;
+    support[1] = (unsigned)gpm;
+    return code == NOT_SUPPORTED ? OK : code;
+}
+int nvmlGpmSampleAlloc(sample_t **sample) { *sample = calloc(1, sizeof **sample); samples_made++; return OK; }
+int nvmlGpmSampleFree(sample_t *sample) { free(sample); samples_made--; return OK; }
+
+static int sample(device_t d, const char *prefix, unsigned instance, sample_t *out) {
+    char name[40];
+    snprintf(name, sizeof name, "%sgpm_clock", prefix);
+    int code = get(d, name, &out->clock);
+    if (code) return code;
+    out->of = d;
+    out->instance = instance;
+    memset(out->known, 0, sizeof out->known);
+    size_t begins = (size_t)snprintf(name, sizeof name, "%sgpm_", prefix);
+    for (int i = 0; i < d->keys; i++) {
+        unsigned metric;
+        if (strncmp(d->key[i].name, name, begins) || sscanf(d->key[i].name + begins, "%u", &metric) != 1) continue;
+        if (metric >= GPM_METRICS) continue;
+        out->known[metric] = 1;
+        out->counter[metric] = d->key[i].value;
+    }
+    return OK;
+}
+int nvmlGpmSampleGet(device_t d, sample_t *out) { return sample(d, "", 0xffffffff, out); }
+int nvmlGpmMigSampleGet(device_t d, unsigned instance, sample_t *out) {
+    char prefix[40];
+    snprintf(prefix, sizeof prefix, "mig_%u_", instance);
+    return sample(d, prefix, instance, out);
+}
+
+typedef struct { unsigned id; int code; double value; const char *name[3]; } metric_t;
+int nvmlGpmMetricsGet(void *request) {
+    struct { unsigned version, count; sample_t *one, *two; metric_t metric[]; } *get = request;
+    if (get->version != 1) return WRONG_VERSION;
+    sample_t *a = get->one, *b = get->two;
+    if (!a->of || a->of != b->of || a->instance != b->instance) return INVALID;
+    for (unsigned i = 0; i < get->count; i++) {
+        metric_t *m = &get->metric[i];
+        int known = m->id < GPM_METRICS && a->known[m->id] && b->known[m->id];
+        m->code = !known ? NOT_SUPPORTED : b->clock > a->clock ? OK : NO_DATA;
+        if (m->code) continue;
+        m->value = ((double)b->counter[m->id] - (double)a->counter[m->id]) / (double)(b->clock - a->clock);
+        if (m->id < 20) m->value *= 100;
+    }
+    return OK;
+}
+
+/* nvmlGpuFabricInfo_t, and from the second version on a number of the version before it and health behind it. */
+typedef struct { unsigned char cluster[16]; int status; unsigned clique, state; } fabric_t;
+int nvmlDeviceGetGpuFabricInfo(device_t d, fabric_t *out) {
+    u64 state, status = 0;
+    int code = get(d, "fabric_state", &state);
+    if (code) return code;
+    find(d, "fabric_status", &status);
+    *out = (fabric_t){.status = (int)status, .clique = 4026, .state = (unsigned)state};
+    return OK;
+}
+#ifndef OLD_DRIVER
+int nvmlDeviceGetGpuFabricInfoV(device_t d, void *out) {
+    struct { unsigned version; fabric_t fabric; unsigned mask; unsigned char summary; } *info = out;
+    u64 newest = 3, mask = 0, summary = 0;
+    find(d, "fabric_version", &newest);
+    if (info->version >> 24 > newest) return WRONG_VERSION;
+    int code = nvmlDeviceGetGpuFabricInfo(d, &info->fabric);
+    if (code) return code;
+    find(d, "fabric_health", &mask);
+    find(d, "fabric_summary", &summary);
+    info->mask = (unsigned)mask;
+    if (info->version >> 24 > 2) info->summary = (unsigned char)summary;
+    return OK;
+}
+#endif

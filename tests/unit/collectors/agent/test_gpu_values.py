@@ -41,6 +41,16 @@ def test_units_are_those_of_the_exporter() -> None:
     assert "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total" not in text
 
 
+def test_a_mig_instance_is_told_apart_by_the_label_of_the_exporter() -> None:
+    values = GpuValues("n1", ManualClock(), lambda device: 4 if device.startswith("GPU-a") else None)
+    values.take([record(("gpu_sm_active_ratio",), (0.25, 0.5), devices=("GPU-a", "GPU-a/3"))])
+    metrics = SelfMetrics("agent")
+    metrics.tell_also(values.families)
+    text = generate_latest(metrics.registry).decode()
+    assert 'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a",gpu="4",hostname="n1"} 0.25\n' in text
+    assert 'DCGM_FI_PROF_SM_ACTIVE{GPU_I_ID="3",UUID="GPU-a",gpu="4",hostname="n1"} 0.5\n' in text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_told_reads_back_as_what_was_measured(name: str) -> None:
     values = GpuValues("n1", ManualClock(), lambda _: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from collectors.host.collector import HostCollector
@@ -117,9 +118,28 @@ def test_pressure(tmp_path: Path) -> None:
 
 
 def test_numbered_lines(tmp_path: Path) -> None:
-    write(tmp_path, "vmstat", "oom_kill_other 4\noom_kill 3\n\njunk\n")
-    assert numbered_lines(str(tmp_path / "vmstat"), ("oom_kill",)) == {"oom_kill": 3.0}
+    write(tmp_path, "vmstat", "oom_kill_other 4\nno_oom_kill 5\noom_kill 3\n\njunk\n")
+    assert numbered_lines(str(tmp_path / "vmstat"), ("oom_kill", "pswpin")) == {"oom_kill": 3.0}
+    write(tmp_path, "meminfo", "SwapTotal:        2048 kB\nSwapFree:\t1024 kB")
+    found = numbered_lines(str(tmp_path / "meminfo"), ("SwapFree", "SwapTotal", "Swap"))
+    assert found == {"SwapTotal": 2048.0, "SwapFree": 1024.0}
     assert numbered_lines(str(tmp_path / "absent"), ("oom_kill",)) == {}
+
+
+def test_swap_is_what_psutil_says_of_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    before = psutil.swap_memory()
+    host = look(HostCollector(HostCollector.Config(), Scope(job="j", node="n", run_dir=str(tmp_path)), clock), clock)[
+        "host"
+    ]
+    after = psutil.swap_memory()
+    for field, name in (
+        ("used", "host_swap_used_bytes"),
+        ("sin", "host_swap_in_bytes"),
+        ("sout", "host_swap_out_bytes"),
+    ):
+        ends = sorted((getattr(before, field), getattr(after, field)))
+        assert ends[0] <= host[name] <= ends[1]
 
 
 def test_nfs_books(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,23 @@ from tests.doubles import ManualClock
 from tests.hook_doubles import set_everywhere
 from trainwarden import hook
 from trainwarden.hook import Hook
-from trainwarden.hook.layout import AT_OFFSET_NS, AT_RANK, AT_START_NS, CHECKPOINT, DATA
+from trainwarden.hook.layout import (
+    AT_ACCELERATOR,
+    AT_OFFSET_NS,
+    AT_RANK,
+    AT_SOURCE,
+    AT_START_NS,
+    AT_TIMED,
+    AT_TIMING,
+    BY_HAND,
+    CHECKPOINT,
+    DATA,
+    DEVICE_BEGINS,
+    DEVICE_WORDS,
+    NO_WAIT,
+    POOL_STEPS,
+    TIMINGS,
+)
 from trainwarden.hook.thread import clock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
@@ -398,3 +415,103 @@ def test_unsupported_without_the_folder(tmp_path: Path) -> None:
     assert list(collector.collect(1.0)) == []
     assert collector.wake_fds() == ()
     collector.close()
+
+
+def test_what_the_host_sees_of_a_device_behind_its_back_is_no_split(
+    node: Node, rank: Callable[[int], Hook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, marks in enumerate((False, True)):
+        target = rank(number)
+        target.memory.words[AT_ACCELERATOR] = 1
+        for _ in range(2):
+            target.marked(None) if marks else steps(target)
+    found = [one for one in node.collect() if isinstance(one, IterationRecord)]
+    assert [(one.accelerator, one.basis, one.compute_s, one.wait_s) for one in found] == [("cuda", "host", (), ())] * 2
+    assert [len(one.duration_s) for one in found] == [2, 2]
+
+
+def timed(target: Hook, serial: int, took_ms: int, wait_ms: int = 0) -> None:
+    """What the device says of step `serial`."""
+    at = DEVICE_BEGINS + (serial - 1) * DEVICE_WORDS.size
+    wait_ns = wait_ms * 1_000_000 if wait_ms else NO_WAIT
+    DEVICE_WORDS.pack_into(target.memory.buffer, at, serial, took_ms * 1_000_000, wait_ns, serial)
+    target.memory.words[AT_TIMED] = serial
+
+
+def on_a_device(rank: Callable[[int], Hook]) -> Hook:
+    target = rank(0)
+    target.memory.words[AT_ACCELERATOR] = target.memory.words[AT_TIMING] = 1
+    return target
+
+
+def test_what_the_device_says_of_a_step_is_waited_for(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = on_a_device(rank)
+    steps(target, 5)
+    assert of(IterationRecord, node.collect()) == []
+    timed(target, 2, 20_000, 5_000)
+    timed(target, 3, 30_000)
+    first, second = of(IterationRecord, node.collect())
+    assert (first.steps, first.basis, first.compute_s, first.wait_s) == ((0,), "host", (), ())
+    assert (second.steps, second.basis, second.duration_s) == ((1, 2), "device_step", (20.0, 30.0))
+    assert second.wait_s == (5.0, None)
+    assert second.compute_s[0] == pytest.approx(15.0, abs=0.1)
+    assert second.compute_s[1] is None
+    assert second.accelerator == "cuda"
+    assert of(IterationRecord, node.collect()) == []
+    steps(target, POOL_STEPS)
+    (record,) = of(IterationRecord, node.collect())
+    assert record.steps == (3, 4)  # the device cannot be further behind than its pool of events
+    assert node.collector.position()["files"]["rank-0-100.hook"]["steps"] == 5
+
+
+@pytest.mark.parametrize("why", ["gone", "stuck", "given up", "seen in hindsight"])
+def test_nobody_waits_for_a_device_that_will_say_no_more(node: Node, rank: Callable[[int], Hook], why: str) -> None:
+    target = on_a_device(rank)
+    steps(target, 3)
+    timed(target, 2, 20)
+    (record, _) = of(IterationRecord, node.collect())
+    assert record.steps == (0,)
+    if why == "gone":
+        (node.proc / "100" / "stat").unlink()
+    elif why == "stuck":
+        node.clock.set_s(time.time() + 31.0)
+    elif why == "seen in hindsight":  # the ends of steps that nothing announces
+        target.memory.words[AT_SOURCE] = BY_HAND
+    else:
+        target.memory.words[AT_TIMING] = TIMINGS.index("failed")
+    (record,) = of(IterationRecord, node.collect())
+    assert (record.steps, record.basis) == ((2,), "host")
+
+
+def test_what_the_device_says_of_long_steps_is_waited_for_too(node: Node, rank: Callable[[int], Hook]) -> None:
+    """It is asked two steps later, which is after more than half a minute then; and no step overtakes another."""
+    target = on_a_device(rank)
+    target.steps.mark = (clock() - 20_000_000_000, *target.steps.mark[1:])
+    steps(target, 3)  # the first one of 20 s
+    for after_s in (31.0, 75.0):
+        node.clock.set_s(time.time() + after_s)
+        assert of(IterationRecord, node.collect()) == []
+    timed(target, 1, 20_000)
+    (record,) = of(IterationRecord, node.collect())[:1]
+    assert (record.steps, record.basis, record.duration_s) == ((0,), "device_step", (20.0,))
+
+
+def test_a_long_step_of_a_device_that_stands_still_is_told_in_the_end(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = on_a_device(rank)
+    target.steps.mark = (clock() - 20_000_000_000, *target.steps.mark[1:])
+    steps(target, 2)
+    node.clock.set_s(time.time() + 85.0)
+    (record,) = of(IterationRecord, node.collect())
+    assert (record.steps, record.basis) == ((0, 1), "host")
+
+
+def test_a_pause_is_no_computing_of_the_device(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = on_a_device(rank)
+    pause_s = iter((0.004, 10.0))
+    for serial in (1, 2):
+        target.tally.pause_ns += int(next(pause_s) * 1e9)
+        steps(target)
+        timed(target, serial, 20, 6)
+    (record,) = of(IterationRecord, node.collect())
+    assert record.pause_s == pytest.approx((0.004, 0.020))
+    assert record.compute_s == pytest.approx((0.010, 0.0))

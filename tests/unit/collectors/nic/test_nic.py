@@ -42,6 +42,16 @@ class Sysfs:
             hardware = counter.startswith(("np_", "rp_", "out_of", "local_ack"))
             self.write(f"{folder}/{'hw_counters' if hardware else 'counters'}/{counter}", value)
 
+    def efa(self, device: str, driver: str | None = "efa", *, commands: str = "hw_counters", **counters: int) -> None:
+        """An Elastic Fabric Adapter; newer kernels have its `commands` beside its ports, older ones within."""
+        self.rdma(device)
+        if driver is not None:
+            (self.root / "class" / "infiniband" / device / "device").mkdir()
+            (self.root / "class" / "infiniband" / device / "device" / "driver").symlink_to(f"../../drivers/{driver}")
+        for counter, value in counters.items():
+            folder = commands if counter.endswith(("cmds", "cmds_err")) else "ports/1/hw_counters"
+            self.write(f"infiniband/{device}/{folder}/{counter}", value)
+
 
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Sysfs:
@@ -122,6 +132,61 @@ def test_a_link_that_goes_and_comes_is_two_events(sysfs: Sysfs) -> None:
     ]
 
 
+def test_efa_counts_bytes_errors_and_what_it_sent_again(sysfs: Sysfs) -> None:
+    sysfs.efa(
+        "rdmap113s0", tx_bytes=1000, rx_drops=2, rdma_write_wr_err=3, retrans_timeout_events=4, no_completion_cmds=1
+    )
+    sysfs.efa("efa_0", None, tx_bytes=2000, rdma_read_bytes=5, unresponsive_remote_events=6, lifespan=12)
+    sysfs.efa("rdmap2s0", commands="ports/1/hw_counters", cmds_err=7, impaired_remote_conn_events=8, rdma_read_wr_err=9)
+    collector = collector_over(sysfs, ethtool_every=1)
+    values, events = look(collector)
+    port = {"nic_rdma_link_state": 4.0, "nic_rdma_physical_state": 5.0, "nic_rdma_rate_bytes_per_second": 50e9}
+    assert values == {
+        "rdmap113s0:1": port
+        | {
+            "nic_rdma_transmit_bytes": 1000.0,
+            "nic_rdma_receive_dropped_count": 2.0,
+            "nic_rdma_write_errors_count": 3.0,
+            "nic_rdma_retransmit_timeouts_count": 4.0,
+            "nic_rdma_uncompleted_commands_count": 1.0,
+        },
+        "efa_0:1": port
+        | {
+            "nic_rdma_transmit_bytes": 2000.0,
+            "nic_rdma_read_bytes": 5.0,
+            "nic_rdma_unresponsive_remotes_count": 6.0,
+        },
+        "rdmap2s0:1": port
+        | {
+            "nic_rdma_command_errors_count": 7.0,
+            "nic_rdma_impaired_connections_count": 8.0,
+            "nic_rdma_read_errors_count": 9.0,
+        },
+    }
+    assert events == []
+
+
+def test_efa_ports_take_turns_and_can_be_left_in_peace(sysfs: Sysfs) -> None:
+    for number in range(3):
+        sysfs.efa(f"rdmap{number}s0", tx_bytes=number)
+    collector = collector_over(sysfs, ethtool_every=2)
+    ticks = [look(collector)[0] for _ in range(4)]
+    seen = [[name[:6] for name, row in tick.items() if "nic_rdma_transmit_bytes" in row] for tick in ticks]
+    assert seen == [["rdmap0", "rdmap2"], ["rdmap1"]] * 2
+    assert all(len(tick) == 3 for tick in ticks), "states are told at every tick"
+    never, _ = look(collector_over(sysfs, ethtool_every=0))
+    assert all("nic_rdma_transmit_bytes" not in row for row in never.values())
+
+
+def test_the_counters_of_other_drivers_are_not_taken_for_those_of_efa(sysfs: Sysfs) -> None:
+    """Broadcom's driver has tx_bytes among its hardware counters too, beside those of the port."""
+    sysfs.efa("bnxt_re0", "bnxt_re", tx_bytes=1, rx_drops=2)
+    sysfs.rdma("bnxt_re0", port_xmit_data=1000)
+    values, _ = look(collector_over(sysfs, ethtool_every=1))
+    assert values["bnxt_re0:1"]["nic_rdma_transmit_bytes"] == 4000.0
+    assert "nic_rdma_receive_dropped_count" not in values["bnxt_re0:1"]
+
+
 def test_the_same_change_seen_again_after_a_kill_has_the_same_id(sysfs: Sysfs) -> None:
     sysfs.ethernet("eth0", carrier_changes=2)
     first = collector_over(sysfs)
@@ -164,6 +229,18 @@ def test_virtual_ports_and_those_never_up_are_left_out(sysfs: Sysfs) -> None:
     values, events = look(collector)
     assert list(values) == ["eth0", "eth1"]
     assert events == []
+
+
+def test_what_a_port_is_is_asked_anew_when_others_come_and_within_a_minute_anyway(sysfs: Sysfs) -> None:
+    sysfs.ethernet("eth0", rx_bytes=1)
+    sysfs.write("net/eth1/type", 772)
+    collector = collector_over(sysfs)
+    assert set(look(collector)[0] | look(collector)[0]) == {"eth0"}
+    sysfs.ethernet("eth2", rx_bytes=1)
+    look(collector)
+    assert set(look(collector)[0]) == {"eth0", "eth2"}
+    sysfs.ethernet("eth1", rx_bytes=1)  # the same name, another device
+    assert any("eth1" in look(collector)[0] for _ in range(62))
 
 
 def test_include_wins_over_exclude(sysfs: Sysfs) -> None:

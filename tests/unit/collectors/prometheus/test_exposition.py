@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from collectors.prometheus import exposition
 from collectors.prometheus.exposition import samples_of
 
 KNOWN = {"t": "it"}
@@ -45,3 +46,20 @@ def test_hostile_lines_cost_little():
     begun_s = time.process_time()
     list(samples_of("\n".join(lines), KNOWN))
     assert time.process_time() - begun_s < 1.0
+
+
+@pytest.mark.parametrize("part", ['\\"', "\\\\", "x", ",", '",a="'])
+def test_a_long_line_costs_no_more_than_as_many_characters_in_short_ones(part, monkeypatch):
+    monkeypatch.setattr(exposition, "MAX_LINE_CHARS", 1_000_000)
+
+    def cost_s(repeats, lines):
+        text = "\n".join(['t{a="' + part * repeats + '"} 1'] * lines)
+        best_s = []
+        for _ in range(3):
+            begun_s = time.process_time()
+            list(samples_of(text, KNOWN))
+            best_s.append(time.process_time() - begun_s)
+        return min(best_s)
+
+    long = 200_000 // len(part)
+    assert cost_s(long, 1) < 4.0 * cost_s(long // 64, 64)
