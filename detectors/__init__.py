@@ -13,6 +13,8 @@ CATALOG: Final[dict[str, str]] = {
     "iteration_threshold": "detectors.pace.iteration_threshold:IterationThreshold",
     "change_point": "detectors.pace.change_point:ChangePoint",
     "peer_deviation": "detectors.peers.peer_deviation:PeerDeviation",
+    "collective_waits": "detectors.transfers.collective_waits:CollectiveWaits",
+    "collective_links": "detectors.transfers.collective_links:CollectiveLinks",
     "lof": "detectors.metrics.votes:LofVote",
     "neighbor_profile": "detectors.metrics.votes:NeighborProfileVote",
     "dtw": "detectors.metrics.votes:DtwVote",

@@ -186,4 +186,4 @@ class JobWatch:
 
 def seen(window: Window) -> Window:
     """The same window without what the first round has taken in."""
-    return replace(window, logs=(), events=(), metrics=(), samples=(), scored=())
+    return replace(window, logs=(), events=(), metrics=(), calls=(), samples=(), scored=())

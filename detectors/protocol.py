@@ -15,7 +15,7 @@ import msgspec
 from detectors.job.window import Window
 from trainwarden.records import Vote
 
-Reads = Literal["logs", "events", "steps", "scores", "samples"]
+Reads = Literal["logs", "events", "steps", "scores", "samples", "calls"]
 Alone = Literal["hard", "verified", "any"]
 
 
@@ -25,8 +25,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     reads : str
-        What it judges: log lines, events, steps (of iterations), scores (what trained models make of metrics) or
-        samples (metrics as they were measured, `Window.samples`, which are gathered only where somebody reads them).
+        What it judges: log lines, events, steps (of iterations), scores (what trained models make of metrics),
+        samples (metrics as they were measured, `Window.samples`, which are gathered only where somebody reads them) or
+        calls (collective calls, joined over the ranks).
         Where nothing of this was recorded it abstains; new events are shown to those that read events.
     opens : tuple of str
         Which of its anomalous votes open an incident alone: ``hard`` (facts), ``verified`` ones, or ``any``.

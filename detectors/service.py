@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from detectors.barrier import MAX_WHY_CHARS, pipeline_incident
 from detectors.choice import chosen, rule
+from detectors.job.clocks import BusClock
 from detectors.job_watch import JobWatch
 from detectors.keeper import Keeper
 from detectors.metrics.shadow import told
@@ -23,13 +24,14 @@ from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output, ServiceLoop, letter_of
 from trainwarden.settings import DetectionSettings, Settings
-from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
+from trainwarden.topics import COLLECTIVES, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
 log = logging.getLogger("trainwarden.detection")
 
-URGENT: Final = frozenset(
-    {"process_exit", "exception", "fatal_signal", "xid", "link_down", "device_lost", "heartbeat_lost", "job_end"}
-)
+URGENT: Final = frozenset({
+    "process_exit", "exception", "fatal_signal", "xid", "link_down", "fabric_down", "device_lost", "heartbeat_lost",
+    "job_end",
+})  # fmt: skip
 ATTENTIVE_S: Final = 3.0  # after a hard event a job is judged at every tick for this long: cascades, roots, words
 STALL_S: Final = 0.3  # no sign of progress for this long: judge at every tick, a hang may be under way
 MAX_TICK_S: Final = 0.5  # longer gaps between ticks are our own stalls and say nothing about nodes
@@ -61,7 +63,7 @@ class DetectionHandler:
         If a detector does not exist or a setting is wrong.
     """
 
-    topics: Sequence[Topic[Any]] = (METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS)
+    topics: Sequence[Topic[Any]] = (METRICS, ITERATIONS, HEARTBEATS, COLLECTIVES, LOGS, EVENTS)
     group = "detection"
 
     def __init__(
@@ -72,7 +74,7 @@ class DetectionHandler:
         follower: ModelFollower | None = None,
     ) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock = BusClock(clock)
         self._metrics = metrics
         self._config = rule(settings)
         self._chosen = chosen(settings)
@@ -81,7 +83,7 @@ class DetectionHandler:
         self._past: dict[str, list[IncidentRecord]] = {}
         self._past_since_s = 0.0
         self._reading = Reading()
-        self._keeper = Keeper(clock, metrics, self._reading, self._made)
+        self._keeper = Keeper(self._clock, metrics, self._reading, self._made)
         self._consumer: Consumer | None = None
         self._last_tick_s: float | None = None
         self._aside_until_s: dict[str, float] = {}
@@ -138,6 +140,8 @@ class DetectionHandler:
         outputs: list[Output] = []
         for message in messages:
             standing = self._reading.standing(message)
+            if standing == "live":
+                self._clock.heard(message)
             if self._keeper.has(message) or _of_models(message):
                 continue
             is_urgent = self._take(message, told=standing == "old")
@@ -162,7 +166,7 @@ class DetectionHandler:
             return []
         outputs: list[Output] = []
         elapsed_s = 0.0 if self._last_tick_s is None else min(max(now_s - self._last_tick_s, 0.0), MAX_TICK_S)
-        self._last_tick_s = now_s
+        self._last_tick_s, now_s = now_s, self._clock.now_s()
         live = {job: watch for job, watch in self._jobs.items() if watch.partition not in self._reading.catching}
         for job, watch in live.items():
             watch.state.count_silence(elapsed_s)
@@ -197,7 +201,7 @@ class DetectionHandler:
             for record in self._past.pop(message.key, []):
                 watch.joiner.resume(record)
         try:
-            watch.state.feed(message.record)
+            watch.state.feed(message.record, message.time_s)
         except Exception as error:
             self._metrics.count("errors_total", "Records that broke what they were fed to.", kind=type(error).__name__)
             log.exception("record refused", extra={"fields": {"job": message.key, "topic": message.topic}})

@@ -18,7 +18,7 @@ from actions.engine.remedies import (
     StopJob,
 )
 from actions.engine.view import OVER, Intent, View
-from trainwarden.records import ActionKind
+from trainwarden.records import ActionKind, ActionRecord
 
 
 def next_intent(view: View) -> Intent | None:
@@ -118,8 +118,21 @@ def _down(view: View, persist_s: float) -> bool:
     if state is None or view.case.incident.kind != "hang" or state.phase != "running":
         return view.failed()
     restarts = [a for a in view.memory.of_job(view.case.incident.job) if a.kind in RESTARTS and carried_out(a)]
-    last_s = max((ended_s(action) for action in restarts), default=float("-inf"))
-    return last_s < view.case.incident.opened_at_s or view.now_s - last_s > persist_s
+    later_s = [ended_s(action) for action in restarts if _after_opening(view, action)]
+    return view.now_s - max(later_s, default=float("-inf")) > persist_s
+
+
+def _after_opening(view: View, action: ActionRecord) -> bool:
+    """Whether `action` was carried out after the incident had opened.
+
+    Detection's clock may be another than ours, so that is told by whose remedy it was, and clocks are asked last.
+    """
+    incident, whose = view.case.incident, view.memory.cases.get(action.incident)
+    if action.incident == incident.id:
+        return True
+    if whose is not None and (closed_s := whose.incident.closed_at_s) is not None and closed_s < incident.opened_at_s:
+        return False
+    return ended_s(action) >= incident.opened_at_s
 
 
 def _restarts_in_vain(view: View, rung: StopJob) -> int:

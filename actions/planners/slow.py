@@ -17,6 +17,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     """What detection measured of a slow job.
 
+    `basis` says where the times come from, `accelerator` what the ranks compute on behind the host's back, if anything.
     `compute_s` and `micro_batches` are by the place of the rank in `ranks`; compute time is that of a whole iteration,
     as it is with the present split. `slow_iterations` counts since onset.
     """
@@ -27,6 +28,8 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     compute_s: tuple[Seconds | None, ...] = ()
     micro_batches: tuple[int | None, ...] | None = None
+    basis: str = ""
+    accelerator: str = ""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +74,8 @@ def micro_batch_s(slowness: Slowness, in_force: Sequence[int]) -> tuple[tuple[in
     ((4, 4), (0.125, 0.25))
     """
     size = len(slowness.ranks)
+    if slowness.accelerator and slowness.basis == "host":
+        raise DataError(f"what the host sees of ranks that compute on {slowness.accelerator[:40]} is not their work")
     if size < 2 or sorted(slowness.ranks) != list(range(size)) or len(slowness.compute_s) != size:
         raise DataError("compute times are not known of every rank")
     order = sorted(range(size), key=slowness.ranks.__getitem__)

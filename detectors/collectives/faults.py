@@ -90,11 +90,12 @@ class CollectiveFaults:
 def collective_vote(faults: list[CollectiveFault]) -> Vote:
     """The vote that tells `faults`, findings of one kind."""
     first = faults[0]
-    named: dict[int | None, Accused] = {}
+    named: dict[tuple[int | None, str], Accused] = {}
     for fault in faults:
         for one in fault.accused:
-            if one.rank not in named or named[one.rank].score < one.score:
-                named[one.rank] = one
+            who = one.rank, one.node if one.rank is None else ""
+            if who not in named or named[who].score < one.score:
+                named[who] = one
     suspects = tuple(
         Suspect(score=one.score, reason=one.reason or first.reason, rank=one.rank, node=one.node or None)
         for one in list(named.values())[:MAX_SUSPECTS]

@@ -41,6 +41,8 @@ class CollectiveFinding(msgspec.Struct, frozen=True, kw_only=True):
         Since when, as Unix seconds of the waiting ranks' own clocks.
     evidence : tuple of str
         One sentence for each suspected rank.
+    places : tuple of str
+        Suspected nodes where no rank is.
     """
 
     kind: CollectiveKind
@@ -53,6 +55,7 @@ class CollectiveFinding(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[int, ...] = ()
     time_s: float | None = None
     evidence: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
 
 def to_event(
@@ -87,11 +90,12 @@ def to_event(
     """
     known = nodes or {}
     ranks = finding.ranks[:MAX_RANKS_TOLD]
+    places = [known.get(rank, "") for rank in ranks] or list(finding.places[:MAX_RANKS_TOLD])
     identity = f"{job}/{finding.kind}/{finding.group}/{finding.op}/{finding.seq}/{ranks}"
     return EventRecord(
         id=hashlib.sha256(identity.encode()).hexdigest()[:16],
         job=job,
-        node=known.get(ranks[0], "") if ranks else "",
+        node=places[0] if places else "",
         time_s=time_s,
         kind="flight_recorder",
         rank=ranks[0] if ranks else None,
@@ -100,7 +104,7 @@ def to_event(
             "finding": finding.kind,
             "ranks": ",".join(map(str, ranks)),
             "scores": ",".join(f"{score:.3f}" for score in finding.scores[:MAX_RANKS_TOLD]),
-            "nodes": ",".join(known.get(rank, "") for rank in ranks),
+            "nodes": ",".join(places),
             "evidence": "\n".join(finding.evidence[:MAX_RANKS_TOLD]),
             "group": finding.group,
             "op": finding.op,
@@ -121,7 +125,7 @@ class Accused(msgspec.Struct):
 
 
 def accused_of(event: EventRecord) -> list[Accused]:
-    """The suspected ranks that an event of `to_event` names, most likely first; one without a rank if it names none.
+    """The suspects that an event of `to_event` names, most likely first: ranks, else nodes, else one that is neither.
 
     Raises
     ------
@@ -137,7 +141,9 @@ def accused_of(event: EventRecord) -> list[Accused]:
     nodes = str(fields.get("nodes") or "").split(",")
     reasons = str(fields.get("evidence") or "").split("\n")
     if not ranks:
-        return [Accused(None, event.node, 0.5, event.message)]
+        return [Accused(None, node, 0.5, event.message) for node in nodes if node] or [
+            Accused(None, event.node, 0.5, event.message)
+        ]
     return [
         Accused(rank, _at(nodes, place, ""), min(1.0, max(0.0, scores[place] if place < len(scores) else 0.5)),
                 _at(reasons, place, event.message))

@@ -1,6 +1,6 @@
-"""Who broke a collective, while the job is still there: dumps and RAS answers come in as events, findings go out.
+"""Who broke a collective, while the job is still there: dumps, RAS answers and counts come in, findings go out.
 
-Nothing is kept but what the events say, so a service that reads the log again finds the same.
+Nothing is kept but what records say, so a service that reads the log again finds the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from detectors.collectives import flight_recorder
 from detectors.collectives import ras as nccl_ras
+from detectors.collectives.count_watch import CountWatch
 from detectors.collectives.findings import EVENT_KIND, CollectiveFinding, to_event
 from detectors.collectives.flight_dump import read_dump
 from detectors.job.window import Window, job_duration_s
@@ -49,10 +50,11 @@ class Dump(msgspec.Struct):
 
 
 class LiveCollectives:
-    """Dumps and RAS answers of one job, and what they say.
+    """Dumps, RAS answers and counts of calls of one job, and what they say.
 
     A dump that a rank was asked for only explains a hang that another detector sees, as asking happens on suspicion;
-    one that PyTorch wrote by itself, as its watchdog gave up, and RAS speak for themselves if the job stands still.
+    one that PyTorch wrote by itself, as its watchdog gave up, RAS and counts speak for themselves if the job stands
+    still.
 
     Parameters
     ----------
@@ -67,6 +69,8 @@ class LiveCollectives:
         self._explanation: tuple[EventRecord, ...] = ()
         self._ras: tuple[float, bytes] | None = None
         self._ras_before: tuple[float, bytes] | None = None
+        self._counts = CountWatch()
+        self._counted: tuple[EventRecord, ...] = ()  # what the counts say to explain a hang
 
     def follow(self, window: Window) -> tuple[EventRecord, ...]:
         """Take in the window's events; findings that are certain by themselves, to be judged with this window."""
@@ -86,15 +90,23 @@ class LiveCollectives:
             else:
                 self._explanation = ()
                 out.extend(found)
-        return tuple(out)
+        return (*out, *self._of_counts(window))
+
+    def _of_counts(self, window: Window) -> tuple[EventRecord, ...]:
+        """What the counts tell by themselves; what only explains a hang that others see is kept for `explain`."""
+        certain, said = self._counts.follow(window), self._counts.explanation
+        found = () if said is None else self._events([said], window, window.end_s, "nccl_counts")
+        self._counted = () if certain is not None else found
+        return found if certain is not None else ()
 
     def explain(self, votes: Mapping[str, Vote]) -> tuple[EventRecord, ...]:
-        """What the dumps that were asked for say, once, if some of `votes` sees a hang."""
-        if not self._explanation:
+        """What counts and the dumps that were asked for say, once, if some of `votes` sees a hang."""
+        if not self._explanation and not self._counted:
             return ()
         if not any(vote.opinion == "anomalous" and vote.kind in _HANGS for vote in votes.values()):
             return ()
-        told, self._explanation = self._explanation, ()
+        told = (*self._explanation, *self._counted)
+        self._explanation = self._counted = ()
         return told
 
     # -- taking in

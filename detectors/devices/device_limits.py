@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from detectors.devices.contract_stream import device_records
 from detectors.devices.limits import Limit, LimitMemory, shipped_limits
+from detectors.devices.signs import AT_WORK, BUSY
 from detectors.job.packed import pack, unpack
 from detectors.job.samples import Entity, FamilySamples, name_of
 from detectors.job.window import Window
@@ -37,7 +38,8 @@ class DeviceLimits:
 
         leave_out: tuple[str, ...] = ()
 
-    role = Role(reads="samples", opens=("hard",), metrics=tuple(dict.fromkeys(one.metric for one in shipped_limits())))
+    metrics = tuple(dict.fromkeys([*(one.metric for one in shipped_limits()), *AT_WORK]))
+    role = Role(reads="samples", opens=("hard",), metrics=metrics)
     contract_stream = staticmethod(device_records)
 
     def __init__(self, config: Config) -> None:
@@ -109,11 +111,12 @@ class DeviceLimits:
         self._seen = True
         self._entities.setdefault(samples.family, {}).update(zip(samples.rows.tolist(), samples.entities, strict=True))
         past = samples.values.shape[2] - samples.fresh
+        idle = _idle(samples)[:, past:]
         for limit in wanted:
             memory = self._memory.setdefault((samples.family, limit.id), LimitMemory(limit))
             values = samples.values[:, samples.names.index(limit.metric), past:]
             for place in range(samples.fresh):
-                memory.take(samples.rows, values[:, place], samples.times_s[:, place])
+                memory.take(samples.rows, values[:, place], samples.times_s[:, place], idle[:, place])
         self._now_s = float(np.fmax.reduce(samples.times_s, axis=None, initial=self._now_s))
 
     def _look(self) -> list[list[Breach]]:
@@ -129,6 +132,14 @@ class DeviceLimits:
                     own[family, row] = breach
         groups = [sorted(own.values(), key=lambda one: (one[0].severity, one[3])) for own in found.values()]
         return sorted(groups, key=lambda group: (group[0][0].severity, group[0][0].kind))
+
+
+def _idle(samples: FamilySamples) -> npt.NDArray[np.bool_]:
+    """Which devices are known not to be at work [rows, samples]."""
+    told = [samples.values[:, samples.names.index(name)] for name in AT_WORK if name in samples.names]
+    if not told:
+        return np.zeros((len(samples.rows), samples.values.shape[2]), dtype=np.bool_)
+    return np.asarray(np.fmax.reduce(told) < BUSY)
 
 
 def _vote(group: list[Breach]) -> Vote:

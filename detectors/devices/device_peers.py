@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,8 @@ _SAYS: Final = {
     "hot": "{size:.0f} °C where its busy peers have {middle:.0f}",
     "throttled": "its clocks are held down",
     "narrow": "{size:.0f} PCIe lanes where its peers have {middle:.0f}",
-    "down": "not active (state {size:.0f}) while the ports of this name on other nodes are",
-    "slow_link": "runs at {size:.0f} Gb/s where the ports of this name on other nodes have {middle:.0f}",
+    "down": "not active (state {size:.0f}) while the ports of this name on like nodes are",
+    "slow_link": "runs at {size:.0f} Gb/s where the ports of this name on like nodes have {middle:.0f}",
 }
 _UNIT: Final = {"clock_low": 1e6, "memory_clock_low": 1e6, "slow_link": 1.25e8}
 _METRIC: Final = {
@@ -116,11 +117,15 @@ class DevicePeers:
             if not np.isfinite(now_s) or now_s - family.times_s[-1] < EVERY_S:
                 continue
             now = family.now(now_s)
-            if name == "gpu":
-                found = gpu_signs(now, family.roles)
-            else:
-                found = nic_signs(now, [one.device or "" for one in family.entities])
+            found = gpu_signs(now, family.roles) if name == "gpu" else nic_signs(now, self._kinds_of_ports())
             family.note(now_s, found)
+
+    def _kinds_of_ports(self) -> list[str]:
+        """Name of each port, and what GPUs its node has: a login node's ports are not those of a node with eight."""
+        gpus, fitted = self._families["gpu"], dict[str | None, Counter[str]]()
+        for one, role in zip(gpus.entities, gpus.roles, strict=True):
+            fitted.setdefault(one.node, Counter())[role if one.rank is None else ""] += 1
+        return [f"{one.device} {sorted(fitted.get(one.node, {}).items())}" for one in self._families["nic"].entities]
 
     def _look(self) -> dict[IncidentKind, list[Accused]]:
         """Who is accused, by kind."""

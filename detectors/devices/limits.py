@@ -17,6 +17,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.records import IncidentKind, Severity
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 FILE: Final = Path(__file__).with_name("limits.toml")
 BUCKETS: Final = 12  # of the time in which growth is counted
@@ -95,6 +96,8 @@ class LimitMemory:
         Its newest sample of the metric.
     value : float array [rows]
         That sample, or the growth counted.
+    peer : float array [rows]
+        That sample, if the device was at work then: what others are held against.
     buckets, bucket : arrays [rows, BUCKETS], [rows]
         Growth by stretches of time, and the newest stretch's number.
     """
@@ -103,15 +106,17 @@ class LimitMemory:
     since_s: Floats = field(default_factory=_none)
     seen_s: Floats = field(default_factory=_none)
     value: Floats = field(default_factory=_none)
+    peer: Floats = field(default_factory=_none)
     buckets: Floats = field(default_factory=lambda: np.zeros((0, BUCKETS)))
     bucket: Floats = field(default_factory=_none)
 
-    def take(self, rows: Rows, values: Floats, times_s: Floats) -> None:
-        """Samples of one moment: ``values [n]`` of the devices `rows`, taken at ``times_s [n]``."""
+    def take(self, rows: Rows, values: Floats, times_s: Floats, idle: Flags | None = None) -> None:
+        """Samples of one moment: ``values [n]`` of the devices `rows`, taken at ``times_s [n]``, and who was `idle`."""
         self._room(int(rows.max(initial=-1)) + 1)
         known = np.isfinite(values) & ~(times_s <= self.seen_s[rows])
         if self.limit.above is not None:
-            self._level(rows[known], values[known], times_s[known], self._apart(values)[known])
+            self.peer[rows[known]] = np.where(False if idle is None else idle, np.nan, values)[known]
+            self._level(rows[known], values[known], times_s[known])
         else:
             self._growth(rows[known], values[known], times_s[known])
         self.seen_s[rows[known]] = times_s[known]
@@ -125,7 +130,7 @@ class LimitMemory:
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays for `restore`."""
-        names = ("since_s", "seen_s", "value", "buckets", "bucket")
+        names = ("since_s", "seen_s", "value", "peer", "buckets", "bucket")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -135,15 +140,15 @@ class LimitMemory:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _apart(self, values: Floats) -> npt.NDArray[np.bool_]:
-        """Whether each value is as far above the others' median as the limit asks."""
-        if self.limit.hotter is None or not np.isfinite(values).any():
+    def _apart(self, values: Floats, now_s: float) -> Flags:
+        """Whether each value is as far above the median of all devices at work as the limit asks."""
+        if self.limit.hotter is None:
             return np.ones(values.size, dtype=np.bool_)
-        with np.errstate(invalid="ignore"):
-            return np.asarray(values - np.nanmedian(values) > self.limit.hotter)
+        peers = self.peer[np.isfinite(self.peer) & ~(now_s - self.seen_s >= GONE_S)]
+        return np.asarray(values - (np.median(peers) if peers.size else np.nan) > self.limit.hotter)
 
-    def _level(self, rows: Rows, values: Floats, times_s: Floats, apart: npt.NDArray[np.bool_]) -> None:
-        over = (values > self.limit.bar) & apart
+    def _level(self, rows: Rows, values: Floats, times_s: Floats) -> None:
+        over = (values > self.limit.bar) & self._apart(values, float(times_s.max(initial=-np.inf)))
         since_s = self.since_s[rows]
         self.since_s[rows] = np.where(over, np.where(np.isnan(since_s), times_s, since_s), np.nan)
         self.value[rows] = values
@@ -154,9 +159,11 @@ class LimitMemory:
         passed = np.where(np.isnan(self.bucket[rows]), BUCKETS, number - self.bucket[rows])
         age = np.mod(number[:, None] - np.arange(BUCKETS), BUCKETS)  # of each bucket: 0 is the newest
         kept = np.where(age < passed[:, None], 0.0, self.buckets[rows])
-        elapsed_s = np.nan_to_num(times_s - self.seen_s[rows])
+        # Nobody knows when it grew between two samples: evenly, and what is before the stretch is not of it.
+        elapsed_s = np.minimum(np.nan_to_num(times_s - self.seen_s[rows]), self.limit.over_s)
         grown = np.maximum(rates, 0.0) * elapsed_s
-        kept[np.arange(rows.size), np.mod(number, BUCKETS).astype(np.int64)] += grown
+        spread = np.clip(passed, 1, BUCKETS)[:, None]
+        kept += np.where(age < spread, grown[:, None] / spread, 0.0)
         total = kept.sum(axis=1)
         since_s = self.since_s[rows]
         self.since_s[rows] = np.where(total > 1e-6, np.where(np.isnan(since_s), times_s, since_s), np.nan)
@@ -166,6 +173,6 @@ class LimitMemory:
         more = size - self.since_s.size
         if more <= 0:
             return
-        for name in ("since_s", "seen_s", "value", "bucket"):
+        for name in ("since_s", "seen_s", "value", "peer", "bucket"):
             setattr(self, name, np.append(getattr(self, name), np.full(more, np.nan)))
         self.buckets = np.concatenate([self.buckets, np.zeros((more, BUCKETS))])

@@ -13,6 +13,7 @@ Found = dict[str, tuple[Flags, Floats, Floats]]
 """By sign: who shows it, the values, and the median of each one's peers."""
 
 LEAST_PEERS: Final = 4
+AT_WORK: Final = ("gpu_utilization_ratio", "gpu_engine_active_ratio")
 BUSY: Final = 0.5  # share of time in which a kernel runs; clocks of idle GPUs say nothing
 WIDTHS: Final = 5.0  # robust standard deviations from the median (1.4826 times the median distance from it)
 ODD_SHARE: Final = 0.2  # if more than these differ, it is other work, not a fault
@@ -27,8 +28,7 @@ UNLIKE: Final = (
 )
 THROTTLED: Final = ("gpu_throttle_thermal_state", "gpu_throttle_hardware_state")
 GPU_METRICS: Final = (
-    "gpu_utilization_ratio", "gpu_engine_active_ratio", *(row[1] for row in UNLIKE), *THROTTLED,
-    "gpu_pcie_link_width_count",
+    *AT_WORK, *(row[1] for row in UNLIKE), *THROTTLED, "gpu_pcie_link_width_count",
 )  # fmt: skip
 GPU_SIGNS: Final = (*(row[0] for row in UNLIKE), "throttled", "narrow")
 NIC_METRICS: Final = ("nic_rdma_link_state", "nic_rdma_rate_bytes_per_second")
@@ -40,13 +40,14 @@ def gpu_signs(now: dict[str, Floats], roles: list[str]) -> Found:
 
     A clock is slow only where no more power is drawn than by the peers: who draws more works harder.
     """
-    busy = np.fmax(now["gpu_utilization_ratio"], now["gpu_engine_active_ratio"]) >= BUSY
+    busy = np.fmax(*(now[name] for name in AT_WORK)) >= BUSY
     codes = np.unique(np.array(roles, dtype=object).astype(str), return_inverse=True)[1]
     none = np.zeros(busy.size, dtype=np.bool_), np.full(busy.size, np.nan), np.full(busy.size, np.nan)
     found: Found = {sign: (none[0].copy(), none[1].copy(), none[2].copy()) for sign in GPU_SIGNS}
     for code in range(int(codes.max(initial=-1)) + 1):
         peers = busy & (codes == code)
-        harder = _beyond(now["gpu_power_watts"], peers, (0.05, True, 1))[0]
+        # However widely the peers' own work is spread: this sign is there to spare, not to accuse.
+        harder = _beyond(now["gpu_power_watts"], peers, (0.05, True, 1), widths=0.0)[0]
         for sign, metric, least, share, side in UNLIKE:
             flags, middle = _beyond(now[metric], peers, (least, share, side))
             if sign.endswith("clock_low"):
@@ -60,9 +61,9 @@ def gpu_signs(now: dict[str, Floats], roles: list[str]) -> Found:
     return found
 
 
-def nic_signs(now: dict[str, Floats], devices: list[str]) -> Found:
-    """Signs of ports among those of the same name on other nodes."""
-    codes = np.unique(np.array(devices, dtype=object).astype(str), return_inverse=True)[1]
+def nic_signs(now: dict[str, Floats], kinds: list[str]) -> Found:
+    """Signs of ports among those of the same kind: of one name, on nodes that are fitted out alike."""
+    codes = np.unique(np.array(kinds, dtype=object).astype(str), return_inverse=True)[1]
     found: Found = {}
     for sign, metric in zip(NIC_SIGNS, NIC_METRICS, strict=True):
         values = now[metric]
@@ -99,8 +100,8 @@ def below_usual(values: Floats, peers: Flags) -> tuple[Flags, float]:
     return flags, usual
 
 
-def _beyond(values: Floats, peers: Flags, rule: tuple[float, bool, int]) -> tuple[Flags, float]:
-    """Who among `peers` lies beyond the median by more than `rule` (least, whether a share, side) and their spread."""
+def _beyond(values: Floats, peers: Flags, rule: tuple[float, bool, int], widths: float = WIDTHS) -> tuple[Flags, float]:
+    """Who among `peers` is beyond the median by `rule` (least, whether a share, side) and `widths` of spread."""
     least, share, side = rule
     known = peers & np.isfinite(values)
     flags = np.zeros(values.size, dtype=np.bool_)
@@ -109,7 +110,7 @@ def _beyond(values: Floats, peers: Flags, rule: tuple[float, bool, int]) -> tupl
     own = values[known]
     middle = float(np.median(own))
     spread = 1.4826 * float(np.median(np.abs(own - middle)))
-    flags[known] = side * (own - middle) > max(WIDTHS * spread, least * middle if share else least)
+    flags[known] = side * (own - middle) > max(widths * spread, least * middle if share else least)
     return flags, middle
 
 

@@ -16,6 +16,7 @@ MAX_SUSPECTS: Final = 16
 OLD_S: Final = 7200.0  # Xid lines older than this are from before (Azure NHC ignores them after 2 h)
 BURST_S: Final = 180.0  # repeats of an Xid within this count once (NVSentinel, health-events-analyzer)
 PIPELINE: Final = "pipeline"
+FABRIC: Final = "fabric"  # of its own: that a GPU is back in its fabric takes no other NVLink error away
 REPEATS: Final = 5  # bursts within a day that make a watched Xid an incident (NVSentinel)
 
 
@@ -51,10 +52,14 @@ class DeviceFaults:
         """Take in an event about a device; others are left alone."""
         if event.kind == "xid":
             self._take_xid(event, window)
-        elif event.kind in {"link_down", "device_lost", "heartbeat_lost"}:
+        elif event.kind in {"link_down", "fabric_down", "device_lost", "heartbeat_lost"}:
             self._take_device(event)
         elif event.kind == "link_up":
             self._devices.pop(f"nic_down/{event.node}/{event.device}", None)
+        elif event.kind == "fabric_up":
+            self._devices.pop(f"{FABRIC}/{event.node}/{event.device}", None)
+        elif event.kind == "device_back":
+            self._devices.pop(f"gpu_lost/{event.node}/{event.device}", None)
         elif event.kind == "restart" and event.fields.get("stage") == "done":
             self._devices.clear()  # the job runs on what the launcher chose; what is still broken will say so
 
@@ -141,13 +146,14 @@ class DeviceFaults:
     def _take_device(self, event: EventRecord) -> None:
         table: dict[str, tuple[IncidentKind, Severity, str]] = {
             "link_down": ("nic_down", "sev2", "the link went down"),
+            "fabric_down": ("nvlink_error", "sev2", "it is in trouble in its NVLink fabric"),
             "device_lost": ("gpu_lost", "sev1", "the driver has lost the device"),
             "heartbeat_lost": ("node_lost", "sev1", "no heartbeat any more"),
         }
         kind, severity, what = table[event.kind]
         reason = f"{name_of(event.node, event.device)}: {event.message[:200] or what}"
         self._devices.setdefault(
-            f"{kind}/{event.node}/{event.device}",
+            f"{FABRIC if event.kind == 'fabric_down' else kind}/{event.node}/{event.device}",
             DeviceFault(kind, severity, event.node, event.device, event.rank, event.time_s, reason),
         )
 

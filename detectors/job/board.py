@@ -63,7 +63,7 @@ class MetricBoard:
         table = np.array(record.values, dtype=np.float64)
         table[np.isinf(table)] = np.nan
         measured = ~np.isnan(table)
-        key = (record.node, record.devices, record.names, record.ranks)
+        key = (record.node, record.devices, record.names, record.ranks, record.models)
         layout = self._layouts.get(key)
         if layout is None or (measured & ~layout.seen).any():
             layout = self._layouts[key] = self._laid_out(record, measured if layout is None else measured | layout.seen)
@@ -88,7 +88,7 @@ class MetricBoard:
 
     def _laid_out(self, record: MetricsRecord, seen: npt.NDArray[np.bool_]) -> _Layout:
         """Where a record's devices and metrics go, of those ``seen [names, devices]`` to have been measured."""
-        ranks = record.ranks if len(record.ranks) == len(record.devices) else (None,) * len(record.devices)
+        entities = _entities(record)
         members: dict[str, list[int]] = {}
         for place in np.flatnonzero(seen.any(axis=0)).tolist():
             # What a device has itself says more of what it is than what its neighbours have.
@@ -109,7 +109,7 @@ class MetricBoard:
             if len(family.entities) + len(places) > MAX_ENTITIES or len({*family.names, *metrics}) > MAX_METRICS:
                 self.odd += 1
                 continue
-            rows = [family.add_entity(record.node or None, record.devices[one] or None, ranks[one]) for one in places]
+            rows = [family.add_entity(*entities[one]) for one in places]
             columns = [family.add_metric(metric) for metric in metrics]
             layout.parts.append((family, _places(places), _places(wanted), _places(rows), _places(columns)))
         return layout
@@ -122,7 +122,9 @@ class MetricBoard:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for number, (name, family) in enumerate(self._families.items()):
             size, width = len(family.entities), len(family.names)
-            plain["families"][name] = {"entities": [list(one) for one in family.entities], "names": family.names}
+            plain["families"][name] = {
+                "entities": [list(one) for one in family.entities], "names": family.names, "models": family.models,
+            }  # fmt: skip
             arrays |= {f"{number}/{part}": getattr(family, part)[:size, :width] for part in (*CUBE, *BY_METRIC)}
             arrays |= {f"{number}/{part}": getattr(family, part)[:size] for part in BY_ENTITY}
         return pack("metric_board", plain, arrays)
@@ -140,8 +142,9 @@ class MetricBoard:
         try:
             for number, (name, one) in enumerate(plain["families"].items()):
                 family = families[name] = FamilyRing(int(plain["samples"]))
-                for node, device, rank in one["entities"]:
-                    family.add_entity(node, device, rank)
+                models = one.get("models") or [""] * len(one["entities"])
+                for (node, device, rank), model in zip(one["entities"], models, strict=True):
+                    family.add_entity(node, device, rank, model)
                 for metric in one["names"]:
                     family.add_metric(metric)
                 size, width = len(family.entities), len(family.names)
@@ -153,6 +156,15 @@ class MetricBoard:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DetectorError(f"state of the metric board is damaged: {error}") from error
         self._families, self._layouts = families, OrderedDict()
+
+
+def _entities(record: MetricsRecord) -> list[tuple[str | None, str | None, int | None, str]]:
+    """Node, device, rank and model of each device of a record."""
+    size = len(record.devices)
+    ranks = record.ranks if len(record.ranks) == size else (None,) * size
+    models = record.models if len(record.models) == size else ("",) * size
+    named = zip(record.devices, ranks, models, strict=True)
+    return [(record.node or None, device or None, rank, model) for device, rank, model in named]
 
 
 def _places(values: list[int]) -> Rows:

@@ -46,6 +46,7 @@ class FamilyRing:
 
     samples: int
     entities: list[Entity] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)  # what each entity's maker calls it; empty if nobody says
     row: dict[tuple[str | None, str | None, int | None], int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     column: dict[str, int] = field(default_factory=dict)
@@ -64,16 +65,18 @@ class FamilyRing:
         self.count, self.taken = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self.base, self.base_s, self.now, self.now_s = (np.zeros((0, 0)) for _ in range(4))
 
-    def add_entity(self, node: str | None, device: str | None, rank: int | None) -> int:
+    def add_entity(self, node: str | None, device: str | None, rank: int | None, model: str = "") -> int:
         """The row of an entity; a device keeps its row whichever rank uses it."""
         key = (node, device, None if device else rank)
         row = self.row.get(key)
         if row is None:
             row = self.row[key] = len(self.entities)
             self.entities.append(Entity(node, device, rank))
+            self.models.append(model)
             self._room()
         elif rank is not None and self.entities[row].rank != rank:
             self.entities[row] = Entity(node, device, rank)
+        self.models[row] = model or self.models[row]
         return row
 
     def add_metric(self, name: str) -> int:
@@ -133,6 +136,11 @@ class FamilyRing:
         right = measured & (grown >= 0.0) & (elapsed_s > 0.0)
         return np.where(right, np.divide(grown, elapsed_s, out=np.zeros_like(grown), where=right), np.nan)
 
+    def _role(self, row: int, roles: dict[int, str]) -> str:
+        rank = self.entities[row].rank
+        own = "" if rank is None else roles.get(rank, "")
+        return " ".join(word for word in (own, self.models[row]) if word)
+
     def take(self, name: str, roles: dict[int, str], history: int) -> list[FamilySamples]:
         """What is new, entities with equally many new samples together."""
         size = len(self.entities)
@@ -156,7 +164,7 @@ class FamilyRing:
                     names=tuple(self.names),
                     rows=rows,
                     entities=entities,
-                    roles=tuple(roles.get(one.rank, "") if one.rank is not None else "" for one in entities),
+                    roles=tuple(self._role(row, roles) for row in rows.tolist()),
                     values=values,
                     times_s=self.times[rows[:, None], places[:, past:]],
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,11 @@ import numpy.typing as npt
 
 from trainwarden.errors import DetectorError
 
+# What msgspec, numpy and zipfile make of damage; the last two where it looks compressed or encrypted.
+_DAMAGE = (
+    msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error,
+    RuntimeError,
+)  # fmt: skip
 MAX_STATE_BYTES = 1 << 30  # 16,384 ranks need about 200 MB; anything above is no state of ours
 
 
@@ -52,5 +58,5 @@ def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArr
             with np.load(io.BytesIO(raw["arrays"]), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
         return dict(raw["plain"]), arrays
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise DetectorError(f"state of {kind} is damaged: {error}") from error

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from detectors.job.clocks import MAX_TIME_S
 from trainwarden.records import HeartbeatRecord
 
 Ints = npt.NDArray[np.int64]
@@ -22,6 +23,7 @@ PHASES: Final = ("start", "compute", "wait", "checkpoint", "data", "evaluation",
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 WAIT: Final = PHASE_CODE["wait"]
 EXIT: Final = PHASE_CODE["exit"]
+MAX_COUNT: Final = 2**53  # larger numbers are damage
 KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 
 
@@ -172,6 +174,14 @@ class NodeBeats:
             gone=np.array([states[i] in {"Z", "X"} for i in keep]),
             cpu_s=np.array([cpu[i] for i in keep], dtype=np.float64),
         )
+
+
+def damaged(record: HeartbeatRecord) -> bool:
+    """Whether a heartbeat contradicts itself, or holds what cannot be."""
+    size = len(record.ranks)
+    lanes = (record.incarnations, record.steps, record.phases, record.phase_since_s, record.calls)
+    impossible = any(not 0 <= count < MAX_COUNT for count in (*record.steps, *record.calls))
+    return impossible or record.time_s > MAX_TIME_S or any(len(lane) != size for lane in lanes)
 
 
 def node_clock_s(record: HeartbeatRecord) -> float:

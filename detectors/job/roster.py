@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class Roster:
     Attributes
     ----------
     ranks, nodes, roles, incarnations : lists, one entry a column
+    bases : list of (str, str), one entry a column
+        Where the newest steps' times come from, and what the rank computes on behind the host's back.
     column : dict of int to int
         Column of each rank.
     ended, clean : bool [room]
@@ -53,6 +55,7 @@ class Roster:
         self.column: dict[int, int] = {}
         self.nodes: list[str] = []
         self.roles: list[str] = []
+        self.bases: list[tuple[str, str]] = []
         self.incarnations: list[str] = []
         self.ended = np.zeros(0, dtype=np.bool_)
         self.clean = np.zeros(0, dtype=np.bool_)
@@ -74,6 +77,7 @@ class Roster:
                 self.ranks.append(rank)
                 self.nodes.append(node)
                 self.roles.append(role)
+                self.bases.append(("", ""))
                 self.incarnations.append("")
             elif self.nodes[column] != node:
                 self.nodes[column] = node
@@ -82,6 +86,10 @@ class Roster:
             out.append(column)
         self._widen(len(self.ranks))
         return out
+
+    def told(self) -> dict[str, Any]:
+        """What a window shows of the columns."""
+        return {"nodes": tuple(self.nodes), "roles": tuple(self.roles), "bases": tuple(self.bases)}
 
     def said_roles(self) -> dict[int, str]:
         """The role of every rank that has said one."""

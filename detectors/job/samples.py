@@ -50,7 +50,7 @@ class FamilySamples:
         Place of each entity in the board's list of the family; never changes while the job lasts.
     entities : tuple of Entity, length r
     roles : tuple of str, length r
-        Ranks of one role behave alike; empty where nothing is known.
+        Ranks of one role behave alike, and so do devices of one model; empty where nothing is known.
     values : float array [r, d, m + k]
         The newest m + k samples, NaN where not measured, oldest first; the last k are new.
     times_s : float array [r, k]

@@ -10,18 +10,27 @@ from typing import Final
 
 import numpy as np
 
+from detectors.calls.board import CallBoard
 from detectors.job.board import HISTORY, MetricBoard
+from detectors.job.clocks import MAX_TIME_S, NodeClocks
 from detectors.job.news import News
-from detectors.job.rings import EXIT, PHASE_CODE, HeartbeatBoard, NodeBeats, node_clock_s
+from detectors.job.phase import phase
+from detectors.job.rings import COLUMNS, HeartbeatBoard, NodeBeats, damaged, node_clock_s
 from detectors.job.roster import MAX_RANKS, Roster
 from detectors.job.silence import Silence
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
 from detectors.job.window import Window
-from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
+from trainwarden.records import (
+    CollectivesRecord,
+    EventRecord,
+    HeartbeatRecord,
+    IterationRecord,
+    LogRecord,
+    MetricsRecord,
+    Record,
+)
 
 PLAN_STEPS: Final = 3  # steps in which ranks may still be changing over to a new micro-batch plan
-MAX_COUNT: Final = 2**53  # larger numbers are damage
-MAX_TIME_S: Final = 1e11  # far beyond any clock
 
 
 class JobState:
@@ -29,8 +38,6 @@ class JobState:
 
     Parameters
     ----------
-    job : str
-        The job's name.
     rows : int
         Closed steps that are kept.
     """
@@ -43,16 +50,20 @@ class JobState:
         self.world_size = 0
         self._size_at_s = float("-inf")
         self.restarts = 0
+        self._clocks = NodeClocks()
         self._silence = Silence()
         self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
         self._steps = StepAssembly(rows)
         self._board = HeartbeatBoard()
         self._samples = MetricBoard()
+        self._calls = CallBoard()
         self._roster = Roster()
         self._news = News()
 
-    def feed(self, record: Record) -> None:
-        """Take in one record of this job."""
+    def feed(self, record: Record, at_s: float | None = None) -> None:
+        """Take in one record of this job; `at_s` is its stamp of the bus, None where one clock has told all."""
+        if at_s is not None:
+            record = self._clocks.on_bus(record, at_s)
         if isinstance(record, IterationRecord):
             self._feed_iterations(record)
         elif isinstance(record, HeartbeatRecord):
@@ -63,6 +74,8 @@ class JobState:
             self._feed_event(record)
         elif isinstance(record, MetricsRecord):
             self._feed_metrics(record)
+        elif isinstance(record, CollectivesRecord):
+            self._feed_collectives(record)
 
     def window(self, now_s: float, *, with_samples: bool = True, history: int = HISTORY, last: bool = False) -> Window:
         """Close what can be closed and show everything; new lines, events and metrics are shown once.
@@ -70,33 +83,29 @@ class JobState:
         Metric samples are gathered only `with_samples`, as without models nobody looks at them; until then the board
         keeps the newest. `history` older ones come along. `last` says that nothing will come after this window.
         """
-        size = len(self._roster.ranks)
-        self._steps.close(~self._roster.ended[:size], everyone_known=self.world_size <= size)
+        size, ended = len(self._roster.ranks), self._roster.ended[: len(self._roster.ranks)]
+        live = ~ended & ~self._board.gone[:size]
+        calls = self._calls.close(live, last or self.finished)
+        self._steps.close(~ended, self.world_size <= size, [one.step for one in calls])
         ring = self._steps.ring
-        values = ring.values[:, :, :size]
-        logs, events, metrics = self._news.take()
+        values, (logs, events, metrics) = ring.values[:, :, :size], self._news.take()
         values.flags.writeable = False
         return Window(
             job=self.job,
             now_s=now_s,
             end_s=self.end_s,
             watermark_s=self.end_s - LATE_S,
-            phase=self._phase(size),
+            phase=phase(self._steps, self._board.phase[:size][~ended], self.finished, size + self.world_size > 0),
             ranks=np.array(self._roster.ranks, dtype=np.int64),
-            nodes=tuple(self._roster.nodes),
-            roles=tuple(self._roster.roles),
+            **self._roster.told(),
             own_end_s=self._steps.own_end_s[:size],
-            live=~self._roster.ended[:size] & ~self._board.gone[:size],
+            live=live,
             ended_cleanly=self._roster.clean[:size],
             first_seq=ring.first_seq,
             steps=ring.steps,
             epochs=ring.epochs,
             ends_s=ring.ends_s,
-            duration_s=values[0],
-            compute_s=values[1],
-            wait_s=values[2],
-            pause_s=values[3],
-            micro_batches=values[4],
+            **dict(zip(COLUMNS, values, strict=True)),
             quiet_rows=ring.quiet,
             repaced_rows=ring.repaced,
             beats=self._board,
@@ -105,6 +114,8 @@ class JobState:
             logs=logs,
             events=events,
             metrics=metrics,
+            calls=calls,
+            counts=self._calls.view() if self._calls.heard else None,
             samples=tuple(self._samples.take(self._roster.said_roles(), history)) if with_samples else (),
             last=last,
             finished=self.finished,
@@ -117,15 +128,16 @@ class JobState:
         return float(np.nan_to_num(self._board.still_s, nan=np.inf).min(initial=np.inf)) if self._board.heard else 0.0
 
     def take_counts(self) -> dict[str, int]:
-        """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd`` there were since the last call."""
-        counts, self._steps.counts = self._steps.counts, Counter()
-        counts.update({"late": self._samples.late, "odd": self._samples.odd})
+        """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd``, ``lost`` there were since the last call."""
+        counts = self._steps.counts + self._calls.counts + Counter(late=self._samples.late, odd=self._samples.odd)
+        self._steps.counts, self._calls.counts = Counter(), Counter()
         self._samples.late = self._samples.odd = 0
         return dict(+counts)
 
     def count_silence(self, elapsed_s: float) -> None:
         """Let `elapsed_s` of watched time pass for every node that has not been heard since the last call."""
         self._silence.passed(elapsed_s)
+        self._calls.passed(elapsed_s)
 
     def _heard(self, time_s: float) -> None:
         if self.end_s < time_s < MAX_TIME_S:
@@ -140,6 +152,7 @@ class JobState:
         if room > have:
             self._board.widen(room)
             self._steps.widen(room)
+            self._calls.widen(room)
         return out
 
     def _same_life(self, column: int, incarnation: str) -> bool:
@@ -147,6 +160,7 @@ class JobState:
         life = self._roster.live(column, incarnation)
         if life == "next":
             self._steps.new_life(column)
+            self._calls.new_life(column)
         return life != "past"
 
     def _no_room(self, ranks: tuple[int, ...]) -> bool:
@@ -162,6 +176,7 @@ class JobState:
         if not self._same_life(column, record.incarnation):
             self._steps.counts["late"] += len(record.steps)
             return
+        self._roster.bases[column] = record.basis, record.accelerator
         size = len(record.steps)
         optional = (record.compute_s, record.wait_s, record.pause_s, record.micro_batches)
         lanes = [lane if len(lane) == size else (None,) * size for lane in optional]
@@ -177,11 +192,8 @@ class JobState:
 
     def _feed_heartbeat(self, record: HeartbeatRecord) -> None:
         self._silence.heard(record.node)
-        size = len(record.ranks)
-        lanes = (record.incarnations, record.steps, record.phases, record.phase_since_s, record.calls)
-        damaged = any(not 0 <= count < MAX_COUNT for count in (*record.steps, *record.calls))
-        if not size or damaged or record.time_s > MAX_TIME_S or any(len(lane) != size for lane in lanes):
-            self._steps.counts["odd"] += bool(size)
+        if not record.ranks or damaged(record):
+            self._steps.counts["odd"] += bool(record.ranks)
             return
         if self._no_room(record.ranks):
             return
@@ -268,22 +280,16 @@ class JobState:
             self._steps.counts["odd"] += 1
         self._heard(record.time_s)
 
-    # -- windows ---------------------------------------------------------------------------------------------
+    def _feed_collectives(self, record: CollectivesRecord) -> None:
+        if self._no_room((record.rank,)):
+            return
+        (column,) = self._columns((record.rank,), record.node)
+        if not self._same_life(column, record.incarnation):
+            self._steps.counts["late"] += 1
+        elif self._calls.feed(record, column):
+            self._heard(record.time_s)
 
-    def _phase(self, size: int) -> str:
-        if self._steps.restarting:
-            return "restart"
-        alive = self._board.phase[:size][~self._roster.ended[:size]]
-        if self.finished:
-            return "ended"
-        if bool((alive == EXIT).any()):
-            return "exit"
-        if self._steps.quiet_left > 0 and (size or self.world_size):  # without any rank no start can be seen
-            return "start"
-        for name in ("checkpoint", "evaluation", "data"):
-            if (alive == PHASE_CODE[name]).any():
-                return name
-        return ""
+    # -- windows ---------------------------------------------------------------------------------------------
 
     def _live_silence(self, size: int) -> dict[str, float]:
         if self.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ class StepAssembly:
         self.quiet_left = WARM_UP_STEPS
         self.repaced_left = 0
         self.restarting = False
+        self._sampled: Sequence[int] = []  # the first step of which only calls were told
         self._pending: dict[tuple[int, int], Pending] = {}
         self._closed: tuple[int, int] = (-1, -1)
         self._epoch = np.zeros(0, dtype=np.int64)
@@ -81,7 +83,7 @@ class StepAssembly:
     def new_life(self, column: int) -> None:
         """The rank of `column` runs in a new process: it may go back to earlier steps."""
         self._begun[column] = False
-        self.quiet_left = WARM_UP_STEPS
+        self.quiet_left, self._sampled = WARM_UP_STEPS, []
 
     def feed(self, column: int, step: int, end_s: float, cell: list[float]) -> None:
         """Take in one step of one rank; `cell` as in `COLUMNS`."""
@@ -109,8 +111,12 @@ class StepAssembly:
         pending.values[:, column], pending.ends_s[column], pending.seen[column] = cell, end_s, True
         self._last_end_s[column] = np.fmax(self._last_end_s[column], end_s)
 
-    def close(self, alive: npt.NDArray[np.bool_], everyone_known: bool) -> None:
-        """Move into the ring what every rank of `alive` [ranks] has reported, and what is too old to wait for."""
+    def close(self, alive: npt.NDArray[np.bool_], everyone_known: bool, sampled: Sequence[int] = ()) -> None:
+        """Move into the ring what every rank of `alive` [ranks] has reported, and what is too old to wait for.
+
+        Of the steps `sampled` the collective calls are told; where nothing else is, they tell that steps pass.
+        """
+        self._count_sampled(sampled)
         size = len(alive)
         wanted = alive & ~self._absent[:size]
         keys = sorted(self._pending)
@@ -128,6 +134,11 @@ class StepAssembly:
             self._append(key, self._pending.pop(key), alive)
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _count_sampled(self, steps: Sequence[int]) -> None:
+        if steps and not self.ring.steps.size and not self._pending:
+            self._sampled = (self._sampled or steps)[:1]
+            self.quiet_left = min(self.quiet_left, max(0, WARM_UP_STEPS - 1 - (steps[-1] - self._sampled[0])))
 
     def _begin(self, column: int, step: int) -> None:
         self._begun[column] = True

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from detectors.calls.counts import Counts
+from detectors.calls.joined import JoinedStep
 from detectors.job.common_mode import quiet_median
 from detectors.job.rings import HeartbeatBoard
 from detectors.job.samples import FamilySamples, ScoredSamples
@@ -58,6 +60,12 @@ class Window:
         Rows in which slowness is planned; rows after which another pace is.
     last : bool
         Nothing comes after this window: a recording ends here.
+    bases : tuple of (str, str) [ranks]
+        Where the newest times of each rank's steps come from, and what it computes on behind the host's back.
+    calls : tuple of JoinedStep
+        Sampled steps whose collective calls have been joined over the ranks; shown once.
+    counts : Counts or None
+        How many collective calls each rank has begun and ended, by its newest word; None where none tells.
     samples, scored : tuples
         New metric samples by family of entities, and what the trained models make of them; shown once.
     unscored : mapping or None
@@ -94,6 +102,8 @@ class Window:
     logs: tuple[LogLine, ...] = ()
     events: tuple[EventRecord, ...] = ()
     metrics: tuple[MetricsRecord, ...] = ()
+    calls: tuple[JoinedStep, ...] = ()
+    counts: Counts | None = None
     samples: tuple[FamilySamples, ...] = ()
     scored: tuple[ScoredSamples, ...] = ()
     unscored: Mapping[str, str] | None = None
@@ -101,6 +111,14 @@ class Window:
     finished: bool = False
     last: bool = False
     restarts: int = 0
+    bases: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def asynchronous(self) -> npt.NDArray[np.bool_]:
+        """Ranks whose device works behind the host's back: their durations say nothing of who is slow [ranks]."""
+        if not self.bases:
+            return np.zeros(len(self.ranks), dtype=np.bool_)
+        return np.array([bool(accelerator) for _, accelerator in self.bases], dtype=np.bool_)
 
     @property
     def next_seq(self) -> int:

@@ -263,10 +263,12 @@ class ChangePoint:
         self._told = since
         excess = float(np.log(ratio) / np.log(self._config.job.minimum_ratio))
         why = f"; {host.reason()}" if host is not None else ""
+        known = np.isfinite(own_s(window, slice(-1, None))).any()
+        whose = "on all ranks alike" if known else "and durations alone do not tell whose doing it is"
         return Vote(
             opinion="anomalous",
             score=excess / (1.0 + excess),
-            reason=f"steps take {ratio:.2f} times as long as the healthy {before_s:.3g} s, on all ranks alike{why}",
+            reason=f"steps take {ratio:.2f} times as long as the healthy {before_s:.3g} s, {whose}{why}",
             kind="slow_job",
             severity="sev3",
             onset_s=float(window.ends_s[place]),

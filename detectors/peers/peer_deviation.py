@@ -27,6 +27,7 @@ Flags = npt.NDArray[np.bool_]
 MAX_SUSPECTS: Final = 16
 FOLLOWED: Final = 64  # newest steps of a spell that its ratio is taken over
 KINDS: Final[tuple[Evidence, ...]] = ("compute", "wait", "duration")
+UNTOLD: Final = len(KINDS)  # durations alone, of ranks whose devices work behind the host's back: nobody's own time
 
 
 class PeerDeviation:
@@ -74,7 +75,7 @@ class PeerDeviation:
         busy, quiet = quiet_median(window.busy_s(rows).T), window.quiet_rows[rows]
         for index in range(len(own)):
             step, end_s = int(window.steps[rows][index]), float(window.ends_s[rows][index])
-            if not self._of_this_kind(int(kinds[index])):
+            if not self._of_this_kind(int(kinds[index])) or self._kind == UNTOLD:
                 continue
             if quiet[index]:
                 self._memory.warm_up(step, end_s - float(busy[index]), own[index])
@@ -86,6 +87,8 @@ class PeerDeviation:
         """The slow ranks, worst first."""
         if len(window.ranks) < 2:
             return abstain("fewer than two ranks")
+        if self._kind == UNTOLD:
+            return abstain("only durations are known, and ranks that compute on a device wait for each other there")
         if self._memory.count < LEARN + HELD_BACK // 4:
             return abstain("warm-up")
         if not self._open:
@@ -272,10 +275,13 @@ class PeerDeviation:
 
 
 def _work_s(window: Window, rows: slice) -> tuple[npt.NDArray[np.int64], Floats]:
-    """How each step was measured [rows], a place in `KINDS`, and the time that ranks worked in it [rows, ranks]."""
+    """How each step was measured [rows], a place in `KINDS` or `UNTOLD`, and how long ranks worked [rows, ranks]."""
     busy, wait, compute = window.busy_s(rows), window.wait_s[rows].astype(np.float64), window.work_s(rows)
     known = np.isfinite(busy).sum(axis=1)
     computes, waits = (2 * np.isfinite(part).sum(axis=1) >= np.maximum(known, 1) for part in (compute, busy - wait))
-    kinds = np.where(computes, 0, np.where(waits, 1, 2))
-    work = np.where(kinds[:, None] == 0, compute, np.where(kinds[:, None] == 1, np.maximum(busy - wait, 1e-6), busy))
+    behind = window.asynchronous
+    untold = 2 * np.isfinite(busy[:, behind]).sum(axis=1) >= np.maximum(known, 1)
+    kinds = np.where(computes, 0, np.where(waits, 1, np.where(untold, UNTOLD, 2)))
+    alone = np.where(behind, np.nan, busy)
+    work = np.where(kinds[:, None] == 0, compute, np.where(kinds[:, None] == 1, np.maximum(busy - wait, 1e-6), alone))
     return kinds.astype(np.int64), work

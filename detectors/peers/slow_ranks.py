@@ -10,10 +10,13 @@ from trainwarden.records import Suspect, Vote
 
 
 def own_s(window: Window, rows: slice) -> npt.NDArray[np.float64]:
-    """Every rank's own time [rows, ranks]: compute, or in rows where nobody's is known the duration without pauses."""
+    """Every rank's own time [rows, ranks]: compute, or in rows where nobody's is known the duration without pauses.
+
+    Unknown where that is the time between launches on an asynchronous device.
+    """
     work = window.work_s(rows)
     unknown = ~np.isfinite(work).any(axis=1, keepdims=True)
-    return np.where(unknown, window.busy_s(rows), work)
+    return np.where(unknown, np.where(window.asynchronous, np.nan, window.busy_s(rows)), work)
 
 
 def step_of(window: Window, seq: int) -> int:

@@ -8,6 +8,7 @@ from detectors.logs.log_window import LogWindow
 from detectors.pace.change_point import ChangePoint
 from detectors.peers.peer_deviation import PeerDeviation
 from detectors.recorded.replay import ReplayResult
+from detectors.transfers.collective_waits import CollectiveWaits
 from trainwarden.json_objects import incident_object
 from trainwarden.recorded.job import RecordedJob
 
@@ -30,7 +31,7 @@ def job_object(result: ReplayResult) -> dict[str, Any]:
         "incidents": incidents,
         "change_points": _change_points(result, whole),
         "log_findings": _log_findings(result),
-        "stragglers": [] if whole else _stragglers(result),
+        "stragglers": [] if whole else _worst_first([*_stragglers(result), *_waited_for(result)]),
         "abstained": dict(result.abstained),
     }
 
@@ -45,6 +46,7 @@ def input_object(job: RecordedJob) -> dict[str, Any]:
         "entities": 0 if metrics is None else len(metrics.nodes),
         "metrics": 0 if metrics is None else len(metrics.names),
         "iterations": 0 if iterations is None else int(iterations.step.size),
+        "collectives": 0 if job.collectives is None else int(job.collectives.step.size),
         "log_lines": sum(len(log.lines) for log in job.logs),
         "span_s": None if span is None else span[1] - span[0],
     }
@@ -52,7 +54,7 @@ def input_object(job: RecordedJob) -> dict[str, Any]:
 
 def _whole_job(job: RecordedJob) -> bool:
     """True if step times are the whole job's, not those of single ranks."""
-    return job.iterations is not None and set(job.iterations.ranks) <= {None}
+    return job.iterations is not None and set(job.iterations.ranks) <= {None} and job.collectives is None
 
 
 def _of(result: ReplayResult, kind: type[D]) -> D | None:
@@ -107,7 +109,6 @@ def _stragglers(result: ReplayResult) -> list[dict[str, Any]]:
     detector = _of(result, PeerDeviation)
     if detector is None:
         return []
-    episodes = sorted(detector.episodes, key=lambda episode: -episode.ratio)
     return [
         {
             "rank": episode.rank,
@@ -119,5 +120,29 @@ def _stragglers(result: ReplayResult) -> list[dict[str, Any]]:
             "basis": episode.basis,
             "evidence": episode.evidence,
         }
-        for episode in episodes[:MAX_LISTED]
+        for episode in detector.episodes
     ]
+
+
+def _waited_for(result: ReplayResult) -> list[dict[str, Any]]:
+    """Stragglers that collective calls show."""
+    detector = _of(result, CollectiveWaits)
+    if detector is None:
+        return []
+    return [
+        {
+            "rank": spell.rank,
+            "node": spell.node or None,
+            "from_step": spell.from_step,
+            "to_step": spell.to_step,
+            "reported_step": spell.reported_step,
+            "ratio": 1.0 + spell.share,
+            "basis": "peers",
+            "evidence": "collectives",
+        }
+        for spell in detector.spells
+    ]
+
+
+def _worst_first(stragglers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(stragglers, key=lambda one: -float(one["ratio"]))[:MAX_LISTED]

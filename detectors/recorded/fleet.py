@@ -116,7 +116,9 @@ def judge_fleet_job(
     samples = FleetSamples(list(job.families.values()))
     recorded = RecordedJob(job.name, Path())
     result = replay(recorded, settings, names=names, facts=facts, samples=samples, progress=progress)
-    uuids = {(who.node, who.device): who.uuid for one in job.families.values() for who in one.rows if who.uuid}
+    uuids: dict[tuple[str, str], set[str]] = {}  # several, if GPUs were exchanged or numbered anew
+    for who in (who for one in job.families.values() for who in one.rows if who.uuid):
+        uuids.setdefault((who.node, who.device), set()).add(who.uuid)
     result.incidents[:] = [_with_uuids(record, uuids) for record in result.incidents]
     answer = job_object(result)
     answer["input"] |= _input(job)
@@ -137,10 +139,10 @@ def _input(job: FleetJob) -> dict[str, Any]:
     }
 
 
-def _with_uuids(record: IncidentRecord, uuids: Mapping[tuple[str, str], str]) -> IncidentRecord:
+def _with_uuids(record: IncidentRecord, uuids: Mapping[tuple[str, str], set[str]]) -> IncidentRecord:
     suspects = []
     for one in record.suspects:
-        uuid = uuids.get((one.node or "", one.device or ""))
-        told = f"{one.reason} ({uuid})" if uuid and uuid not in one.reason else one.reason
+        (uuid, *more) = uuids.get((one.node or "", one.device or ""), {""})
+        told = f"{one.reason} ({uuid})" if uuid and not more and uuid not in one.reason else one.reason
         suspects.append(msgspec.structs.replace(one, reason=told))
     return msgspec.structs.replace(record, suspects=tuple(suspects))

@@ -213,6 +213,8 @@ def _abstained(
             )
         elif noted.role.reads == "steps" and job.iterations is None:
             reasons[name] = "no iterations were recorded"
+        elif noted.role.reads == "calls" and job.collectives is None:
+            reasons[name] = "no collectives were recorded"
         elif noted.role.reads == "logs" and not job.logs:
             reasons[name] = "no log lines were recorded"
         elif noted.role.reads == "samples" and not sampled:

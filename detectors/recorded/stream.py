@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from detectors.pace.contention import LOST
 from detectors.peers.roles import roles
+from detectors.recorded.calls import CallRecords, lives_of
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
 
@@ -64,6 +66,10 @@ class ReplayStream:
         self._add_facts(facts)
         if job.iterations is not None and job.iterations.step.size:
             self._add_iterations(job.iterations)
+        if job.collectives is not None:
+            calls = CallRecords(job.collectives, job, start_s)
+            self._lanes.append(_Lane(calls.times_s, calls.between))
+            self._cuts.append(calls.step_s)
         for log in job.logs:
             self._add_log(log, start_s)
         if job.metrics is not None:
@@ -115,6 +121,9 @@ class ReplayStream:
                             fields=fields,
                         )
                     )
+        elif job.collectives is not None:
+            fields = {"world_size": int(np.unique(job.collectives.rank).size)}
+            events = [EventRecord(id="start", job=job.name, node="", time_s=start_s, kind="job_start", fields=fields)]
         return sorted(events, key=lambda event: event.time_s)
 
     def _add_facts(self, facts: Sequence[Fact]) -> None:
@@ -129,7 +138,7 @@ class ReplayStream:
         self._cuts.append(_spaced(times_s[beats], CUT_S))
 
     def _add_iterations(self, table: IterationTable) -> None:
-        incarnation = table.incarnation or _lives(table)
+        incarnation = lives_of(table)
         every_lane = (table.compute_s, table.wait_s, table.pause_s, table.micro_batches)
         lanes = [lane if np.isfinite(lane).any() else None for lane in every_lane]
         self._roles = roles([rank or 0 for rank in table.ranks], self._job.parallel)
@@ -138,11 +147,12 @@ class ReplayStream:
             part = np.arange(first, end)
             for place in np.unique(table.rank[first:end]):
                 rows = part[table.rank[first:end] == place]
-                lives: dict[str, list[int]] = {}
+                lives: dict[tuple[str, str, str], list[int]] = {}
                 for row in rows.tolist():
-                    lives.setdefault(incarnation[row], []).append(row)
-                for life, own in lives.items():
-                    yield self._iteration_record(table, int(place), life, np.array(own), lanes)
+                    lives.setdefault((incarnation[row], *_basis(table, row)), []).append(row)
+                for (life, *basis), own in lives.items():
+                    record = self._iteration_record(table, int(place), life, np.array(own), lanes)
+                    yield msgspec.structs.replace(record, basis=basis[0] or record.basis, accelerator=basis[1])
 
         self._lanes.append(_Lane(table.end_s, make))
         every = CUT_STEPS * len(table.ranks)
@@ -252,10 +262,10 @@ def _spaced(times_s: Floats, least_s: float) -> Floats:
     return np.asarray(times_s[np.append(stretch[1:] != stretch[:-1], True)])
 
 
-def _lives(table: IterationTable) -> tuple[str, ...]:
-    """A rank whose step numbers fall has been restarted: count its lives."""
-    lives = np.zeros(table.step.size, dtype=np.int64)
-    for place in range(len(table.ranks)):
-        rows = np.flatnonzero(table.rank == place)
-        lives[rows] = np.concatenate([[0], np.cumsum(np.diff(table.step[rows]) < 0)]) if rows.size else 0
-    return tuple(str(life) for life in lives.tolist())
+def _basis(table: IterationTable, row: int) -> tuple[str, str]:
+    """Where the times of `row` come from, and whether they are of a device that works behind the host's back."""
+    basis = table.basis[row] if table.basis else ""
+    # The host knows how it has spent its time, unless a device does the work.
+    split = np.isfinite(table.compute_s[row]) or np.isfinite(table.wait_s[row])
+    behind = basis in ("device_step", "collectives") or (basis == "host" and not split)
+    return basis, "device" if behind else ""

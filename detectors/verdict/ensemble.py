@@ -35,6 +35,7 @@ FAILURE_KINDS: Final = frozenset(
         "collective_mismatch", "restart_loop",
     }
 )  # fmt: skip
+LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16
 
@@ -144,10 +145,7 @@ class Ensemble:
         believed = {name: vote for name, vote in deciding.items() if self._opens_alone(name, vote)}
         company = {name: vote for name, vote in deciding.items() if not vote.hard and self.weight(name) > 0.0}
         believed |= {name: vote for name, vote in self._agreeing(company).items() if name not in believed}
-        groups: dict[str, list[Vote]] = {}
-        for vote in believed.values():
-            groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
-        joined = [_join(family, members) for family, members in groups.items()]
+        joined = [_join(family, members) for family, members in _families(list(believed.values()))]
         return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
 
     def judge(self, window: Window, votes: Mapping[str, Vote]) -> VerdictRecord:
@@ -211,6 +209,21 @@ def _who(suspect: Suspect) -> list[tuple[Any, ...]]:
     if suspect.device is not None:
         keys.append(("device", suspect.node, suspect.device))
     return keys or [("node", suspect.node)]
+
+
+def _families(votes: list[Vote]) -> list[tuple[str, list[Vote]]]:
+    """Votes by the problem that they are views of; slow links and slow ranks are two if no rank is both."""
+    groups: dict[str, list[Vote]] = {}
+    for vote in votes:
+        groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
+    slow = groups.get("slow", [])
+    links, others = ([vote for vote in slow if (vote.kind in LINK_KINDS) is wanted] for wanted in (True, False))
+    ranks, named = ({one.rank for vote in part for one in vote.suspects if one.rank is not None}
+                    for part in (links, others))  # fmt: skip
+    if links and named and not ranks & named:
+        groups["slow"] = others
+        return [*groups.items(), ("slow", links)]
+    return list(groups.items())
 
 
 def _join(family: str, votes: list[Vote]) -> Candidate:

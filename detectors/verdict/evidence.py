@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,8 @@ def slowness(window: Window, onset_step: int | None) -> dict[str, Any]:
     -------
     dict
         ``healthy_iteration_s``, ``iteration_s``, ``slow_iterations``, ``ranks``, ``compute_s`` (not normalised),
-        ``micro_batches`` (absent if not declared), ``ratio``; unknown values are left out.
+        ``micro_batches`` (absent if not declared), ``ratio``, ``basis`` and ``accelerator`` of most ranks; unknown
+        values are left out.
     """
     if len(window.steps) == 0:
         return {}
@@ -37,7 +39,16 @@ def slowness(window: Window, onset_step: int | None) -> dict[str, Any]:
     if out.get("healthy_iteration_s") and out.get("iteration_s"):
         out["ratio"] = out["iteration_s"] / out["healthy_iteration_s"]
     rows = slice(max(split, len(window.steps) - RECENT), None)
-    return out | _per_rank(window, rows)
+    return out | _basis(window) | _per_rank(window, rows)
+
+
+def _basis(window: Window) -> dict[str, Any]:
+    """Where the times of most ranks come from, and what they compute on."""
+    said = Counter(pair for pair in window.bases if pair[0])
+    if not said:
+        return {}
+    basis, accelerator = said.most_common(1)[0][0]
+    return {"basis": basis} | ({"accelerator": accelerator} if accelerator else {})
 
 
 def _per_rank(window: Window, rows: slice) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _MAX_CELLS = 4_000_000  # of a wide block in memory: 32 MB
 _SEEN_ROWS = 262_144  # metrics rows remembered to know one that comes twice: minutes of a large job
 _STEP_COLUMNS = (
     "time_s", "node", "rank", "incarnation", "step", "duration_s", "compute_s", "wait_s", "pause_s", "micro_batches",
+    "basis",
 )  # fmt: skip
 
 

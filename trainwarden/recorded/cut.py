@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainwarden.recorded.job import Floats, Ints, IterationTable, LogTable, MetricTable, RecordedJob
+from trainwarden.recorded.job import CollectiveTable, Floats, Ints, IterationTable, LogTable, MetricTable, RecordedJob
 
 T = TypeVar("T")
 
@@ -22,10 +22,12 @@ def between(job: RecordedJob, start_s: float, end_s: float) -> RecordedJob:
     >>> between(RecordedJob("j", Path()), 0.0, 1.0).span_s is None
     True
     """
+    iterations = None if job.iterations is None else _iterations(job.iterations, start_s, end_s)
     return replace(
         job,
         metrics=None if job.metrics is None else _metrics(job.metrics, start_s, end_s),
-        iterations=None if job.iterations is None else _iterations(job.iterations, start_s, end_s),
+        iterations=iterations,
+        collectives=None if job.collectives is None else _collectives(job.collectives, iterations),
         logs=tuple(log for log in (_log(one, start_s, end_s) for one in job.logs) if log.lines),
     )
 
@@ -58,8 +60,18 @@ def _iterations(table: IterationTable, start_s: float, end_s: float) -> Iteratio
     return replace(
         table, rank=rank, ranks=_picked(table.ranks, used), nodes=_picked(table.nodes, used),
         incarnation=_picked(table.incarnation, rows) if table.incarnation else (),
+        basis=_picked(table.basis, rows) if table.basis else (),
         **{lane: getattr(table, lane)[rows] for lane in lanes},
     )  # fmt: skip
+
+
+def _collectives(table: CollectiveTable, iterations: IterationTable | None) -> CollectiveTable | None:
+    """Calls have no times of their own: those of the steps that are left, as far as these are known."""
+    rows = np.flatnonzero(np.isin(table.step, iterations.step)) if iterations is not None else np.zeros(0, np.int64)
+    if not rows.size:
+        return None
+    lanes = ("step", "rank", "comm", "function", "seq", "call_bytes", "device_s", "enqueued_s", "peer")
+    return replace(table, **{lane: getattr(table, lane)[rows] for lane in lanes})
 
 
 def _log(log: LogTable, start_s: float, end_s: float) -> LogTable:

@@ -17,13 +17,14 @@ import numpy as np
 
 from trainwarden.errors import DataError
 from trainwarden.recorded.files import mistake, reading, shown, whole
-from trainwarden.recorded.iterations import read_iterations
+from trainwarden.recorded.iterations import read_collectives, read_iterations
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, PlannedChange, RecordedJob
 from trainwarden.recorded.logs import ReadLog, is_epoch, read_log
 from trainwarden.recorded.metrics import read_metrics
 from trainwarden.recorded.part import ReadLimit
 from trainwarden.recorded.rows import MAX_RANK
 
+_TABLES = ("metrics", "iterations", "collectives")
 _TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LOG_ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 _FLIGHT = "flight_recorder"
@@ -60,7 +61,7 @@ def jobs_in(folder: Path) -> list[Path]:
     Raises
     ------
     DataError
-        If neither it nor a direct subfolder holds metrics, iterations, logs or flight-recorder dumps.
+        If neither it nor a direct subfolder holds metrics, iterations, collectives, logs or flight-recorder dumps.
     """
     if not folder.is_dir():
         raise DataError(f"'{folder}' is no folder" if folder.exists() else f"there is no folder '{folder}'")
@@ -69,7 +70,7 @@ def jobs_in(folder: Path) -> list[Path]:
     jobs = [path for path in _entries(folder) if path.is_dir() and _may_be_job(path)]
     if not jobs:
         raise DataError(
-            f"neither '{folder}' nor a folder in it holds metrics, iterations, logs or {_FLIGHT} files "
+            f"neither '{folder}' nor a folder in it holds metrics, iterations, collectives, logs or {_FLIGHT} files "
             "(the layout is described in docs/data.md)"
         )
     return jobs
@@ -106,6 +107,7 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
     job = _read_job(folder) if "job.toml" in names else _Job()
     metrics = _read_table(folder, names, "metrics", read_metrics)
     iterations = _read_table(folder, names, "iterations", read_iterations)
+    collectives = _read_table(folder, names, "collectives", read_collectives)
     reference_s = _reference_s(metrics, iterations)
     read = [read_log(folder / file, file, reference_s) for file in _log_names(names)]
     logs = _settled(read, reference_s, _nodes(metrics, iterations, read))
@@ -114,6 +116,7 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
         folder=folder,
         metrics=metrics,
         iterations=iterations,
+        collectives=collectives,
         logs=logs,
         flight=_read_flight(folder),
         normal_until_s=job.normal_until_s,
@@ -154,7 +157,7 @@ def _entries(folder: Path) -> list[Path]:
 
 def _is_job(folder: Path) -> bool:
     names = [path.name for path in _entries(folder) if path.is_file()]
-    tables = any(f"{stem}{ending}" in names for stem in ("metrics", "iterations") for ending in _TABLE_ENDINGS)
+    tables = any(f"{stem}{ending}" in names for stem in _TABLES for ending in _TABLE_ENDINGS)
     return tables or any(_is_log(name) for name in names) or bool(_flight_files(folder))
 
 

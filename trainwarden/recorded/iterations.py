@@ -1,4 +1,4 @@
-"""The iterations of a recorded folder, checked and in time order."""
+"""The iterations of a recorded folder and its collective calls, checked and in order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trainwarden.recorded.columns import Columns
-from trainwarden.recorded.job import Floats, Ints, IterationTable
+from trainwarden.recorded.columns import Columns, Texts
+from trainwarden.recorded.job import CollectiveTable, Floats, Ints, IterationTable
 from trainwarden.recorded.rows import (
     by_appearance,
+    fail,
     has_times,
     not_negative,
     owners_of,
@@ -23,7 +24,9 @@ from trainwarden.recorded.rows import (
 _MAX_DURATION_S = 1e9  # 30 years
 _SPLIT_COLUMNS = ("compute_s", "wait_s", "pause_s", "micro_batches")
 _NUMBERS = frozenset({"time_s", "step", "duration_s", "steps", *_SPLIT_COLUMNS})
-_TEXTS = frozenset({"timestamp", "rank", "node", "incarnation"})
+_TEXTS = frozenset({"timestamp", "rank", "node", "incarnation", "basis"})
+_CALL_NUMBERS = frozenset({"step", "seq", "bytes", "device_s", "enqueued_s", "nodes", "peer"})
+_CALL_TEXTS = frozenset({"rank", "comm", "func", "group", "node"})
 
 
 def read_iterations(path: Path, file: str) -> IterationTable | None:
@@ -57,7 +60,7 @@ def read_iterations(path: Path, file: str) -> IterationTable | None:
     order = np.argsort(end_s, kind="stable")
     code, first = by_appearance(owners.code[order])
     splits = {name: not_negative(columns, name)[order] for name in _SPLIT_COLUMNS}
-    incarnation = columns.texts.get("incarnation")
+    incarnation, basis = columns.texts.get("incarnation"), columns.texts.get("basis")
     return IterationTable(
         rank=code,
         ranks=tuple(owners.ranks[place] for place in first),
@@ -72,6 +75,7 @@ def read_iterations(path: Path, file: str) -> IterationTable | None:
         steps=steps[order],
         timed=timed,
         incarnation=tuple(incarnation.values[place] or "" for place in incarnation.codes[order]) if incarnation else (),
+        basis=tuple(basis.values[place] or "" for place in basis.codes[order]) if basis else (),
     )
 
 
@@ -115,3 +119,80 @@ def _counted_each_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> 
         passed = np.maximum(gap, steps[taken])
         end_s[taken] = np.cumsum(duration_s[taken] * passed)
     return end_s
+
+
+def read_collectives(path: Path, file: str) -> CollectiveTable | None:
+    """Read `collectives`; None if it has a header and no rows. Columns that the contract does not name are ignored.
+
+    Raises
+    ------
+    DataError
+        One sentence with file, line and column.
+    """
+
+    def role(name: str) -> str:
+        return "number" if name in _CALL_NUMBERS else "text" if name in _CALL_TEXTS else "skip"
+
+    columns = read_columns(path, file, role)
+    for name in ("step", "rank", "comm", "func", "seq", "bytes", "device_s"):
+        require(columns, (name,))
+    if columns.rows == 0:
+        return None
+    owners = owners_of(columns, ("rank",))
+    known = [-1 if rank is None else rank for rank in owners.ranks]
+    rank = np.array(known, np.int64)[owners.code]
+    if (rank < 0).any():
+        fail(columns, int(np.argmax(rank < 0)), "rank", "the cell is empty")
+    step = whole(columns, "step", columns.numbers["step"], 0)
+    peer = whole(columns, "peer", columns.numbers["peer"], 0, missing=-1) if "peer" in columns.numbers else None
+    comm, comms = _words(columns, "comm")
+    function, functions = _words(columns, "func")
+    order = np.lexsort((rank, step))
+    return CollectiveTable(
+        step=step[order], rank=rank[order], comm=comm[order], function=function[order],
+        seq=whole(columns, "seq", columns.numbers["seq"], 0)[order],
+        call_bytes=whole(columns, "bytes", columns.numbers["bytes"], 0)[order],
+        device_s=not_negative(columns, "device_s")[order],
+        enqueued_s=columns.numbers.get("enqueued_s", np.full(columns.rows, np.nan))[order],
+        peer=np.full(columns.rows, -1) if peer is None else peer[order],
+        comms=comms, functions=functions, groups=_group_names(columns, comm, len(comms)),
+        nodes=_node_counts(columns, comm, len(comms)), hosts=_hosts(columns, rank),
+    )  # fmt: skip
+
+
+def _words(columns: Columns, name: str) -> tuple[Ints, tuple[str, ...]]:
+    """A column of names, none of them empty: places, and the names."""
+    column = columns.texts[name]
+    empty = np.array([value is None for value in column.values] or [True])[column.codes]
+    if empty.any():
+        fail(columns, int(np.argmax(empty)), name, "the cell is empty")
+    return column.codes, tuple(value or "" for value in column.values)
+
+
+def _first_rows(key: Ints, wanted: Texts | None) -> dict[int, str]:
+    """For each of `key` the first text of its rows that is not empty."""
+    if wanted is None:
+        return {}
+    told = np.array([value is not None for value in wanted.values] or [False])[wanted.codes]
+    rows = np.flatnonzero(told)
+    keys, first = np.unique(key[rows], return_index=True)
+    texts = (wanted.values[int(wanted.codes[rows[place]])] or "" for place in first)
+    return dict(zip(keys.tolist(), texts, strict=True))
+
+
+def _group_names(columns: Columns, comm: Ints, size: int) -> tuple[str, ...]:
+    names = _first_rows(comm, columns.texts.get("group"))
+    return tuple(names.get(code, "") for code in range(size))
+
+
+def _hosts(columns: Columns, rank: Ints) -> dict[int, str]:
+    return _first_rows(rank, columns.texts.get("node"))
+
+
+def _node_counts(columns: Columns, comm: Ints, size: int) -> tuple[int, ...]:
+    """On how many nodes each communicator is; of several numbers the largest."""
+    if "nodes" not in columns.numbers:
+        return (0,) * size
+    most = np.zeros(size, dtype=np.int64)
+    np.maximum.at(most, comm, whole(columns, "nodes", columns.numbers["nodes"], 1, missing=0))
+    return tuple(most.tolist())

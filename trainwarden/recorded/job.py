@@ -66,6 +66,8 @@ class IterationTable:
         The value is the mean over so many steps; 1 where the column is missing.
     incarnation : tuple of str, or empty
         Which process of the rank ran the step, for each row.
+    basis : tuple of str, or empty
+        Where the times come from, for each row; an empty word: not said.
     """
 
     rank: Ints
@@ -81,6 +83,43 @@ class IterationTable:
     steps: Ints
     timed: bool
     incarnation: tuple[str, ...] = ()
+    basis: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTable:
+    """Rows of `collectives`, by step and rank (stable): one collective call of one rank each.
+
+    Attributes
+    ----------
+    step, rank, seq, call_bytes : int arrays [n]
+        `rank` is the rank itself.
+    comm, function : int arrays [n]
+        Places in `comms` and `functions`.
+    device_s, enqueued_s : float arrays [n]
+        How long the kernel ran, and when it was enqueued by the clock of the rank's node; NaN = not known.
+    peer : int array [n]
+        The other rank of a send or receive; -1 = not given.
+    groups, nodes : tuples, one entry for each communicator
+        Its name (empty = not given), and on how many nodes it is (0 = not given).
+    hosts : mapping of int to str
+        Where each rank runs, as far as the table says.
+    """
+
+    step: Ints
+    rank: Ints
+    comm: Ints
+    function: Ints
+    seq: Ints
+    call_bytes: Ints
+    device_s: Floats
+    enqueued_s: Floats
+    peer: Ints
+    comms: tuple[str, ...]
+    functions: tuple[str, ...]
+    groups: tuple[str, ...]
+    nodes: tuple[int, ...]
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +175,7 @@ class RecordedJob:
     normal_until_s: float | None = None
     parallel: Mapping[str, int] = field(default_factory=dict)
     planned: tuple[PlannedChange, ...] = ()
+    collectives: CollectiveTable | None = None
 
     @property
     def span_s(self) -> tuple[float, float] | None:

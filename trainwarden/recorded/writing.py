@@ -95,7 +95,7 @@ def _write_metrics(records: _Records, path: Path) -> int:
 
 def _write_iterations(records: _Records, path: Path) -> int:
     columns = ["time_s", "node", "rank", "incarnation", "step", "duration_s", "compute_s", "wait_s", "pause_s"]
-    columns.append("micro_batches")
+    columns += ["micro_batches", "basis"]
     seen: set[tuple[int, str, int]] = set()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -116,7 +116,7 @@ def _write_iterations(records: _Records, path: Path) -> int:
                     step,
                     record.duration_s[index],
                 ]
-                writer.writerow([*row, *("" if cell is None else cell for cell in cells)])
+                writer.writerow([*row, *("" if cell is None else cell for cell in cells), record.basis])
     return len(seen)
 
 

@@ -70,11 +70,19 @@ class RememberingBus:
 
 
 class Run:
-    """Drives a `DetectionHandler` through a job's records in the order of their time, ticking ten times a second."""
+    """Drives a `DetectionHandler` through a job's records in the order of their time, ticking ten times a second.
+
+    The clock of the bus is `bus_ahead_s` ahead of the service's, by which the records are sent.
+    """
 
     def __init__(
-        self, settings: DetectionSettings | None = None, bus: RememberingBus | None = None, now_s: float = START_S
+        self,
+        settings: DetectionSettings | None = None,
+        bus: RememberingBus | None = None,
+        now_s: float = START_S,
+        bus_ahead_s: float = 0.0,
     ) -> None:
+        self.bus_ahead_s = bus_ahead_s
         self.clock = ManualClock(now_s)
         self.metrics = SelfMetrics("detector")
         self.settings = settings or DetectionSettings()
@@ -93,7 +101,7 @@ class Run:
             batch = []
             while place < len(pending) and pending[place][0] <= now_s:
                 at_s, record = pending[place]
-                batch.append(Message(topic_of(record).name, 0, len(self.bus.log), at_s, JOB, record))
+                batch.append(Message(topic_of(record).name, 0, len(self.bus.log), at_s + self.bus_ahead_s, JOB, record))
                 self.bus.log.append(batch[-1])
                 place += 1
             self.bus.position = len(self.bus.log)

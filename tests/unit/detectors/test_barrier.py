@@ -34,10 +34,10 @@ def test_a_detector_with_a_defect_is_set_aside_told_once_and_asked_no_more(monke
 def test_a_record_that_breaks_the_memory_of_a_job_goes_to_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = JobState.feed
 
-    def fragile(self: JobState, record: Record) -> None:
+    def fragile(self: JobState, record: Record, at_s: float | None = None) -> None:
         if isinstance(record, HeartbeatRecord):
             raise IndexError("a mistake of ours")
-        feed(self, record)
+        feed(self, record, at_s)
 
     monkeypatch.setattr(JobState, "feed", fragile)
     run = played(crash(Job().run(40)))

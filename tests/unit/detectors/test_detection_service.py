@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from detectors import CATALOG
+from detectors.service import DetectionHandler
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import (
     JOB,
@@ -21,7 +22,16 @@ from tests.unit.detectors.detection_streams import (
 )
 from tests.unit.detectors.logs.test_whole_messages import OUT_OF_MEMORY
 from trainwarden.errors import ConfigError, DetectorError
-from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord, Record
+from trainwarden.records import (
+    CollectivesRecord,
+    EventRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    IterationRecord,
+    LogRecord,
+    MetricsRecord,
+    Record,
+)
 from trainwarden.settings import DetectionSettings
 
 
@@ -588,3 +598,8 @@ def test_incidents_of_other_jobs_stay_their_own() -> None:
     job = Job().run(20)
     run = Run(bus=bus).play(job.records, job.end_s + 2.0)
     assert [record.id for record in run.revisions] == ["x"]
+
+
+def test_the_service_reads_all_that_the_memory_of_a_job_takes_in() -> None:
+    read = {topic.record_type for topic in DetectionHandler.topics}
+    assert read == {CollectivesRecord, EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord}

@@ -276,6 +276,22 @@ def test_a_hang_is_restarted_though_every_process_lives() -> None:
     assert rig.launcher.asked[1:] == [("restart", "i1/restart/2")]
 
 
+@pytest.mark.parametrize("ahead_s", [-90.0, 0.0, 90.0])
+def test_which_restart_was_for_which_hang_is_told_by_no_clock(ahead_s: float) -> None:
+    """Detection tells times by a clock that is so far ahead of the engine's."""
+    rig = Rig()
+    rig.launcher.phase = "running"
+    hang = rig.incident(kind="hang", opened_at_s=rig.clock.now_s() + ahead_s)
+    rig.tell(hang)
+    rig.tick(30.0)
+    rig.tick(30.0)
+    assert len(rig.launcher.asked) == 1, "it has been restarted, and is given time"
+    rig.tell(rig.later(hang, state="closed", closed_at_s=rig.clock.now_s() + ahead_s))
+    rig.tick(20.0)
+    rig.tell(rig.incident("i2", "hang", opened_at_s=rig.clock.now_s() + ahead_s))
+    assert rig.launcher.asked[1:] == [("restart", "i2/restart/1")]
+
+
 def test_a_crash_right_after_a_restart_waits_for_the_cool_down() -> None:
     rig = Rig(cool_down_s=10.0)
     rig.tell(rig.incident())

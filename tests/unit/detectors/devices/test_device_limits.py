@@ -7,7 +7,7 @@ import pytest
 
 from detectors.devices.device_limits import DeviceLimits
 from detectors.devices.limits import LimitMemory, read_limits, shipped_limits
-from tests.unit.detectors.devices.windows import run
+from tests.unit.detectors.devices.windows import START_S, run, samples_of, window_of
 from trainwarden.errors import ConfigError
 
 LIMITS = {limit.id: limit for limit in shipped_limits()}
@@ -43,12 +43,58 @@ def test_what_breaks_a_limit(name, values, kind):
         assert vote.metrics == (name,)
 
 
+def test_an_efa_port_is_blamed_for_its_own_doing_alone():
+    """Those whose remote died count errors and silent remotes as well, on every healthy node of the job."""
+    vote = run(limits(), "nic", "nic_rdma_uncompleted_commands_count", [[0.0, 0.0, 1 / 15], [0.0] * 3])
+    assert (vote.kind, vote.severity) == ("nic_error", "sev2")
+    assert "never completed: 1;" in vote.reason
+    for name in ("read_errors", "write_errors", "unresponsive_remotes", "impaired_connections", "retransmit_timeouts"):
+        assert run(limits(), "nic", f"nic_rdma_{name}_count", [[0.0, *[100.0] * 9]] * 4).opinion != "anomalous"
+
+
 def test_a_warm_fleet_is_no_fault_and_one_that_is_hotter_is():
     warm = [[87.0] * 30 for _ in range(8)]
     assert run(limits(), "gpu", "gpu_temperature_celsius", warm).opinion == "normal"
     vote = run(limits(), "gpu", "gpu_temperature_celsius", [[89.0] * 30, *([60.0] * 30 for _ in range(7))])
     assert vote.kind == "gpu_throttle"
     assert "hotter than its peers" in vote.reason
+
+
+def test_busy_devices_are_not_held_against_idle_ones():
+    def judged(sick):
+        vote, detector = None, limits()
+        for tick in range(10):
+            time_s = START_S + 15.0 * tick
+            values = {
+                "gpu_memory_temperature_celsius": [45.0] * 12 + [97.0] * 7 + [sick],
+                "gpu_utilization_ratio": [0.0] * 12 + [0.98] * 8,
+            }
+            window = window_of(samples_of("gpu", values, time_s), now_s=time_s)
+            detector.update(window)
+            vote = detector.score(window)
+        return vote
+
+    assert judged(97.0).opinion == "normal"
+    assert [one.node for one in judged(104.0).suspects] == ["n19"]
+
+
+def test_peers_are_peers_whose_samples_come_at_other_moments():
+    memory = LimitMemory(LIMITS["gpu.memory_hot"])
+    for tick in range(10):
+        for row in range(6):
+            hot = 97.0 if row == 3 else 80.0
+            memory.take(np.array([row]), np.array([hot]), np.array([START_S + 15.0 * tick + row]))
+    assert memory.broken(START_S + 150.0).tolist() == [3]
+
+
+@pytest.mark.parametrize("every_s", [5.0, 15.0, 40.0, 59.0, 60.0, 120.0, 300.0])
+@pytest.mark.parametrize(("a_minute", "broken"), [(7.0, False), (9.0, True)])
+def test_a_rate_is_the_same_however_far_apart_the_samples_are(every_s, a_minute, broken):
+    memory = LimitMemory(LIMITS["gpu.pcie_replay"])
+    for tick in range(1 + round(1200.0 / every_s)):
+        time_s = START_S + every_s * tick
+        memory.take(np.array([0]), np.array([a_minute / 60.0]), np.array([time_s]))
+    assert bool(memory.broken(time_s).size) == broken
 
 
 def test_a_limit_is_no_longer_broken_when_its_time_is_over():

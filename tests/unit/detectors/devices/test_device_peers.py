@@ -62,12 +62,35 @@ def test_nobody_is_accused_on_less(sick, more):
     assert judged(sick, **more).opinion == "normal"
 
 
-def ports(states, rates, ticks=10):
+def test_one_heavy_job_among_many_light_ones_accuses_nobody():
     detector = DevicePeers(DevicePeers.Config())
+    for tick in range(12):
+        values = {
+            "gpu_utilization_ratio": [0.98] * 64,
+            "gpu_power_watts": [250.0 + 60.0 * (gpu // 8) for gpu in range(56)] + [698.0] * 8,
+            "gpu_sm_clock_hertz": [1.98e9] * 56 + [1.5e9] * 8,  # at the power limit
+            "gpu_temperature_celsius": [55.0] * 56 + [76.0] * 8,
+        }
+        time_s = START_S + EVERY_S * tick
+        window = window_of(samples_of("gpu", values, time_s), now_s=time_s)
+        detector.update(window)
+        assert detector.score(window).opinion == "normal"
+
+
+def ports(states, rates, ticks=10, gpus=None, models=None):
+    """The vote on ports of one name, one a node; `gpus` by node."""
+    detector = DevicePeers(DevicePeers.Config())
+    gpus = gpus or [2] * len(states)
+    nodes = [f"n{node}" for node, size in enumerate(gpus) for _ in range(size)]
+    roles = [model for model, size in zip(models or [""] * len(gpus), gpus, strict=True) for _ in range(size)]
     for tick in range(ticks):
         time_s = START_S + EVERY_S * tick
         values = {"nic_rdma_link_state": states, "nic_rdma_rate_bytes_per_second": rates}
-        window = window_of(samples_of("nic", values, time_s, devices=["mlx5_0:1"] * len(states)), now_s=time_s)
+        own = samples_of("nic", values, time_s, devices=["mlx5_0:1"] * len(states))
+        devices = [str(place) for place in range(len(nodes))]
+        work = {"gpu_utilization_ratio": [0.98] * len(nodes)}
+        others = samples_of("gpu", work, time_s, devices=devices, nodes=nodes, roles=roles)
+        window = window_of(own, others, now_s=time_s)
         detector.update(window)
         vote = detector.score(window)
     return vote
@@ -84,6 +107,14 @@ def test_a_port_that_is_slower_than_its_likes():
     assert vote.kind == "nic_error"
     assert "100 Gb/s" in vote.reason
     assert "400" in vote.reason
+
+
+def test_ports_of_nodes_that_are_fitted_out_otherwise_accuse_nobody():
+    login = {"gpus": [8] * 10 + [0, 0]}
+    assert ports([4.0] * 10 + [1.0, 1.0], [5e10] * 12, **login).opinion == "normal"
+    assert ports([4.0] * 12, [5e10] * 10 + [1.25e10] * 2, **login).opinion == "normal"
+    assert ports([4.0] * 12, [5e10] * 11 + [2.5e10], models=["H100"] * 11 + ["A100"]).opinion == "normal"
+    assert ports([4.0] * 12, [5e10] * 9 + [1.25e10] + [1.25e10] * 2, **login).suspects[0].node == "n9"
 
 
 def test_ports_that_are_used_here_and_not_there_accuse_nobody():

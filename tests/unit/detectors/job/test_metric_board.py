@@ -127,6 +127,18 @@ def test_we_ourselves_are_left_out_and_disks_are_no_hosts() -> None:
     assert sum(len(one.rows) for one in found.values()) == 2
 
 
+def test_models_come_along_beside_roles_and_through_a_restart() -> None:
+    devices = ("GPU-a", "GPU-b")
+    board = fed(record(1.0, {POWER: 1.0}, devices=devices, models=("H100", ""), ranks=(0, None)))
+    (found,) = board.take({0: "stage-1"})
+    assert found.roles == ("stage-1 H100", "")
+    board.feed(record(2.0, {POWER: 1.0}, devices=devices))  # another collector's record, which does not say it
+    again = MetricBoard()
+    again.restore(board.state())
+    again.feed(record(3.0, {POWER: 1.0}, devices=devices))
+    assert again.take()[0].roles == ("H100", "")
+
+
 def test_ranks_and_roles_come_along_and_may_change() -> None:
     devices = ("GPU-a", "GPU-b")
     board = fed(record(0.0, {POWER: 1.0}, devices=devices), record(1.0, {POWER: 2.0}, devices=devices, ranks=(4, None)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -191,3 +193,21 @@ def test_one_missing_sample_is_held_and_a_longer_gap_stays_a_gap() -> None:
     there = np.array([[True, False, True, False, False, True]])
     values = np.where(there, np.arange(6.0), np.nan)[..., None]
     np.testing.assert_array_equal(held(values, there)[0, :, 0], [0.0, 0.0, 2.0, 2.0, np.nan, 5.0])
+
+
+def test_durations_of_hosts_before_a_device_accuse_nobody() -> None:
+    """Where the file says that times are the host's and who waited is not in it, a device did the work."""
+    table = recordings.iterations(ranks=6, noise=0.01)
+    nothing = np.full_like(table.compute_s, np.nan)
+    seen = np.where((table.rank == 2) & (table.step >= 150), 1.8, 1.0) * table.duration_s
+    alone = dataclasses.replace(table, duration_s=seen, compute_s=nothing, wait_s=nothing)
+    found = {}
+    for basis in ("", "host", "device_step"):
+        told = dataclasses.replace(alone, basis=(basis,) * len(table.step) if basis else ())
+        found[basis] = job_object(judged(recordings.job(iterations=told)))
+    assert [one["rank"] for one in found[""]["stragglers"]] == [2]
+    for basis in ("host", "device_step"):
+        assert (found[basis]["stragglers"], found[basis]["incidents"]) == ([], [])
+        assert "only durations are known" in found[basis]["abstained"]["peer_deviation"]
+    split = dataclasses.replace(table, basis=("host",) * len(table.step))
+    assert "peer_deviation" not in job_object(judged(recordings.job(iterations=split)))["abstained"]

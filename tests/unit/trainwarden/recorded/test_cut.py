@@ -20,7 +20,7 @@ JOB = RecordedJob(
     iterations=IterationTable(
         rank=np.array([0, 1, 0, 1, 1, 1]), ranks=(0, 1), nodes=("a", "b"), step=np.arange(6), end_s=TIMES_S,
         duration_s=np.ones(6), compute_s=np.ones(6), wait_s=np.ones(6), pause_s=np.ones(6), micro_batches=np.ones(6),
-        steps=np.ones(6, dtype=np.int64), timed=True, incarnation=tuple("abcdef"),
+        steps=np.ones(6, dtype=np.int64), timed=True, incarnation=tuple("abcdef"), basis=("host",) * 6,
     ),
     logs=(LogTable("f", np.array([np.nan, 1.0, np.nan, 4.0, np.nan]), (None,) * 5, (None,) * 5, list("vwxyz")),),
 )  # fmt: skip
@@ -32,7 +32,7 @@ def test_rows_within_and_who_they_are_of():
     assert [cut.metrics.nodes[place] for place in cut.metrics.entity] == ["a", "b"]
     assert cut.iterations.step.tolist() == [3, 4]
     assert (cut.iterations.ranks, cut.iterations.rank.tolist()) == ((1,), [0, 0])
-    assert cut.iterations.incarnation == ("d", "e")
+    assert (cut.iterations.incarnation, cut.iterations.basis) == (("d", "e"), ("host", "host"))
     assert cut.logs[0].lines == ["y", "z"]
 
 

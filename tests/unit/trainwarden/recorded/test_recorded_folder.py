@@ -54,6 +54,11 @@ def mistake(folder: Path) -> str:
     return message
 
 
+def test_the_basis_of_each_step_is_kept(tmp_path: Path) -> None:
+    table = iterations(tmp_path, "step,rank,duration_s,time_s,basis\n2,0,1,2,device_step\n1,0,1,1,host\n3,0,1,3,\n")
+    assert table.basis == ("host", "device_step", "")
+
+
 # metrics
 
 
@@ -427,7 +432,9 @@ def test_a_folder_of_a_batch_that_cannot_be_looked_into_is_a_job_with_an_error(
 def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "c/notes.txt", "")
     put(tmp_path, "job.toml", "name = 'x'")
-    with pytest.raises(DataError, match=r"^neither .* holds metrics, iterations, logs or flight_recorder files"):
+    with pytest.raises(
+        DataError, match=r"^neither .* holds metrics, iterations, collectives, logs or flight_recorder files"
+    ):
         jobs_in(tmp_path)
     with pytest.raises(DataError, match=r"^there is no folder"):
         jobs_in(tmp_path / "missing")

@@ -19,7 +19,7 @@ def test_a_recording_drops_duplicates_and_other_jobs(tmp_path: Path) -> None:
     )
     steps = IterationRecord(
         job="j", node="n", rank=0, incarnation="7-7", steps=(1, 2), end_s=(1.0, 2.0), duration_s=(0.5, 0.6),
-        compute_s=(0.4, None),
+        compute_s=(0.4, None), basis="device_step",
     )  # fmt: skip
     lines = LogRecord(job="j", node="n", source="f", ends=(4, 9), lines=("abc", "defg"), times_s=(1.0, 1.0), rank=0)
     again = LogRecord(job="j", node="n", source="f", ends=(9, 12), lines=("defg", "hi"), times_s=(1.0, 2.0), rank=0)
@@ -40,9 +40,9 @@ def test_a_recording_drops_duplicates_and_other_jobs(tmp_path: Path) -> None:
         ("1.5", "n", "gpu1", "", "3.0"),
     ]
     iterations = list(csv.DictReader((folder / "iterations.csv").read_text().splitlines()))
-    assert [(row["step"], row["rank"], row["duration_s"], row["compute_s"]) for row in iterations] == [
-        ("1", "0", "0.5", "0.4"),
-        ("2", "0", "0.6", ""),
+    assert [(row["step"], row["rank"], row["duration_s"], row["compute_s"], row["basis"]) for row in iterations] == [
+        ("1", "0", "0.5", "0.4", "device_step"),
+        ("2", "0", "0.6", "", "device_step"),
     ]
     logged = [json.loads(line) for line in (folder / "logs.jsonl").read_text().splitlines()]
     assert [row["line"] for row in logged] == ["abc", "defg", "hi"]

@@ -1,0 +1,205 @@
+"""One clock for a job, that of the bus: nodes and services need not agree on the time.
+
+Everything a node says bears the time of its own clock. How far that is off is told by its heartbeats, which bear the
+time at which they were sent and are stamped by the bus as they come. In the same way a service knows its own clock.
+Durations are measured by one clock as it is, and are not touched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from trainwarden.clock import Clock
+from trainwarden.protocols import Message
+from trainwarden.records import (
+    CollectivesRecord,
+    EventRecord,
+    HeartbeatRecord,
+    IterationRecord,
+    LogRecord,
+    MetricsRecord,
+    Record,
+)
+
+MAX_TIME_S: Final = 1e11  # far beyond any clock
+SEEMS_RIGHT_S: Final = 2.0  # what comes late looks like a clock that is so far behind
+SPAN_S: Final = 30.0
+LATE_S: Final = 5.0
+STEADY_S: Final = 1.0  # a clock that is behind stays so far behind; what waited somewhere catches up
+
+Name = tuple[str, str]
+"""A node, and its boot: two machines under one name have a clock each."""
+_BUS: Final = ("", "")
+
+
+class Ahead:
+    """How far other clocks are ahead of one, by name, from what they show and when that comes.
+
+    What is sent comes late, never early: the most that a clock has seemed to be ahead in the last half minute or more
+    is nearest the truth, and one that seems to be behind is believed once it has been equally far behind for some time,
+    as it may only be heard late. Clocks that seem right are left alone, and an answer stays while it is about right.
+
+    Examples
+    --------
+    >>> ahead, a, b = Ahead(), ("a", ""), ("b", "")
+    >>> for name, said_s, at_s in ((a, 1090.0, 1000.5), (a, 1091.1, 1001.2), (b, 999.5, 1000.5)):
+    ...     ahead.heard(name, said_s, at_s)
+    >>> ahead.of(a), ahead.of(b), ahead.of(("nobody", ""))
+    (89.5, 0.0, 0.0)
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s: dict[Name, float] = {}
+        self._behind_s: dict[Name, tuple[float, float]] = {}  # since when; how far ahead it has seemed to be since
+        self._most_s: dict[Name, tuple[float, float, float]] = {}  # since when; the most since then; the most before
+
+    def heard(self, name: Name, said_s: float, at_s: float) -> None:
+        """Clock `name` showed `said_s` in what came at `at_s`."""
+        ahead_s = said_s - at_s
+        since_s, most_s, before_s = self._most_s.get(name, (at_s, ahead_s, ahead_s))
+        if not 0.0 <= at_s - since_s < SPAN_S:
+            since_s, most_s, before_s = at_s, ahead_s, most_s
+        self._most_s[name] = since_s, max(most_s, ahead_s), before_s
+        seems_s = max(most_s, before_s, ahead_s)
+        if abs(seems_s) <= SEEMS_RIGHT_S:
+            seems_s = 0.0
+        elif seems_s < 0.0 and not self._steady(name, seems_s, at_s):
+            return
+        if abs(seems_s - self.of(name)) > SEEMS_RIGHT_S:
+            self._ahead_s[name] = seems_s
+
+    def _steady(self, name: Name, seems_s: float, at_s: float) -> bool:
+        since_s, was_s = self._behind_s.get(name, (at_s, seems_s))
+        if abs(seems_s - was_s) > STEADY_S or at_s < since_s:
+            since_s, was_s = at_s, seems_s
+        self._behind_s[name] = since_s, was_s
+        return at_s - since_s >= LATE_S
+
+    def set(self, name: Name, by_s: float) -> None:
+        """Clock `name` has been set forward by `by_s`."""
+        if name in self._most_s:
+            since_s, most_s, before_s = self._most_s[name]
+            self._most_s[name] = since_s, most_s + by_s, before_s + by_s
+        ahead_s = self.of(name) + by_s
+        self._ahead_s[name] = 0.0 if abs(ahead_s) <= SEEMS_RIGHT_S else ahead_s
+
+    def of(self, name: Name) -> float:
+        """How far clock `name` is ahead; 0 if it seems right, or nothing is known of it."""
+        return self._ahead_s.get(name, 0.0)
+
+
+class NodeClocks:
+    """The clocks of a job's nodes.
+
+    That one was set is told by the heartbeats too, which bear a time that nobody sets beside the other.
+
+    Examples
+    --------
+    >>> clocks = NodeClocks()
+    >>> clocks.on_bus(HeartbeatRecord(job="j", node="n", time_s=1090.0), at_s=1000.0).time_s
+    1000.0
+    >>> clocks.on_bus(EventRecord(id="e", job="j", node="n", time_s=1091.5, kind="xid"), at_s=1003.0).time_s
+    1001.5
+    """
+
+    def __init__(self) -> None:
+        self._ahead = Ahead()
+        self._newest: dict[Name, tuple[float, float, float]] = {}  # a heartbeat's times: its own, unset, of the bus
+        self._of_node: dict[str, Name] = {}
+        self._of_rank: dict[int | None, Name] = {}
+        self._ranks: dict[Name, tuple[int, ...]] = {}
+
+    def on_bus(self, record: Record, at_s: float) -> Record:
+        """`record`, which the bus has stamped `at_s`, with all its times by the clock of the bus."""
+        node: str = getattr(record, "node", None) or ""
+        if isinstance(record, HeartbeatRecord):
+            name = node, record.boot
+            if 0.0 <= record.time_s < MAX_TIME_S:
+                self._heard(name, record, at_s)
+        else:
+            name = self._of_rank.get(getattr(record, "rank", None), _BUS)
+            if name[0] != node:
+                name = self._of_node.get(node, _BUS)
+        ahead_s, newest_s = self._ahead.of(name), _newest_s(record)
+        if at_s + SEEMS_RIGHT_S < newest_s - ahead_s < MAX_TIME_S:
+            ahead_s = newest_s - at_s  # its clock is not known yet, but nothing comes before it was
+        return record if ahead_s == 0.0 else _earlier(record, ahead_s)
+
+    def _heard(self, name: Name, record: HeartbeatRecord, at_s: float) -> None:
+        said_s, unset_s = record.time_s, record.monotonic_s
+        self._of_node[name[0]] = name
+        if self._ranks.get(name) != record.ranks:
+            self._ranks[name] = record.ranks
+            self._of_rank.update(dict.fromkeys(record.ranks, name))
+        if unset_s is not None:
+            newest = self._newest.get(name, (said_s, unset_s, at_s))
+            past_s = unset_s - newest[1]
+            if -SPAN_S < past_s < 0.0:
+                return  # it was overtaken, and what it shows is over
+            set_s = said_s - newest[0] - past_s
+            # What has waited somewhere does not tell how far ahead its clock is.
+            if abs(set_s) > SEEMS_RIGHT_S and abs(at_s - newest[2] - past_s) <= SEEMS_RIGHT_S:
+                self._ahead.set(name, set_s)
+            self._newest[name] = said_s, unset_s, at_s
+        self._ahead.heard(name, said_s, at_s)
+
+
+class BusClock:
+    """A service's clock by that of the bus, as what has just come shows it."""
+
+    def __init__(self, own: Clock) -> None:
+        self._own = own
+        self._bus = Ahead()
+        self._set_s = own.now_s() - own.monotonic_s()
+        self._seemed_s = 0.0  # how far ahead the bus was by what came last
+
+    def heard(self, message: Message) -> None:
+        """`message` has come, which the bus has just stamped."""
+        now_s = self._own.now_s()
+        set_s, seems_s = now_s - self._own.monotonic_s(), message.time_s - now_s
+        by_s, more_s = set_s - self._set_s, seems_s - self._seemed_s
+        # The bus may go by the same clock: then it was set as well.
+        if abs(by_s) > SEEMS_RIGHT_S and abs(more_s + by_s) < abs(more_s):
+            self._bus.set(_BUS, -by_s)
+        self._set_s, self._seemed_s = set_s, seems_s
+        self._bus.heard(_BUS, message.time_s, now_s)
+
+    def now_s(self) -> float:
+        """See `trainwarden.clock.Clock`."""
+        return self._own.now_s() + self._bus.of(_BUS)
+
+    def monotonic_s(self) -> float:
+        """See `trainwarden.clock.Clock`."""
+        return self._own.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        """See `trainwarden.clock.Clock`."""
+        self._own.sleep(seconds)
+
+
+def _newest_s(record: Record) -> float:
+    """The newest time that `record` says of itself."""
+    if isinstance(record, IterationRecord):
+        return max(record.end_s, default=0.0)
+    if isinstance(record, LogRecord):
+        return max(record.times_s, default=0.0)
+    return record.time_s if isinstance(record, HeartbeatRecord | EventRecord | MetricsRecord) else 0.0
+
+
+def _earlier(record: Record, by_s: float) -> Record:
+    """`record` with all its times `by_s` earlier."""
+    if isinstance(record, HeartbeatRecord):
+        ends_s, since_s = (
+            tuple(None if time_s is None else time_s - by_s for time_s in lane)
+            for lane in (record.step_end_s, record.phase_since_s)
+        )
+        return msgspec.structs.replace(record, time_s=record.time_s - by_s, step_end_s=ends_s, phase_since_s=since_s)
+    if isinstance(record, IterationRecord):
+        return msgspec.structs.replace(record, end_s=tuple(end_s - by_s for end_s in record.end_s))
+    if isinstance(record, LogRecord):
+        return msgspec.structs.replace(record, times_s=tuple(time_s - by_s for time_s in record.times_s))
+    if isinstance(record, CollectivesRecord | EventRecord | MetricsRecord):
+        return msgspec.structs.replace(record, time_s=record.time_s - by_s)
+    return record
