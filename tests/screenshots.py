@@ -4,6 +4,7 @@
     python -m tests.screenshots --data recordings/
     python -m tests.screenshots --only page            # half a minute
     python -m tests.screenshots --only demo            # a minute: what the demo found
+    python -m tests.screenshots --only dashboards      # two minutes: what the dashboards' panels show
 
 Pages are waited for by what a person reads on them, so that no picture of an empty or failed page can be written.
 """
@@ -20,7 +21,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from tests import page_screenshots
+from tests import dashboard_screenshots, page_screenshots
 from tests.places import ROOT
 from tests.servers.chromium import Chromium
 from tests.servers.mlflow import MlflowServer
@@ -110,13 +111,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="recorded folders; by default three demos are captured")
     parser.add_argument("--to", type=Path, default=DOCS)
-    parser.add_argument("--only", choices=("page", "demo", "mlflow"))
+    parser.add_argument("--only", choices=("page", "demo", "dashboards", "mlflow"))
     said = parser.parse_args()
     said.to.mkdir(parents=True, exist_ok=True)
     if said.only in (None, "page"):
         page_screenshots.pictures(said.to, write)
     if said.only in (None, "demo"):
         page_screenshots.found(said.to, write)
+    if said.only in (None, "dashboards"):
+        dashboard_screenshots.pictures(said.to, write)
     if said.only in (None, "mlflow"):
         of_mlflow(said.to, said.data)
 

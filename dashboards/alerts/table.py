@@ -50,8 +50,12 @@ def _increased(*names: str) -> str:
 
 def _counted(*names: str) -> str:
     """More than ten minutes ago, or for the first time."""
-    first = " or ".join(f"({name} unless {name} offset 10m) > 0" for name in names)
-    return f"{_increased(*names)} or {first}"
+    return f"{_increased(*names)} or {' or '.join(map(_new, names))}"
+
+
+def _new(name: str) -> str:
+    """A count that was not there ten minutes ago, nor in the hour before: a scrape that failed makes none new."""
+    return f"({name} unless last_over_time({name}[1h] offset 10m)) > 0"
 
 
 OF_JOBS: Final = (
@@ -72,7 +76,7 @@ OF_JOBS: Final = (
     ),
     Alert(
         "TrainwardenActionFailed",
-        f"sum by (training_job, kind) (increase({_FAILED}[10m]) > 0 or ({_FAILED} unless {_FAILED} offset 10m) > 0)",
+        f"sum by (training_job, kind) ({_counted(_FAILED)})",
         "{{ $labels.kind }} in {{ $labels.training_job }} was tried and did not work",
         f"trainwarden actions --job {_JOB}",
         severity="sev2",
@@ -88,7 +92,9 @@ OF_JOBS: Final = (
     Alert(
         "TrainwardenNotJudged",
         "time() - max by (training_job) (trainwarden_verdict_timestamp_seconds) > 60 "
-        "and on (training_job) changes(trainwarden_job_step[1m]) > 0",
+        "and on (training_job) changes(trainwarden_job_step[1m]) > 0 "
+        "or max by (training_job) (changes(trainwarden_job_step[1m])) > 0 "
+        "unless on (training_job) trainwarden_verdict_timestamp_seconds",
         "{{ $labels.training_job }} trains and nobody judges it",
         _DOCTOR,
         for_s=60,
@@ -262,6 +268,13 @@ OF_SERVICES: Final = (
         _increased("trainwarden_engine_launcher_errors_total"),
         "the launcher did not do what the engine asked ({{ $labels.kind }})",
         "trainwarden actions",
+        severity="sev2",
+    ),
+    Alert(
+        "TrainwardenNoticesFailing",
+        _counted('trainwarden_serve_notices_total{outcome!="sent"}'),
+        "notices to {{ $labels.host }} do not arrive ({{ $labels.outcome }})",
+        _DOCTOR,
         severity="sev2",
     ),
     Alert(

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from dashboards.explain.next_steps import next_steps
-from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote
+from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote, basis_said
 
 NEAR_S: Final = 60.0  # a verdict further than this from the opening was about something else
 MOST: Final = 5  # suspects, metrics and the like
@@ -113,6 +113,9 @@ def _slowness(evidence: dict[str, Any]) -> Iterator[str]:
     now_s, healthy_s = evidence.get("iteration_s"), evidence.get("healthy_iteration_s")
     if isinstance(now_s, float) and isinstance(healthy_s, float) and healthy_s > 0.0:
         yield f"iterations take {now_s:.3g} s, {healthy_s:.3g} s before ({now_s / healthy_s:.2f} times as long)"
+    basis, accelerator = evidence.get("basis"), evidence.get("accelerator", "")
+    if isinstance(basis, str) and isinstance(accelerator, str):
+        yield f"times of steps are {basis_said(basis, accelerator)}"
     ranks, compute_s = evidence.get("ranks"), evidence.get("compute_s")
     if not isinstance(ranks, list) or not isinstance(compute_s, list) or not 0 < len(ranks) == len(compute_s):
         return
@@ -127,7 +130,9 @@ def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> 
     if not incident.suspects:
         yield "nobody stands out: the ranks that were compared are alike, or no detector could compare them"
     for suspect in incident.suspects[1:MOST]:
-        yield f"{_place(suspect) or 'another'} is less likely ({suspect.score:.0%}): {suspect.reason}"
+        alike = suspect.score >= incident.suspects[0].score  # as the two ends of a link are
+        likely = "as likely" if alike else f"less likely ({suspect.score:.0%})"
+        yield f"{_place(suspect) or 'another'} is {likely}: {suspect.reason}"
     if verdict is None:
         yield "how the other detectors voted is no longer kept"
         return

@@ -43,22 +43,22 @@ ON_NODE: Final[dict[IncidentKind, tuple[tuple[str, str], ...]]] = {
 
 def next_steps(incident: IncidentRecord, actions: Sequence[ActionRecord]) -> tuple[str, ...]:
     """Command lines, the most urgent first; names are quoted, so that each can be pasted into a shell."""
-    job = shlex.quote(incident.job)
+    job = quoted(incident.job)
     steps = [
         line
         for action in actions
         if action.outcome == "proposed" and action.plan_digest is not None
         for line in (
-            f"trainwarden actions approve {shlex.quote(action.id)}  # {action.kind}",
-            f"trainwarden actions deny {shlex.quote(action.id)}",
+            f"trainwarden actions approve {quoted(action.id)}  # {action.kind}",
+            f"trainwarden actions deny {quoted(action.id)}",
         )
     ]
     node = incident.suspects[0].node if incident.suspects else None
     if node is not None and incident.kind == "node_lost":
-        steps.append(f"ping -c 3 {shlex.quote(node)}  # does it answer at all")
+        steps.append(f"ping -c 3 {quoted(node)}  # does it answer at all")
     if node is not None:
         for command, why in ON_NODE.get(incident.kind, ()):
-            steps.append(f"ssh {shlex.quote(node)} {command}  # {why}")
+            steps.append(f"ssh {quoted(node)} {command}  # {why}")
     if incident.kind in ("pipeline", "data_quality", "metric_anomaly"):
         steps.append("trainwarden doctor  # is everything reachable, permitted and in time")
     if incident.kind == "metric_anomaly":
@@ -67,3 +67,17 @@ def next_steps(incident: IncidentRecord, actions: Sequence[ActionRecord]) -> tup
         steps.append(f"trainwarden incidents --open --job {job}  # does it last")
     steps.append(f"trainwarden report --job {job} --out report.html  # steps, votes and actions as one page")
     return tuple(steps)
+
+
+def quoted(name: str) -> str:
+    """`name` as one word of a shell and on one line, whatever it holds.
+
+    Examples
+    --------
+    >>> print(quoted("node-1"), quoted("a b"), quoted("a\\tb"))
+    node-1 'a b' $'a\\U00000009b'
+    """
+    if name.isprintable():
+        return shlex.quote(name)
+    letters = (f"\\{one}" if one in "\\'" else one if one.isprintable() else f"\\U{ord(one):08x}" for one in name)
+    return f"$'{''.join(letters)}'"

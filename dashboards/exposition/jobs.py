@@ -54,8 +54,14 @@ class JobsText:
 
 
 def samples(overview: Overview) -> list[Sample]:
-    """Every sample; no value is NaN or infinite."""
+    """Every sample; no value is NaN or infinite.
+
+    None before the overview's first round: what is over looks open while its history is half read, and would wake
+    somebody each time that the service starts.
+    """
     with overview.lock:
+        if overview.round_s is None:
+            return []
         found = [sample for job in overview.jobs.values() for sample in _of_job(job, overview.round_s)]
         found += _of_all(overview)
     return [sample for sample in found if math.isfinite(sample[2])]

@@ -61,7 +61,7 @@ _LINES: Final[list[Line]] = [
             graph(
                 "Incidents opened",
                 "none",
-                ("sum by (kind) (increase(trainwarden_incidents_total[$__rate_interval]))", "{{kind}}"),
+                ("sum by (kind) (increase(trainwarden_incidents_total[$__rate_interval])) > 0", "{{kind}}"),
                 stacked=True,
             ),
             graph(

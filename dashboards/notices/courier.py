@@ -87,5 +87,5 @@ class Courier:
                 "POST", self.target.url, content=body, headers=headers, timeout=self.target.settings.timeout_s
             ) as response:
                 return None if response.is_success else str(response.status_code)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last of a host that is no name
             return type(error).__name__

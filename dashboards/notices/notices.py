@@ -47,7 +47,7 @@ class Notices:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole addresses, and those of chats are secrets
         client = client or httpx.Client(follow_redirects=False)
         self.couriers = [Courier(target, client, clock, metrics) for target in targets]
-        self._told: dict[tuple[str | None, ...], None] = {}
+        self._told: dict[tuple[str, str, str | None, int], None] = {}
         overview.listen(self.hear)
 
     def start(self) -> None:
@@ -57,20 +57,13 @@ class Notices:
 
     def hear(self, record: Record) -> None:
         """Offer what is worth telling to those who want it; called with the overview's lock held."""
-        if not self._overview.ready:
-            return
         event = _event(record)
         if event is None or not isinstance(record, IncidentRecord | ActionRecord):
             return
-        plan = record.plan_digest if event == "action.proposed" and isinstance(record, ActionRecord) else None
-        told = (record.id, event, plan)
-        if told in self._told:
+        wanted = self._not_told(event, record)
+        if not wanted or not self._overview.ready:
             return
-        self._told[told] = None
-        if len(self._told) > MAX_TOLD:
-            del self._told[next(iter(self._told))]
         news = self._news(event, record)
-        wanted = [courier for courier in self.couriers if courier.target.wants(news.incident)]
         if news.incident is not None and self._overview.silences.over(news.incident, self._clock.now_s()):
             for courier in wanted:
                 courier.count("silenced")
@@ -79,10 +72,32 @@ class Notices:
         for courier in wanted:
             courier.offer(msgspec.json.encode(bodies[courier.target.settings.style](news)))
 
+    def _not_told(self, event: str, record: IncidentRecord | ActionRecord) -> list[Courier]:
+        """Whose wish it is and who has not been told; from now on they have."""
+        if event == "incident.closed":  # each revision comes once
+            for place in range(len(self.couriers)):
+                self._told.pop((record.id, "incident.opened", None, place), None)
+        incident = self._incident_of(record)
+        plan = record.plan_digest if event == "action.proposed" and isinstance(record, ActionRecord) else None
+        wanted = []
+        for place, courier in enumerate(self.couriers):
+            told = (record.id, event, plan, place)
+            if told not in self._told and courier.target.wants(incident):
+                wanted.append(courier)
+                self._told[told] = None
+                if len(self._told) > MAX_TOLD:
+                    del self._told[next(iter(self._told))]
+        return wanted
+
+    def _incident_of(self, record: IncidentRecord | ActionRecord) -> IncidentRecord | None:
+        if isinstance(record, IncidentRecord):
+            return record
+        return self._overview.jobs[record.job].incidents.get(record.incident)
+
     def _news(self, event: str, record: IncidentRecord | ActionRecord) -> News:
         job = self._overview.jobs[record.job]
         action = record if isinstance(record, ActionRecord) else None
-        incident = record if isinstance(record, IncidentRecord) else job.incidents.get(record.incident)
+        incident = self._incident_of(record)
         explanation = None
         if incident is not None:
             actions = [one for one in job.actions.values() if one.incident == incident.id]
@@ -92,8 +107,8 @@ class Notices:
 
 def _event(record: Record) -> str | None:
     """What has happened, if it is worth telling."""
-    if isinstance(record, IncidentRecord) and record.state != "updated":
-        return f"incident.{record.state}"
+    if isinstance(record, IncidentRecord):  # one that gets graver is as new to whoever wants only such
+        return "incident.closed" if record.state == "closed" else "incident.opened"
     if isinstance(record, ActionRecord) and (record.outcome in TOLD_OUTCOMES or waits(record)):
         return f"action.{record.outcome}"
     return None

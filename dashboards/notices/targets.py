@@ -71,16 +71,20 @@ def _target(settings: NoticeSettings, where: str) -> Target:
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and parts.hostname
+        (named or "").encode("idna")
     except ValueError:
         named = None
     if not named:
         raise ConfigError(f"{where}: the url is not http:// or https:// and a host")
     secret = _held(settings.secret_file, f"{where}: secret_file")
+    token = _held(settings.token_file, f"{where}: token_file")
+    if token is not None and not token.isascii():
+        raise ConfigError(f"{where}: {settings.token_file} holds no ASCII characters alone; a header carries no others")
     return Target(
         url=url,
         host=named,
         settings=settings,
-        token=_held(settings.token_file, f"{where}: token_file"),
+        token=token,
         secret=secret.encode() if secret is not None else None,
     )
 

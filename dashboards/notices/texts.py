@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,8 @@ from trainwarden.records import ActionRecord, IncidentRecord
 
 VERSION: Final = 1
 MOST_EVIDENCE: Final = 5
+SECTION_CHARS: Final = 3_000  # Slack takes no more in a section
+GRAVE: Final = "\N{MODIFIER LETTER GRAVE ACCENT}"  # ends no block of code, and no quotation of a shell
 BUTTON_CHARS: Final = 2_000  # Slack takes no more in a button's value
 
 
@@ -59,7 +62,7 @@ def as_slack(news: News) -> dict[str, Any]:
     if told is not None and told.evidence:
         blocks.append(_section("\n".join(f"• {_plain(line)}" for line in told.evidence[:MOST_EVIDENCE])))
     if told is not None and news.event != "incident.closed":
-        blocks.append(_section("```" + "\n".join(_plain(line) for line in told.next[:MOST_EVIDENCE]) + "```"))
+        blocks.append(_section("```" + _whole_lines(told.next[:MOST_EVIDENCE]) + "```"))
     if (action := news.action) is not None and news.event == "action.proposed":
         value = msgspec.json.encode({"action": action.id, "plan_digest": action.plan_digest}).decode()
         if len(value) <= BUTTON_CHARS:
@@ -68,7 +71,17 @@ def as_slack(news: News) -> dict[str, Any]:
 
 
 def _section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:3_000]}}
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:SECTION_CHARS]}}
+
+
+def _whole_lines(commands: Sequence[str]) -> str:
+    """`commands` as far as there is room: half a command is none, and one without its end may be another."""
+    lines, room = [], SECTION_CHARS - 2 * len("```")
+    for line in map(_plain, commands):
+        room -= len(line) + 1
+        if room >= 0:
+            lines.append(line)
+    return "\n".join(lines) or "trainwarden incidents --open"
 
 
 def _button(word: str, value: str) -> dict[str, Any]:
@@ -77,5 +90,6 @@ def _button(word: str, value: str) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """`text` as a chat shows it and does not obey it."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
+    """`text` as a chat shows it and does not obey it, nor a shell that a command of it is pasted into."""
+    text = text.replace("`", GRAVE)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -19,7 +19,7 @@ from trainwarden.records import (
     VerdictRecord,
 )
 
-MAX_INCIDENTS: Final = 10_000  # of a job; the oldest closed ones go first
+MAX_INCIDENTS: Final = 10_000  # of a job; the closed ones that were heard of first go first
 MAX_VERDICTS: Final = 3_600  # an hour at one a second
 MAX_EVENTS: Final = 2_000
 HEALTHY: Final = 120  # verdicts of healthy windows that the healthy level is the median of
@@ -160,9 +160,8 @@ class JobOverview:
         else:
             self._open[record.id] = record
         if len(self.incidents) > MAX_INCIDENTS:
-            closed = (one for one in self.incidents.values() if one.state == "closed")
-            oldest = min(closed, key=lambda one: one.opened_at_s, default=None)
-            gone = (oldest or next(iter(self.incidents.values()))).id
+            closed = (name for name in self.incidents if name not in self._open)
+            gone = next(closed if len(self._open) < len(self.incidents) else iter(self.incidents))
             del self.incidents[gone]
             self._open.pop(gone, None)
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
@@ -56,6 +56,7 @@ class Pace:
         self._new: list[tuple[int, int, float, float]] = []
         self._settled = 0  # ranks that `settle` has seen
         self.highest_step: int | None = None
+        self._bases: dict[int, tuple[str, str]] = {}
 
     @property
     def ranks(self) -> list[int]:
@@ -66,6 +67,11 @@ class Pace:
     def until_s(self) -> float | None:
         """End of the newest bin."""
         return None if self._newest is None else (self._newest + 1) * self.bin_s
+
+    @property
+    def basis(self) -> tuple[str, str] | None:
+        """Where the newest times of most ranks come from, and what they compute on behind the host's back."""
+        return Counter(self._bases.values()).most_common(1)[0][0] if self._bases else None
 
     def take(self, record: IterationRecord, arrived_s: float) -> None:
         """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up.
@@ -80,6 +86,7 @@ class Pace:
             if len(self._rows) == MAX_RANKS:
                 return
             row = self._rows[record.rank] = len(self._rows)
+        self._bases[row] = record.basis, record.accelerator
         late_s = self._late_s.setdefault(record.node, deque(maxlen=LATENESS))
         late_s.append(arrived_s - record.end_s[size - 1])
         ahead_s = min(late_s)

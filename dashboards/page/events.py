@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from dashboards.overview.overview import Overview
@@ -79,15 +79,21 @@ class Listeners:
         for news in tuple(self._open):
             news.end()
 
-    def stream(self) -> Response | None:
-        """An answer that goes on for as long as somebody listens; None where there is no room for another."""
-        return None if len(self._open) >= MOST_LISTENERS else _Stream(self)
+    def stream(self) -> Response:
+        """An answer that goes on for as long as somebody listens; a 503 where there is no room for another."""
+        return _Stream(self)
 
-    async def serve(self, send: Callable[[bytes], Any]) -> bool:
-        """Send what changes until the server ends; False if the listener was too slow before that."""
+    def join(self) -> News | None:
+        """A place for one more, to be served at once; None where there is no room."""
+        if len(self._open) >= MOST_LISTENERS:
+            return None
         news = News(asyncio.get_running_loop())
-        leave = self._overview.listen(news.tell)
         self._open.add(news)
+        return news
+
+    async def serve(self, news: News, send: Callable[[bytes], Any]) -> bool:
+        """Send what changes until the server ends; False if the listener was too slow before that."""
+        leave = self._overview.listen(news.tell)
         try:
             text = b"retry: 3000\n\n"
             while not news.ended:
@@ -114,12 +120,19 @@ class _Stream(Response):
         self._listeners = listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        news, begun = self._listeners.join(), False
+        if news is None:
+            await PlainTextResponse("too many are listening already", 503, {"retry-after": "30"})(scope, receive, send)
+            return
 
         async def send_more(body: bytes) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
-        telling = asyncio.ensure_future(self._listeners.serve(send_more))
+        telling = asyncio.ensure_future(self._listeners.serve(news, send_more))
         going = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait((telling, going), return_when=asyncio.FIRST_COMPLETED)

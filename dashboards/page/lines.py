@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
@@ -23,7 +23,7 @@ LINES_AFTER: Final = 30
 OTHERS: Final = 20
 
 ReadLogs = Callable[[float], Iterable[Message]]
-"""Log messages that reached the bus from a moment on, oldest first."""
+"""Log messages that reached the bus from a moment on, those of one job oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,34 @@ def around(incident: IncidentRecord, read: ReadLogs) -> Found:
 
 
 def _taken(job: str, messages: Iterable[Message], from_s: float, until_s: float) -> tuple[list[Line], bool]:
+    """The lines of `job` in that time, and whether there were more records than are read.
+
+    Messages come in order by partition alone: what is too late ends the reading only if it is of the job itself,
+    whose records are all in one.
+    """
     lines: list[Line] = []
-    for count, message in enumerate(messages):
-        if message.time_s > until_s + LATE_S:
-            return lines, False
-        if count >= MOST_RECORDS or len(lines) >= MOST_LINES:
-            return lines, True
+    read = late = 0
+    for message in messages:
         record = message.record
-        if isinstance(record, LogRecord) and record.job == job:
-            pairs = zip(record.times_s, record.lines, strict=False)
-            told = (Line(at, record.node, record.source, record.rank, text) for at, text in pairs)
-            lines.extend(line for line in told if from_s <= line.time_s <= until_s)
+        own = record if isinstance(record, LogRecord) and record.job == job else None
+        if message.time_s > until_s + LATE_S:
+            late += 1
+            if own is not None or late >= MOST_RECORDS:
+                return lines, False
+            continue
+        read += 1
+        if read > MOST_RECORDS or len(lines) >= MOST_LINES:
+            return lines, True
+        if own is not None:
+            lines.extend(line for line in _of(own, message.time_s) if from_s <= line.time_s <= until_s)
     return lines, False
+
+
+def _of(record: LogRecord, arrived_s: float) -> Iterator[Line]:
+    """Its lines; those of a clock that is ahead on the clock of the bus, for nothing arrives before it was written."""
+    ahead_s = max(0.0, max(record.times_s, default=arrived_s) - arrived_s)
+    for at_s, text in zip(record.times_s, record.lines, strict=False):
+        yield Line(at_s - ahead_s, record.node, record.source, record.rank, text)
 
 
 def _first_error(lines: list[Line]) -> Line | None:

@@ -115,8 +115,7 @@ class Pages:
 
     async def events(self, _request: Request) -> Response:
         """Server-sent events."""
-        stream = self._listeners.stream()
-        return stream or PlainTextResponse("too many are listening already", 503, {"retry-after": "30"})
+        return self._listeners.stream()
 
     async def file(self, request: Request) -> Response:
         """One of our own files."""

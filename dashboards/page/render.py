@@ -11,6 +11,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from dashboards.explain.next_steps import quoted
 from dashboards.page import words
 from trainwarden import __version__
 
@@ -59,7 +60,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "iso": words.iso, "clock": words.clock, "seconds": words.seconds, "times": words.times, "facts": words.facts,
-        "cut": words.cut, "data": data, "part": part,
+        "cut": words.cut, "data": data, "part": part, "quoted": quoted,
     }  # fmt: skip
     made.globals |= {"version": __version__}
     return made

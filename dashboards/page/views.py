@@ -11,7 +11,7 @@ from dashboards.explain.explanation import explain, opening
 from dashboards.overview.job import SEVERITIES, JobOverview, waits
 from dashboards.overview.overview import Overview
 from dashboards.page.charts import Series, heat_map, iteration_chart, votes_chart
-from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord
+from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord, basis_said
 
 SHOWN_OPEN: Final = 50
 SHOWN_INCIDENTS: Final = 20
@@ -32,6 +32,7 @@ def job_line(job: JobOverview, now_s: float) -> dict[str, Any]:
         "nodes": len(job.nodes),
         "step": job.pace.highest_step,
         "iteration_s": pace_s,
+        "basis": basis_said(*basis) if (basis := job.pace.basis) is not None else None,
         "healthy_s": healthy_s,
         "ratio": pace_s / healthy_s if pace_s is not None and healthy_s else None,
         "worst": lasting[0] if lasting else None,

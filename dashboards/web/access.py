@@ -96,5 +96,7 @@ def _parsed(line: str, where: str) -> tuple[str, Person, bool]:
     kept = _DIGEST.fullmatch(token)
     if kept is None and len(token) < LEAST_CHARS:
         raise ConfigError(f"{where}: a token has {LEAST_CHARS} characters at least")
+    if not token.isascii():
+        raise ConfigError(f"{where}: a token is of ASCII characters; headers and cookies carry no others")
     person = Person(name, "act" if role == "act" else "observe")
     return (kept[1] if kept else digest_of(token)), person, kept is None

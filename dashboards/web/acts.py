@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -17,12 +17,12 @@ from dashboards.web.asked import JobAsked, Nothing, SilenceAsked, WordAsked, bod
 from dashboards.web.problems import Problem, answer
 from trainwarden.clock import Clock
 from trainwarden.commands import words
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.silences import silence_object
+from trainwarden.commands.words import EVERY_JOB, LONGEST_SILENCE_S
 from trainwarden.errors import BusUnavailable
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 
-LONGEST_S: Final = 30 * 86_400.0  # a silence that nobody remembers hides the next fault
 Word = Literal["approve", "deny"]
 
 
@@ -120,8 +120,8 @@ class Acts:
         now_s = self._clock.now_s()
         if asked.job is None and asked.kind is None and asked.node is None:
             raise Problem(422, "a silence is of a job, a kind or a node; /api/v1/stop stops everything")
-        if asked.until_s > now_s + LONGEST_S:
-            raise Problem(422, f"until_s: a silence lasts {LONGEST_S / 86_400:.0f} days at most")
+        if asked.until_s > now_s + LONGEST_SILENCE_S:
+            raise Problem(422, f"until_s: a silence lasts {LONGEST_SILENCE_S / 86_400:.0f} days at most")
         command = words.silence(by, now_s, asked.until_s, job=asked.job, incident_kind=asked.kind, node=asked.node)
         await self.publish(command)
         return command
@@ -176,19 +176,6 @@ def command_object(command: CommandRecord) -> dict[str, Any]:
         "job": None if command.job == EVERY_JOB else command.job,
         "action": command.action,
         "plan_digest": command.plan_digest,
-        "by": command.by,
-        "at_s": command.at_s,
-    }
-
-
-def silence_object(command: CommandRecord) -> dict[str, Any]:
-    """A silence as the API tells it."""
-    return {
-        "id": command.id,
-        "job": None if command.job == EVERY_JOB else command.job,
-        "kind": command.incident_kind,
-        "node": command.node,
-        "until_s": command.until_s,
         "by": command.by,
         "at_s": command.at_s,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -67,11 +68,28 @@ def asks_for(alert: Alert, now_s: float) -> WordOnAction | SilenceAsked | None:
             raise Useless(f"{word} without {PREFIX}action_id and {PREFIX}plan_digest does nothing")
         return WordOnAction("approve" if word == "approve" else "deny", action, digest)
     if word in ("silence", "maintenance"):
-        return _silence(word, said, now_s)
+        return _silence(word, said, began_s(alert, now_s), now_s)
     raise Useless(f"{PREFIX}action is approve, deny, silence or maintenance, not '{word[:40]}'")
 
 
-def _silence(word: str, said: Mapping[str, str], now_s: float) -> SilenceAsked:
+def began_s(alert: Alert, now_s: float) -> float:
+    """When `alert` began; now where it does not say so, or speaks of the future.
+
+    Examples
+    --------
+    >>> began_s(Alert(status="firing", starts_at="1970-01-01T00:01:40.123456789Z"), 200.0)
+    100.123456
+    """
+    try:
+        moment = datetime.fromisoformat(alert.starts_at)
+    except ValueError:
+        return now_s
+    moment_s = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+    return min(moment_s, now_s) if moment_s > 0.0 else now_s
+
+
+def _silence(word: str, said: Mapping[str, str], from_s: float, now_s: float) -> SilenceAsked | None:
+    """A silence that begins with its alert: whoever is told of it again, and when, makes it no longer."""
     try:
         for_s = float(said.get(f"{PREFIX}for_s", "nan"))
     except ValueError:
@@ -84,7 +102,9 @@ def _silence(word: str, said: Mapping[str, str], now_s: float) -> SilenceAsked:
     job, node = said.get("training_job"), said.get("node")
     if not (kind or job or node):
         raise Useless(f"{word}: of which training_job, node or kind?")
-    asked = {"until_s": now_s + for_s, "job": job or None, "kind": kind, "node": node or None}
+    if from_s + for_s <= now_s:
+        return None
+    asked = {"until_s": from_s + for_s, "job": job or None, "kind": kind, "node": node or None}
     try:
         return msgspec.convert(asked, SilenceAsked)
     except msgspec.ValidationError as error:

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
@@ -60,7 +60,12 @@ def build(parts: Parts) -> ASGIApp:
             *Hooks(acts, parts.clock, parts.metrics, parts.secrets).routes(),
             *parts.routes,
         ],
-        exception_handlers={Problem: own.refused, HTTPException: _http, Exception: own.broken},
+        exception_handlers={
+            Problem: own.refused,
+            HTTPException: _http,
+            ClientDisconnect: _gone,
+            Exception: own.broken,
+        },
     )
     return Guard(app, parts.tokens, parts.metrics, parts.hosts)
 
@@ -114,6 +119,11 @@ class Own:
         """The marked place for what a route did not expect; the server writes the traceback to its log."""
         self._parts.metrics.count("errors_total", "Requests that broke.")
         return problem(500, "this request broke; the log of serve says why")
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """Who asks has left in the midst of it: nobody reads this, and nothing of ours is broken."""
+    return Response(status_code=400)
 
 
 async def _http(_request: Request, error: Exception) -> Response:

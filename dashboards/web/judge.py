@@ -22,6 +22,7 @@ TIMEOUT_S: Final = 60.0
 MEMORY_BYTES: Final = 8 * 1024**3  # of addresses: libraries reserve far more than they use
 MAX_ANSWER_BYTES: Final = 16 * 1024**2
 MAX_SAID_BYTES: Final = 64 * 1024
+PIPES_S: Final = 2.0
 
 
 class Judge:
@@ -82,9 +83,8 @@ class Judge:
             raise Problem(504, f"it took longer than {self._timeout_s:g} s; ask for a shorter range") from None
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                _end(process)
+                await _gone(process)
         return self._read(code, answer, said)
 
     def _read(self, code: int, answer: bytes | None, said: bytes | None) -> Any:
@@ -117,15 +117,30 @@ async def _outputs(process: Process) -> tuple[bytes | None, bytes | None]:
     )
 
 
+def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _gone(process: Process) -> None:
+    """Wait for a process that has been ended, and read what is left in its pipes: before their end it is not told."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with contextlib.suppress(TimeoutError):  # a child of its own may hold them
+        async with asyncio.timeout(PIPES_S):
+            await asyncio.gather(_tail(process.stdout, 1), _tail(process.stderr, 1))
+            await process.wait()
+
+
 async def _read_up_to(process: Process, stream: asyncio.StreamReader, most: int) -> bytes | None:
     text = bytearray()
     while piece := await stream.read(65_536):
+        if len(text) > most:
+            continue  # what was in the pipe still: nobody hears of the process's end before its pipe's
         text += piece
         if len(text) > most:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            return None
-    return bytes(text)
+            _end(process)
+    return bytes(text) if len(text) <= most else None
 
 
 async def _tail(stream: asyncio.StreamReader, most: int) -> bytes:

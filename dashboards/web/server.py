@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import secrets
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dashboards.notices.notices import Notices
 from dashboards.notices.targets import targets_of
@@ -41,6 +44,9 @@ SWITCH_S = (
     0.0005  # an answer needs the interpreter several times, and each time waits so long for the thread that reads
 )
 KEEP_ALIVE_S = 75  # longer than scrapes lie apart, so that one connection serves them all
+WHOLE_S = 20.0  # from the first byte of a request (or the connection itself) to its last
+UNREAD_S = 30.0  # that an answer waits for somebody who takes none of it
+UNFINISHED = frozenset({h11.IDLE, h11.SEND_BODY})
 
 
 def serve(
@@ -82,7 +88,8 @@ def serve(
     notices.start()
     host, port = listening.getsockname()[:2]
     scheme = "https" if config.is_ssl else "http"
-    say(f"{scheme}://{'localhost' if own else host}:{port}/" + (f"enter?token={own}" if own else ""))
+    shown = "localhost" if own else f"[{host}]" if ":" in host else host
+    say(f"{scheme}://{shown}:{port}/" + (f"enter?token={own}" if own else ""))
     try:
         ServiceLoop(bus, overview, clock, metrics).run(lambda: stop() or not answering.is_alive())
         if not stop():
@@ -97,6 +104,7 @@ def serve(
 def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
+        http=Connection,
         access_log=False,
         log_config=None,
         server_header=False,
@@ -110,6 +118,35 @@ def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
     except (OSError, ValueError) as error:
         raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
     return config
+
+
+class Connection(H11Protocol):
+    """uvicorn's, hung up on when a request is not whole within `WHOLE_S`; uvicorn itself waits for ever."""
+
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._due = self.loop.call_later(WHOLE_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        if self.conn.their_state not in UNFINISHED:
+            self._no_longer_due()
+        elif self._due is None:
+            self._due = self.loop.call_later(WHOLE_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._no_longer_due()
+        super().connection_lost(exc)
+
+    def _no_longer_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 def listen_at(address: str) -> socket.socket:
@@ -129,6 +166,8 @@ def listen_at(address: str) -> socket.socket:
         raise ConfigError(f"serve.listen: {address} cannot be listened on ({said})") from error
     # asyncio sets it on sockets of its own making alone; without it each answer waits 40 ms for the asker's system.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # An answer that nobody takes is held in memory; the system gives such connections up where it is told to.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1_000))
     return listening
 
 

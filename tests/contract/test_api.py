@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
@@ -29,7 +29,11 @@ def web() -> Web:
 
 @pytest.fixture(scope="module")
 def schema():
-    return schemathesis.openapi.from_asgi("/openapi.json", web().app, headers=HEADERS)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", web().app, headers=HEADERS)
+    # More alerts than the schema allows may be more bytes than we read: refused as too large, before they are counted.
+    rejection = schema.config.checks.negative_data_rejection
+    rejection.expected_statuses = [*rejection.expected_statuses, "413"]
+    return schema
 
 
 def named(operations):
@@ -42,6 +46,7 @@ def drawn(operation, mode: GenerationMode) -> None:
     @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case):
+        assume([] not in case.query.values())  # nothing of it would be sent, and so nothing be wrong
         headers = HEADERS | {"Authorization": f"Bearer {ACT}"}
         case.call_and_validate(headers=headers, excluded_checks=UNSAID.get(operation.path, []))
 

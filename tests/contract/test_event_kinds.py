@@ -19,7 +19,7 @@ from trainwarden.errors import ConfigError, RecordError
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EVENT_KINDS, EventRecord
 from trainwarden.settings import DetectionSettings
-from trainwarden.topics import EVENTS
+from trainwarden.topics import EVENTS, fields_as
 
 
 class Tripped(msgspec.Struct):
@@ -57,9 +57,9 @@ def test_what_is_no_name_cannot_be_declared(kind: str) -> None:
 
 
 def test_its_fields_are_typed_where_somebody_knows_them() -> None:
-    assert FOREIGN.fields_as(Tripped) == Tripped(97.5, "a")
+    assert fields_as(FOREIGN, Tripped) == Tripped(97.5, "a")
     with pytest.raises(RecordError, match=r"event e1 of kind rackside\.zone_tripped: .*celsius"):
-        msgspec.structs.replace(FOREIGN, fields={"celsius": "hot", "zone": "a"}).fields_as(Tripped)
+        fields_as(msgspec.structs.replace(FOREIGN, fields={"celsius": "hot", "zone": "a"}), Tripped)
 
 
 def test_over_the_bus(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -132,3 +133,12 @@ def test_a_door_names_a_file_of_its_own_room(tmp_path):
 def test_the_drawing_is_of_today():
     """`make house` draws it; whoever moves a room draws it again."""
     assert house.PAGE.read_text(encoding="utf-8") == house.page()
+
+
+def test_make_test_looks_for_system_tests_where_they_are():
+    """It collects these folders alone: the others take a minute."""
+    (line,) = re.findall(r"^SYSTEM := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    folders = [ROOT / one for one in line.split()]
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.system" in path.read_text(encoding="utf-8")]
+    assert len(marked) > 40
+    assert [path for path in marked if not any(path.is_relative_to(folder) for folder in folders)] == []

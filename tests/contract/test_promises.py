@@ -1,4 +1,4 @@
-"""docs/promises.md: every promise names tests that are there."""
+"""docs/promises.md and the table of docs/gpu.md: what they promise names tests that are there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ import pytest
 from tests.places import ROOT
 
 TEXT = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"`((?:tests|trainwarden)/[^`\s]+\.py(?:::[^`\s]+)?)`", TEXT)))
+GPU = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+# What begins with `::` is of the file that was named last.
+WHOLE = re.sub(r"`(tests/[^`:]+)(::[^`]+)?`((?:[^`\n]*`::[^`]+`)+)", lambda m: m[0].replace("`::", f"`{m[1]}::"), GPU)
+NAMED = sorted(set(re.findall(r"`((?:tests|trainwarden)/[^`\s]+\.py(?:::[^`\s]+)?)`", TEXT + WHOLE)))
 
 
 def test_every_row_names_what_holds_it() -> None:
     rows = [line for line in TEXT.splitlines() if line.startswith("|") and not re.match(r"\| ?(Promise|---)", line)]
     assert len(rows) > 60
     assert [row for row in rows if "tests/" not in row and "doctest" not in row] == []
+
+
+def test_every_letter_of_the_table_names_a_test() -> None:
+    """docs/gpu.md: what a cell says has a letter, and the letter a test."""
+    table = GPU[GPU.index("| torch (") : GPU.index("| | test |")].splitlines()[2:]
+    named = dict(re.findall(r"^\| ([a-z]) \| (.*tests/.*) \|$", GPU, re.MULTILINE))
+    used = {letter for row in table for letter in re.findall(r" ([a-z])(?=[,; ]|$)", row)}
+    assert len(table) > 8
+    assert used == set(named)
 
 
 @pytest.mark.parametrize("name", NAMED)

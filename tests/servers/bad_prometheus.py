@@ -24,6 +24,12 @@ def success(data: Any, **more: Any) -> Answer:
     return 200, {"Content-Type": "application/json"}, json.dumps({"status": "success", "data": data, **more}).encode()
 
 
+def counts(**by_name: int) -> Answer:
+    """How many series there are of each metric."""
+    rows = [{"metric": {"__name__": name}, "value": [0, str(count)]} for name, count in by_name.items()]
+    return success({"resultType": "vector", "result": rows})
+
+
 class BadPrometheus:
     """Four healthy GPUs of one node, told of by one metric, as far as `behaviour` does not say otherwise.
 
@@ -65,6 +71,8 @@ class BadPrometheus:
         if path.endswith("/series"):
             return success([])
         query = asked["query"]
+        if query.startswith("count by"):
+            return counts(DCGM_FI_DEV_GPU_TEMP=4, DCGM_FI_DEV_ROW_REMAP_FAILURE=4)
         if query.startswith(("sum(", "count(")):
             value = "4" if query.startswith("count") else "480"
             return success({"resultType": "vector", "result": [{"metric": {}, "value": [0, value]}]})

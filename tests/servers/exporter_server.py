@@ -11,6 +11,10 @@ from typing import Self
 from tests.servers.exporters import Cluster
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256  # a connection too many would wait a second
+
+
 class ExporterServer:
     """Every exporter of `cluster` on one port.
 
@@ -28,7 +32,7 @@ class ExporterServer:
         self.failing: set[str] = set()
         self.hanging: set[str] = set()
         self._over = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
 
     def address(self, kind: str, node: int) -> str:

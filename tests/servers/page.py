@@ -55,6 +55,16 @@ class PageServer:
         """Where it is, without a slash at the end."""
         return self.entrance.partition("/enter")[0]
 
+    @property
+    def token(self) -> str:
+        """The token that it has made up."""
+        return self.entrance.rpartition("=")[2]
+
+    @property
+    def port(self) -> int:
+        """Where it listens on this machine."""
+        return int(self.uri.rpartition(":")[2])
+
     def close(self) -> None:
         """End it."""
         if self._process is not None:
@@ -67,8 +77,7 @@ class PageServer:
 
     def get(self, path: str) -> Any:
         """The answer to a program that asks with the token."""
-        token = self.entrance.rpartition("=")[2]
-        request = urllib.request.Request(self.uri + path, headers={"authorization": f"Bearer {token}"})
+        request = urllib.request.Request(self.uri + path, headers={"authorization": f"Bearer {self.token}"})
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.read()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -36,6 +38,10 @@ class Prometheus:
         Further words of its command line.
     config : dict
         Laid over the configuration that follows from `targets` and `interval`.
+    tls : ssl.SSLContext
+        How a client reaches it that serves TLS (``--web.config.file`` in `arguments`).
+    user : tuple of str
+        Name and password, where it wants them.
 
     Raises
     ------
@@ -51,11 +57,15 @@ class Prometheus:
         arguments: tuple[str, ...] = (),
         *,
         config: dict[str, Any] | None = None,
+        tls: ssl.SSLContext | None = None,
+        user: tuple[str, str] | None = None,
     ) -> None:
         self._prometheus, self._promtool = shutil.which("prometheus"), shutil.which("promtool")
         if self._prometheus is None or self._promtool is None:
             raise ServerMissing("prometheus and promtool are not installed (docker/system-packages.sh)")
-        self._folder, self._arguments = folder, arguments
+        self._folder, self._arguments, self._tls = folder, arguments, tls
+        words = "" if user is None else base64.b64encode(":".join(user).encode()).decode()
+        self._headers = {"Authorization": f"Basic {words}"} if words else {}
         folder.mkdir(parents=True, exist_ok=True)
         jobs = [
             {"job_name": name, "static_configs": [_target(one) for one in addresses]}
@@ -72,7 +82,7 @@ class Prometheus:
     @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
@@ -135,7 +145,8 @@ class Prometheus:
     def _get(self, path: str, asked: dict[str, str] | None = None) -> bytes | None:
         try:
             query = f"?{urllib.parse.urlencode(asked)}" if asked else ""
-            with urllib.request.urlopen(f"{self.url}{path}{query}", timeout=30) as answer:
+            request = urllib.request.Request(f"{self.url}{path}{query}", headers=self._headers)
+            with urllib.request.urlopen(request, timeout=30, context=self._tls) as answer:
                 return bytes(answer.read())
         except (urllib.error.URLError, OSError):
             return None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
 
+from dashboards.page.events import MOST_LISTENERS
 from tests.page_world import EVIL, hostile, incident, publish, world
 from tests.servers import axe
 from tests.servers.chromium import Chromium
@@ -169,6 +172,20 @@ def test_news_appear_without_a_reload(stage: Stage) -> None:
     bus.close()
     browser.shows("It has just happened.")
     assert browser.run("return window.stays") == 1
+
+
+def test_a_stream_that_was_refused_is_asked_for_again(stage: Stage) -> None:
+    """A browser gives an EventSource up at the first answer that is none, and says nothing."""
+    head = f"GET /events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {stage.server.token}\r\n\r\n"
+    stage.browser.open("about:blank")  # and listens no more itself
+    with ExitStack() as others:
+        for _ in range(MOST_LISTENERS):
+            other = others.enter_context(socket.create_connection(("127.0.0.1", stage.server.port), timeout=10.0))
+            other.sendall(head.encode())
+            other.recv(1_024)
+        page = stage.show("/")
+        page.shows("reconnecting")
+    page.shows("live")
 
 
 def test_who_has_no_token_gets_a_form(stage: Stage) -> None:

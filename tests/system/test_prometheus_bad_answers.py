@@ -6,16 +6,21 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers.bad_prometheus import Answer, BadPrometheus, success
+from tests.servers.bad_prometheus import Answer, BadPrometheus, counts, success
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.prometheus import client as client_module
+from trainwarden.prometheus import reading as reading_module
 from trainwarden.prometheus.client import Access, PrometheusClient
-from trainwarden.prometheus.reading import Ask, Fleet, read_fleet
+from trainwarden.prometheus.pieces import Ask
+from trainwarden.prometheus.reading import Fleet, read_fleet
 
 pytestmark = pytest.mark.system
 END_S = 1_750_000_000.0
@@ -109,6 +114,78 @@ def test_what_is_too_much_is_asked_for_in_halves(code: int) -> None:
     assert fleet.families["gpu"].measured == 4 * 120
 
 
+@pytest.mark.parametrize("number", ["many", "NaN", "+Inf", "-1e400"])
+def test_counts_that_are_none_cost_nothing(number: str) -> None:
+    def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
+        if not asked.get("query", "").startswith(("sum", "count")):
+            return None
+        one = {"metric": {"__name__": "DCGM_FI_DEV_GPU_TEMP"}, "value": [0, number]}
+        return success({"resultType": "vector", "result": [one]})
+
+    with BadPrometheus(behaviour) as server:
+        fleet = read(server.url)
+    assert fleet.notes == []
+    assert fleet.families["gpu"].measured == 4 * 120
+
+
+def test_halves_are_not_more_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
+        if not matrix(asked):
+            return (503, {}, b"") if "query" in asked else None
+        return (413, {}, b"") if int(asked["query"].rpartition("[")[2][:-2]) > 150 else None
+
+    monkeypatch.setattr(reading_module, "MAX_CELLS", 4 * len(NAMES) * 121)
+    with BadPrometheus(behaviour) as server:
+        assert read(server.url).families["gpu"].measured == 4 * 120
+
+
+def test_answers_are_bounded_by_the_commonest_metric() -> None:
+    def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
+        query = asked.get("query", "")
+        if query.startswith("count by"):
+            return counts(DCGM_FI_DEV_GPU_TEMP=4, DCGM_FI_DEV_ROW_REMAP_FAILURE=25_000)
+        if query.startswith("sum(") and "REMAP" in query:
+            return success({"resultType": "vector", "result": [{"metric": {}, "value": [0, "3000000"]}]})
+        return None
+
+    with BadPrometheus(behaviour) as server:
+        fleet = read(server.url)
+        windows = [int(asked["query"].rpartition("[")[2][:-2]) for _, asked, _ in server.asked if matrix(asked)]
+    assert max(windows) <= 1800 / 10 + 60
+    assert fleet.families["gpu"].measured == 4 * 120
+
+
+def test_one_that_hangs_half_way_is_given_up_soon() -> None:
+    over = threading.Event()
+
+    def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
+        if matrix(asked) and "REMAP" in asked["query"]:
+            over.wait(30.0)
+        return None
+
+    begun_s = time.monotonic()
+    with BadPrometheus(behaviour) as server:
+        server.good = hundred(server.good)  # type: ignore[method-assign]
+        fleet = read(server.url, timeout_s=0.3)
+        over.set()
+        hung = [asked for _, asked, _ in server.asked if matrix(asked) and "REMAP" in asked["query"]]
+    assert fleet.families["gpu"].names == NAMES[:1]
+    assert "did not answer within" in fleet.notes[0]
+    assert len(hung) <= 4 * 3
+    assert time.monotonic() - begun_s < 20.0
+
+
+def hundred(good: Callable[[str, dict[str, str]], Answer]) -> Callable[[str, dict[str, str]], Answer]:
+    """The same, of so many samples that there are ten pieces of each metric."""
+
+    def answer(path: str, asked: dict[str, str]) -> Answer:
+        if asked.get("query", "").startswith("sum("):
+            return success({"resultType": "vector", "result": [{"metric": {}, "value": [0, "3000000"]}]})
+        return good(path, asked)
+
+    return answer
+
+
 def test_one_metric_that_cannot_be_had_makes_the_answer_partial() -> None:
     def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
         return (503, {}, b"") if "REMAP" in asked.get("query", "") else None
@@ -151,7 +228,7 @@ def test_without_range_selectors_it_is_read_by_query_range_and_said() -> None:
 
 def test_one_that_goes_away_while_it_is_read_leaves_a_partial_answer() -> None:
     def behaviour(path: str, asked: dict[str, str]) -> Answer | None:
-        return (401, {}, b"") if "REMAP" in asked.get("query", "") else None
+        return (401, {}, b"") if matrix(asked) and "REMAP" in asked["query"] else None
 
     with BadPrometheus(behaviour) as server:
         fleet = read(server.url)

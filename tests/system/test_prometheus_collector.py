@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,6 +46,22 @@ def collector(server: ExporterServer, **more):
 def collected(one, server: ExporterServer, tick: int) -> list[Record]:
     server.now_s = lambda: START_S + 15.0 * tick
     return list(one.collect(START_S + 15.0 * tick))
+
+
+def watched(server: ExporterServer, ticks: int, healthy: int = 0) -> dict[str, IncidentRecord]:
+    """The incidents of so many turns, of which the first ones must have none."""
+    settings = DetectionSettings()
+    detectors = {name: choice.made() for name, choice in chosen(settings).items()}
+    watch = JobWatch("job", detectors, rule(settings), SelfMetrics("test"))
+    one, incidents = collector(server), dict[str, IncidentRecord]()
+    for tick in range(ticks):
+        for record in collected(one, server, tick):
+            watch.state.feed(record)
+        for record in watch.score(START_S + 15.0 * tick):
+            if isinstance(record, IncidentRecord):
+                incidents[record.id] = record
+        assert tick >= healthy or not incidents
+    return incidents
 
 
 def test_both_generations_give_the_same_metrics_under_the_exporters_host(server: ExporterServer) -> None:
@@ -97,6 +114,23 @@ def test_an_exporter_that_fails_or_hangs_holds_up_no_other(server: ExporterServe
         collected(one, server, 2)
 
 
+def test_healthy_nodes_of_two_models_accuse_nobody() -> None:
+    other = {"DCGM_FI_DEV_SM_CLOCK": 1410.0, "DCGM_FI_DEV_POWER_USAGE": 390.0}
+    cluster = Cluster(nodes=8, labels=lambda node, gpu: {"modelName": "NVIDIA A100-SXM4-80GB"} if node == 7 else {})
+    cluster.faults = {(7, str(gpu), name): lambda s, v=v: v for gpu in range(8) for name, v in other.items()}
+    with ExporterServer(cluster) as server:
+        assert watched(server, 12) == {}
+
+
+def test_a_rack_that_hangs_takes_no_places_from_the_others(server: ExporterServer) -> None:
+    dead = [f"{server.address('dcgm', 0)}?number={number}" for number in range(80)]
+    server.hanging = {f"/dcgm/0/metrics?number={number}" for number in range(80)}
+    one = collector(server, endpoints=[*dead, *server.endpoints()], timeout_s=4.0)
+    with suppress(CollectorError):
+        collected(one, server, 0)
+    assert len(collected(one, server, 1)) == 12
+
+
 def test_faults_become_incidents_of_the_live_path(server: ExporterServer) -> None:
     server.cluster.faults = {
         (1, "2", "DCGM_FI_DEV_XID_ERRORS"): lambda s: 79.0,
@@ -104,17 +138,7 @@ def test_faults_become_incidents_of_the_live_path(server: ExporterServer) -> Non
         (2, "1", "DCGM_FI_DEV_GPU_TEMP"): lambda s: 84.0,
         (3, "mlx5_1", "node_infiniband_symbol_error_total"): lambda s: float(round(2 * s)),
     }
-    settings = DetectionSettings()
-    detectors = {name: choice.made() for name, choice in chosen(settings).items()}
-    watch = JobWatch("job", detectors, rule(settings), SelfMetrics("test"))
-    one, incidents = collector(server), {}
-    for tick in range(24):
-        for record in collected(one, server, tick):
-            watch.state.feed(record)
-        for record in watch.score(START_S + 15.0 * tick):
-            if isinstance(record, IncidentRecord):
-                incidents[record.id] = record
-        assert tick >= 8 or not incidents
+    incidents = watched(server, 24, healthy=8)
     found = {record.kind: [(one.node, one.device) for one in record.suspects] for record in incidents.values()}
     assert found == {
         "gpu_lost": [("gpu-0001", "2")],
@@ -122,6 +146,19 @@ def test_faults_become_incidents_of_the_live_path(server: ExporterServer) -> Non
         "nic_error": [("gpu-0003", "mlx5_1:1")],
     }
     assert all(record.closed_at_s is None for record in incidents.values())
+
+
+def test_an_incident_of_a_lost_gpu_closes_when_the_gpu_is_back() -> None:
+    class Away(Cluster):
+        def dcgm(self, node, time_s):
+            self.gone = {(0, "3"): 0.0} if 60.0 <= time_s - START_S < 240.0 else {}
+            return super().dcgm(node, time_s)
+
+    with ExporterServer(Away(nodes=2, gpus=4)) as server:
+        (incident,) = watched(server, 24, healthy=4).values()
+    assert (incident.kind, incident.suspects[0].node, incident.suspects[0].device) == ("gpu_lost", "gpu-0000", "3")
+    assert incident.closed_at_s is not None
+    assert START_S + 240.0 <= incident.closed_at_s <= START_S + 260.0
 
 
 def test_a_real_agent_brings_them_to_the_bus(server: ExporterServer, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any, Final
@@ -26,6 +28,7 @@ from trainwarden.settings import Settings
 log = logging.getLogger("trainwarden.metrics")
 
 PATIENCE_S: Final = 10.0  # for each read and write of a client
+LONGEST_S: Final = 30.0  # for all of them: who sends a byte now and then would keep a place for ever
 AT_ONCE: Final = 64
 
 
@@ -46,6 +49,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.address_family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         self._web = web
         self._free = threading.BoundedSemaphore(AT_ONCE)
+        self._open: dict[int, tuple[float, socket.socket]] = {}  # since when, by thread
         super().__init__((address, port), _Handler)
         self.set_app(app)
 
@@ -57,10 +61,19 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._open[threading.get_ident()] = time.monotonic(), request
         try:
             super().process_request_thread(request, client_address)
         finally:
+            del self._open[threading.get_ident()]
             self._free.release()
+
+    def service_actions(self) -> None:
+        """Hang up on whoever has been here for too long; called between two clients, and twice a second."""
+        for since_s, connection in list(self._open.values()):
+            if time.monotonic() - since_s > LONGEST_S:
+                with suppress(OSError):
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         config, context = (None, None) if self._web is None else self._web.now()
@@ -68,7 +81,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             super().finish_request(request, client_address)
             return
         request.settimeout(PATIENCE_S)
-        with context.wrap_socket(request, server_side=True) as secured:
+        with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
+            self._open[threading.get_ident()] = self._open[threading.get_ident()][0], secured
+            secured.do_handshake()
             sans = config.tls_server_config.client_allowed_sans
             if not sans or is_allowed(secured.getpeercert(), sans):
                 super().finish_request(secured, client_address)

@@ -85,6 +85,7 @@ class WebConfigFile:
         self._stamps: list[tuple[int, int] | None] = []
         self._config = WebConfig()
         self._context: ssl.SSLContext | None = None
+        self._trouble = ""
         self._salt = secrets.token_bytes(16)
         self._right: set[bytes] = set()
         self._take(*_read(path))
@@ -92,12 +93,14 @@ class WebConfigFile:
     def now(self) -> tuple[WebConfig, ssl.SSLContext | None]:
         """What holds for a connection that comes now."""
         with self._lock:
-            if self._stamps != (stamps := self._stamped(self._config)):
+            if self._stamps != self._stamped(self._config):
                 try:
                     self._take(*_read(self._path))
-                except ConfigError as error:
-                    self._stamps = stamps
-                    log.error("web configuration stays as it was", extra={"fields": {"error": str(error)}})
+                    self._trouble = ""
+                except ConfigError as error:  # tried again each time: what is missing may come to a new place
+                    if str(error) != self._trouble:
+                        log.error("web configuration stays as it was", extra={"fields": {"error": str(error)}})
+                    self._trouble = str(error)
             return self._config, self._context
 
     def admits(self, authorization: str | None) -> bool:

@@ -26,6 +26,10 @@ class TooMuch(DataError):
     """The server can't give that much at once: ask for less."""
 
 
+class TooSlow(TooMuch):
+    """The server did not answer in time: ask for less, or it hangs."""
+
+
 class Refused(DataError):
     """Nothing will be answered, whatever is asked: the wrong token, or nobody there."""
 
@@ -145,8 +149,12 @@ class PrometheusClient:
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 raise Refused(f"no Prometheus answers at {self.name}: {_why(error)}") from error
             except httpx.TimeoutException as error:
-                raise TooMuch(f"the Prometheus at {self.name} did not answer within {self._timeout_s:g} s") from error
+                raise TooSlow(f"the Prometheus at {self.name} did not answer within {self._timeout_s:g} s") from error
             except httpx.HTTPError as error:
+                if "_ALERT_" in str(error):  # as OpenSSL names what a server says of a handshake
+                    raise Refused(
+                        f"{self.name} does not take our certificate (--client-cert): {_why(error)}"
+                    ) from error
                 if attempt:
                     raise DataError(f"the answer of the Prometheus at {self.name} broke off: {_why(error)}") from error
         raise AssertionError("unreachable")
@@ -162,7 +170,7 @@ class PrometheusClient:
                 if len(body) > MAX_ANSWER_BYTES:
                     raise TooMuch(f"an answer of the Prometheus at {self.name} is larger than {MAX_ANSWER_BYTES} bytes")
                 if time.monotonic() > until_s:
-                    raise TooMuch(f"the Prometheus at {self.name} did not answer within {self._timeout_s:g} s")
+                    raise TooSlow(f"the Prometheus at {self.name} did not answer within {self._timeout_s:g} s")
             return response.status_code, bytes(body)
 
     def _answer(self, code: int, body: bytes, kind: type[T]) -> T:
@@ -216,7 +224,8 @@ def _trust(access: Access) -> ssl.SSLContext | bool:
     try:
         context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
         if access.client_cert is not None:
-            context.load_cert_chain(str(access.client_cert))
-    except (OSError, ssl.SSLError) as error:
+            # An empty password: a key that asks for one must not stop the command at a prompt.
+            context.load_cert_chain(str(access.client_cert), password="")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--ca-file or --client-cert cannot be used ({error})") from error
     return context

@@ -33,10 +33,19 @@ def xid_event(who: Who, code: int, time_s: float, job: str) -> EventRecord:
     )  # fmt: skip
 
 
+def back_event(node: str, device: str, time_s: float, job: str) -> EventRecord:
+    """A GPU that was lost is told of again, or another one in its place."""
+    return EventRecord(
+        id=f"device_back/{node}/{device}/t{time_s * 1000:.0f}", job=job, node=node, time_s=time_s, kind="device_back",
+        device=device, message="its exporter tells of it again, or of another one in its place",
+    )  # fmt: skip
+
+
 def lost_event(who: Who, time_s: float, job: str) -> EventRecord:
     """A GPU that its exporter tells of no more."""
+    own = f" ({who.uuid})" if who.uuid else ""
     return EventRecord(
         id=f"device_lost/{who.node}/{who.device}/t{time_s * 1000:.0f}", job=job, node=who.node, time_s=time_s,
         kind="device_lost", device=who.device, fields={"uuid": who.uuid},
-        message="its exporter tells nothing of it any more, and goes on telling of the other GPUs of the node",
+        message=f"its exporter tells nothing of it any more{own}, and goes on telling of the other GPUs of the node",
     )  # fmt: skip

@@ -30,6 +30,7 @@ _VIRTUAL: Final = (
     "nodelocaldns", "dummy*", "ifb*", "tap*", "vnet*", "bond*", "vlan*", "wlan*",
 )  # fmt: skip
 _HOSTS: Final = ("hostname", "Hostname", "nodename")
+_MODELS: Final = ("modelName", "model_name")
 _NUMBER: Final = re.compile(r"[0-9]+")
 
 
@@ -39,6 +40,17 @@ class Who(NamedTuple):
     node: str
     device: str
     uuid: str = ""
+
+    @property
+    def card(self) -> Who:
+        """The whole GPU of a MIG instance, which may be divided otherwise tomorrow.
+
+        Examples
+        --------
+        >>> Who("gpu-7", "3/11", "GPU-ab/11").card
+        Who(node='gpu-7', device='3', uuid='GPU-ab')
+        """
+        return Who(self.node, self.device.partition("/")[0], self.uuid.partition("/")[0])
 
 
 def spellings(wanted: Collection[str] | None = None) -> dict[str, str]:
@@ -134,6 +146,11 @@ def _host(labels: Mapping[str, str], nodes: Mapping[str, str]) -> str:
         if said and not said.startswith("localhost"):
             return said[:MAX_LABEL_CHARS]
     return nodes.get(host, host)[:MAX_LABEL_CHARS]
+
+
+def model_of(labels: Mapping[str, str]) -> str:
+    """What an exporter calls the kind of device; empty if it says nothing."""
+    return next((labels[key][:MAX_LABEL_CHARS] for key in _MODELS if key in labels), "")
 
 
 def without_port(instance: str) -> str:

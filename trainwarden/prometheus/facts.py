@@ -10,7 +10,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.prometheus.cards import lost_cards
 from trainwarden.prometheus.events import SILENT_INTERVALS, SILENT_S, UP, link_event, lost_event, xid_event
+from trainwarden.prometheus.exporters import Who
 from trainwarden.prometheus.fleet import FamilyRange
 from trainwarden.records import EventRecord
 
@@ -22,36 +24,35 @@ def facts_of(ranges: dict[str, FamilyRange], job: str) -> list[EventRecord]:
     found: list[EventRecord] = []
     if (gpus := ranges.get("gpu")) is not None:
         found += _xids(gpus, job)
-        found += [_lost(gpus, place, job) for place in fallen_silent(gpus)]
+        found += [lost_event(who, since_s, job) for who, since_s in fallen_silent(gpus)]
     if (ports := ranges.get("nic")) is not None:
         for name, up in UP.items():
             found += _links(ports, name, up, job)
     return sorted(found, key=lambda event: event.time_s)[:MAX_EVENTS]
 
 
-def fallen_silent(gpus: FamilyRange) -> list[int]:
-    """Rows of GPUs of which nothing has come for long while others of their node went on."""
+def fallen_silent(gpus: FamilyRange) -> list[tuple[Who, float]]:
+    """GPUs of which nothing has come for long while others of their node went on, and since when."""
     nodes: dict[str, list[int]] = {}
     for place, one in enumerate(gpus.rows):
         nodes.setdefault(one.node, []).append(place)
-    patience_s = max(SILENT_S, SILENT_INTERVALS * gpus.interval_s)
     lost = []
     for places in nodes.values():
-        newest_s = max(float(gpus.last_s[place]) for place in places)
-        lost += [place for place in places if newest_s - gpus.last_s[place] > patience_s]
-    return lost
+        told = [(gpus.rows[place], float(gpus.first_s[place]), float(gpus.last_s[place])) for place in places]
+        lost += lost_cards(told, max(_patience_s(gpus, place) for place in places))
+    return [(who, last_s + gpus.interval_s) for who, last_s in lost]
 
 
 def silent_nodes(ranges: dict[str, FamilyRange]) -> list[str]:
     """Sentences on exporters that answer no more, which accuses nobody."""
     found = []
     for per, family in ranges.items():
-        newest_s: dict[str, float] = {}
-        for one, last_s in zip(family.rows, family.last_s.tolist(), strict=True):
-            newest_s[one.node] = max(newest_s.get(one.node, -np.inf), last_s)
-        patience_s = max(SILENT_S, SILENT_INTERVALS * family.interval_s)
-        end_s = max(newest_s.values(), default=0.0)
-        told = sorted(node for node, last_s in newest_s.items() if end_s - last_s > patience_s)
+        until_s: dict[str, float] = {}  # so far the patience with each node reaches
+        for place, one in enumerate(family.rows):
+            own_s = float(family.last_s[place]) + _patience_s(family, place)
+            until_s[one.node] = max(until_s.get(one.node, -np.inf), own_s)
+        end_s = float(family.last_s.max(initial=0.0))
+        told = sorted(node for node, own_s in until_s.items() if end_s > own_s)
         if told:
             more = f" and {len(told) - 8} more" if len(told) > 8 else ""
             found.append(f"exporters that answer no more ({per}): {', '.join(told[:8])}{more}")
@@ -61,12 +62,15 @@ def silent_nodes(ranges: dict[str, FamilyRange]) -> list[str]:
 # -- internals -------------------------------------------------------------------------------------------------
 
 
-def _lost(gpus: FamilyRange, place: int, job: str) -> EventRecord:
-    return lost_event(gpus.rows[place], float(gpus.last_s[place]) + gpus.interval_s, job)
+def _patience_s(family: FamilyRange, place: int) -> float:
+    return max(SILENT_S, SILENT_INTERVALS * float(family.every_s[place]))
 
 
 def _xids(gpus: FamilyRange, job: str) -> list[EventRecord]:
-    """Changed values; a first value that comes later than the GPU itself is a change, too (none is shown before)."""
+    """Changed values; a first value that comes later than the row itself is a change, too (none is shown before).
+
+    What is there when a job gets the GPU is of the one before.
+    """
     codes = gpus.of("gpu_xid_state")
     if codes is None:
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwarden.catalogue import ALIASES, CATALOGUE
-from trainwarden.prometheus.exporters import REASONS, Who, factor, is_percent, who
+from trainwarden.prometheus.exporters import REASONS, Who, factor, is_percent, model_of, who
 from trainwarden.prometheus.lanes import Lane
 from trainwarden.prometheus.values import possible, states_of, without_blanks
 
 Floats = npt.NDArray[np.float64]
 Cells = npt.NDArray[np.float32]
 MAX_ROWS: Final = 262_144  # of one family, as in the memory of a live job
-_MODELS: Final = ("modelName", "model_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,11 @@ class FamilyRange:
     column_s : float array [n]
         When the column's samples were there.
     first_s, last_s : float arrays [r]
-        Stamps of a device's first and last sample of anything.
+        Stamps of a row's first sample of anything, and of the device's last one (under whatever label it is told of).
+    every_s : float array [r]
+        Time between two samples of a row's series.
     interval_s : float
-        Usual time between two samples of a series.
+        The same of most rows.
     """
 
     per: str
@@ -53,6 +54,7 @@ class FamilyRange:
     column_s: Floats
     first_s: Floats
     last_s: Floats
+    every_s: Floats
     interval_s: float
 
     def of(self, name: str) -> Cells | None:
@@ -68,6 +70,7 @@ class FamilyRange:
             groups=tuple(self.groups[place] for place in places),
             models=tuple(self.models[place] for place in places),
             values=self.values[chosen], first_s=self.first_s[chosen], last_s=self.last_s[chosen],
+            every_s=self.every_s[chosen],
         )  # fmt: skip
 
     @property
@@ -105,6 +108,7 @@ class FamilyGrid:
     _models: list[str] = field(default_factory=list)
     _first_s: list[float] = field(default_factory=list)
     _last_s: list[float] = field(default_factory=list)
+    _every_s: list[float] = field(default_factory=list)
     _cells: dict[str, Cells] = field(default_factory=dict)  # gauges, and growth of counters
     _spans: dict[str, Cells] = field(default_factory=dict)  # the time in which counters grew so much
     _percent: dict[str, set[str]] = field(default_factory=dict)  # nodes whose ratios are percents, by metric
@@ -113,6 +117,13 @@ class FamilyGrid:
     def size(self) -> int:
         """Rows so far."""
         return len(self._models)
+
+    def key(self, lane: Lane) -> tuple[Who, str | None] | None:
+        """Whose row a series belongs to, and of which job; None if it is about nothing that is watched."""
+        one = who(lane.labels, self.per, self.nodes)
+        if one is None or self.by is None:
+            return one and (one, None)
+        return one, lane.labels.get(self.by) or lane.labels.get(f"exported_{self.by}")
 
     def lay(self, alias: str, lanes: Iterable[Lane]) -> int:
         """Put the samples of one exporter's metric into their cells; how many there were."""
@@ -160,37 +171,39 @@ class FamilyGrid:
             per=self.per, names=names, rows=rows, groups=tuple(group for _, group in self._rows),
             models=tuple(self._models), values=values, interval_s=self.interval_s,
             column_s=np.asarray(self.start_s + self.step_s * np.arange(1, self.columns + 1), dtype=np.float64),
-            first_s=self._of_devices(self._first_s, min), last_s=self._of_devices(self._last_s, max),
+            first_s=np.array(self._first_s), last_s=self._last_of_devices(),
+            every_s=np.nan_to_num(self._every_s, posinf=self.interval_s),
         )  # fmt: skip
 
-    def _of_devices(self, stamps_s: list[float], which: Callable[[float, float], float]) -> Floats:
-        """Stamps by device, under whatever label it was told of."""
+    def _last_of_devices(self) -> Floats:
         best: dict[Who, float] = {}
-        for (one, _), stamp_s in zip(self._rows, stamps_s, strict=True):
-            best[one] = which(best.get(one, stamp_s), stamp_s)
+        for (one, _), stamp_s in zip(self._rows, self._last_s, strict=True):
+            best[one] = max(best.get(one, stamp_s), stamp_s)
         return np.array([best[one] for one, _ in self._rows])
 
     # -- internals -------------------------------------------------------------------------------------------
 
     def _row(self, lane: Lane) -> int | None:
-        one = who(lane.labels, self.per, self.nodes)
+        key = self.key(lane)
         inside = lane.times_s[lane.times_s > lane.since_s]
-        if one is None or not inside.size:
+        if key is None or not inside.size:
             return None
-        group = None if self.by is None else lane.labels.get(self.by) or lane.labels.get(f"exported_{self.by}")
-        row = self._rows.get((one, group))
+        row = self._rows.get(key)
         if row is None:
             if self.size >= MAX_ROWS:
                 self.refused += 1
                 return None
-            row = self._rows[one, group] = self.size
-            self._nodes.append(one.node)
+            row = self._rows[key] = self.size
+            self._nodes.append(key[0].node)
             self._models.append("")
             self._first_s.append(np.inf)
             self._last_s.append(-np.inf)
-        self._models[row] = self._models[row] or next((lane.labels[key] for key in _MODELS if key in lane.labels), "")
+            self._every_s.append(np.inf)
+        self._models[row] = self._models[row] or model_of(lane.labels)
         self._first_s[row] = min(self._first_s[row], float(inside[0]))
         self._last_s[row] = max(self._last_s[row], float(inside[-1]))
+        if inside.size > 1:
+            self._every_s[row] = min(self._every_s[row], float(inside[-1] - inside[0]) / (inside.size - 1))
         return row
 
     def _array(self, kind: dict[str, Cells], name: str, fill: float) -> Cells:

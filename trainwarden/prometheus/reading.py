@@ -1,64 +1,33 @@
 """A range of a fleet's exporters read from a Prometheus: metric by metric, four at once, in answers of bounded size.
 
-Samples are asked for as they were taken (range selectors): `query_range` repeats a series for five minutes after its
-end. What the server cannot give at once is asked for in halves; what it cannot give at all is missing and said.
+What the server cannot give at once is asked for in halves; what it cannot give at all is missing and said.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainwarden.catalogue import ALIASES, CATALOGUE
 from trainwarden.errors import ConfigError, DataError
-from trainwarden.prometheus.client import PrometheusClient, Refused, TooMuch
+from trainwarden.prometheus.client import PrometheusClient, Refused, Series, TooMuch, TooSlow
 from trainwarden.prometheus.exporters import one_name_each, spellings, without_port
 from trainwarden.prometheus.fleet import FamilyGrid, FamilyRange
-from trainwarden.prometheus.lanes import Lane, interval_of, lanes_of
+from trainwarden.prometheus.lanes import interval_of
+from trainwarden.prometheus.pieces import LEAST_STEP_S, Ask, Part, Piece, fetched
 
 AT_ONCE: Final = 4  # Prometheus answers 20 questions at once; others ask, too
 SAMPLES_AT_ONCE: Final = 300_000
-LEAST_STEP_S: Final = 15.0
 MAX_CELLS: Final = 150_000_000  # of one family: 600 MB
-MAX_HALVINGS: Final = 6
 MAX_NOTES: Final = 20
 LOOKBACK_S: Final = 60.0  # before each piece, at least: what counters were
 FAMILIES: Final = ("gpu", "nic", "host")
 
 Progress = Callable[[int, int, int], None]
 """Called with answers so far, answers in all, samples so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What is wanted.
-
-    Attributes
-    ----------
-    match : str
-        Matchers of a selector, e.g. ``cluster="a"``.
-    start_s, end_s : float
-    step_s : float, optional
-        Width of a column; default the exporters' own interval, 15 s at least.
-    by : str, optional
-        Label that parts the fleet into jobs.
-    wanted : collection of str, optional
-        Names of the catalogue; default all.
-    """
-
-    match: str
-    start_s: float
-    end_s: float
-    step_s: float | None = None
-    by: str | None = None
-    wanted: Collection[str] | None = None
-
-    def selector(self, name: str) -> str:
-        """The series of one metric."""
-        return f"{name}{{{self.match}}}" if self.match else name
 
 
 @dataclass(slots=True)
@@ -73,24 +42,6 @@ class Fleet:
         """Remember what is missing, once, and not without end."""
         if text not in self.notes and len(self.notes) < MAX_NOTES:
             self.notes.append(text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """One metric in one stretch of time."""
-
-    alias: str
-    start_s: float
-    end_s: float
-    lookback_s: float
-
-
-@dataclass(slots=True)
-class _Part:
-    """What came of one piece."""
-
-    lanes: list[Lane]
-    warnings: list[str]
 
 
 def read_fleet(client: PrometheusClient, ask: Ask, progress: Progress = lambda done, total, samples: None) -> Fleet:
@@ -113,7 +64,7 @@ def read_fleet(client: PrometheusClient, ask: Ask, progress: Progress = lambda d
     nodes = _nodes(client, ask, fleet) if "node_uname_info" in there else {}
     by_family = {per: [one for one in aliases if CATALOGUE[ALIASES[one]].per == per] for per in FAMILIES}
     grids: dict[str, FamilyGrid] = {}
-    rest: list[_Piece] = []
+    rest: list[Piece] = []
     for per, names in by_family.items():
         try:
             rest += _begin(client, ask, (fleet, grids), per, (names, nodes)) if names else []
@@ -121,6 +72,8 @@ def read_fleet(client: PrometheusClient, ask: Ask, progress: Progress = lambda d
             raise
         except DataError as error:
             fleet.note(f"{names[0]}: {error}")
+            if isinstance(error, TooSlow):
+                break
     _read_all(client, ask, (fleet, grids), rest, progress)
     for per, grid in grids.items():
         if grid.refused:
@@ -171,25 +124,25 @@ def _begin(
     laid: tuple[Fleet, dict[str, FamilyGrid]],
     per: str,
     known: tuple[list[str], dict[str, str]],
-) -> list[_Piece]:
-    """Lay a family's first metric, which tells how often there are samples, and how many; the pieces of the others."""
-    (fleet, grids), (names, nodes) = laid, known
+) -> list[Piece]:
+    """Lay a family's commonest metric, which tells how often and how many samples come; the pieces of the others."""
+    (fleet, grids), (names, nodes) = laid, (_commonest_first(client, ask, known[0]), known[1])
     total, lane_count = _counted(client, ask, names[0])
     pieces = max(1, math.ceil(total / SAMPLES_AT_ONCE))
     length_s = max((ask.end_s - ask.start_s) / pieces, 2 * LEAST_STEP_S)
     guess_s = (ask.end_s - ask.start_s) * lane_count / total if total else LEAST_STEP_S
-    first = _Piece(names[0], max(ask.start_s, ask.end_s - length_s), ask.end_s, max(LOOKBACK_S, 2.5 * guess_s))
-    part = _fetched(client, ask, first)
+    first = Piece(names[0], max(ask.start_s, ask.end_s - length_s), ask.end_s, max(LOOKBACK_S, 2.5 * guess_s))
+    part = fetched(client, ask, first)
     interval_s = interval_of(part.lanes) or guess_s
     step_s = ask.step_s or max(LEAST_STEP_S, interval_s)
     columns = max(1, math.ceil((ask.end_s - ask.start_s) / step_s))
-    lane_count = max(lane_count, len(part.lanes))
-    if lane_count * len(names) * columns > MAX_CELLS:
+    grids[per] = FamilyGrid(per, ask.end_s - columns * step_s, step_s, columns, interval_s, nodes, ask.by)
+    rows = len({grids[per].key(lane) for lane in part.lanes} - {None}) or lane_count
+    if rows * len(names) * columns > MAX_CELLS:
         raise ConfigError(
-            f"{lane_count} devices, {len(names)} metrics and {columns} steps of {step_s:g} s are more than fits: "
+            f"{rows} devices, {len(names)} metrics and {columns} steps of {step_s:g} s are more than fits: "
             "ask for a shorter time, a larger --step, or fewer devices by --match"
         )
-    grids[per] = FamilyGrid(per, ask.end_s - columns * step_s, step_s, columns, interval_s, nodes, ask.by)
     fleet.samples += grids[per].lay(names[0], part.lanes)
     for warning in part.warnings:
         fleet.note(f"{names[0]}: {warning}")
@@ -199,9 +152,22 @@ def _begin(
         end_s = first.start_s if name == names[0] else ask.end_s
         while end_s > ask.start_s:
             start_s = max(ask.start_s, end_s - length_s)
-            todo.append(_Piece(name, start_s, end_s, lookback_s))
+            todo.append(Piece(name, start_s, end_s, lookback_s))
             end_s = start_s
     return todo
+
+
+def _commonest_first(client: PrometheusClient, ask: Ask, names: list[str]) -> list[str]:
+    """`names`, that of most series first: where exporters of two generations are mixed, any other stands for few."""
+    selector = f'{{__name__=~"{"|".join(names)}"{"," if ask.match else ""}{ask.match}}}'
+    try:
+        found = client.query(f"count by (__name__) ({selector})", ask.end_s).data.result
+    except Refused:
+        raise
+    except DataError:
+        return names
+    counts = {one.metric.get("__name__"): _number(one) for one in found}
+    return sorted(names, key=lambda name: -counts.get(name, 0))
 
 
 def _counted(client: PrometheusClient, ask: Ask, alias: str) -> tuple[int, int]:
@@ -213,69 +179,41 @@ def _counted(client: PrometheusClient, ask: Ask, alias: str) -> tuple[int, int]:
             found = client.query(f"{outer}({inner})", ask.end_s).data.result
         except TooMuch:
             return 0, 0  # then it is asked for in halves
-        value = found[0].value if found else None
-        numbers.append(int(float(value[1])) if value is not None else 0)
+        numbers.append(_number(found[0]) if found else 0)
     return numbers[0], numbers[1]
 
 
-def _fetched(client: PrometheusClient, ask: Ask, piece: _Piece, halvings: int = 0) -> _Part:
-    """One piece, in halves where the server cannot give it at once."""
-    span_s = piece.end_s - piece.start_s
+def _number(count: Series) -> int:
+    """A count that was asked for; 0 if it is none."""
     try:
-        window = f"{ask.selector(piece.alias)}[{math.ceil(span_s + piece.lookback_s)}s]"
-        found = client.query(window, piece.end_s)
-        if found.data.result_type != "matrix":
-            raise DataError("the server gives no samples for a range selector")
-        notes = [f"the answer is partial ({word[:200]})" for word in found.warnings]
-        return _Part(lanes_of(found.data.result, piece.start_s, piece.end_s), notes)
-    except (Refused, TooMuch) as error:
-        if isinstance(error, Refused) or halvings == MAX_HALVINGS or span_s <= 2 * LEAST_STEP_S:
-            raise
-    except DataError as error:
-        return _evenly(client, ask, piece, error)
-    middle_s = piece.start_s + span_s / 2
-    halves = [
-        _fetched(client, ask, _Piece(piece.alias, start_s, end_s, piece.lookback_s), halvings + 1)
-        for start_s, end_s in ((piece.start_s, middle_s), (middle_s, piece.end_s))
-    ]
-    return _Part([one for half in halves for one in half.lanes], [one for half in halves for one in half.warnings])
-
-
-def _evenly(client: PrometheusClient, ask: Ask, piece: _Piece, why: DataError) -> _Part:
-    """The piece by `query_range`, for servers that know no range selector."""
-    step_s = max(ask.step_s or LEAST_STEP_S, (piece.end_s - piece.start_s) / 10_000)
-    try:
-        found = client.query_range(ask.selector(piece.alias), piece.start_s, piece.end_s, step_s)
-    except DataError as error:
-        raise why from error
-    notes = [f"the answer is partial ({word[:200]})" for word in found.warnings]
-    notes.append("read by query_range, which repeats a series for up to five minutes after its end")
-    return _Part(lanes_of(found.data.result, piece.start_s, piece.end_s), notes)
+        return int(float(count.value[1])) if count.value is not None else 0
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _read_all(
     client: PrometheusClient,
     ask: Ask,
     laid: tuple[Fleet, dict[str, FamilyGrid]],
-    pieces: list[_Piece],
+    pieces: list[Piece],
     progress: Progress,
 ) -> None:
     """Lay every piece as it comes; what cannot be had becomes a note."""
     fleet, grids = laid
     waiting, left = list(reversed(pieces)), len(pieces)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running: dict[Future[_Part], _Piece] = {}
+        running: dict[Future[Part], Piece] = {}
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 piece = waiting.pop()
-                running[pool.submit(_fetched, client, ask, piece)] = piece
+                running[pool.submit(fetched, client, ask, piece)] = piece
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 piece, left = running.pop(future), left - 1
                 try:
                     part = future.result()
                 except DataError as error:
                     fleet.note(f"{piece.alias}: {error}")
-                    if isinstance(error, Refused):
+                    if isinstance(error, Refused | TooSlow):
                         waiting.clear()
                     continue
                 for warning in part.warnings:

@@ -2,7 +2,7 @@
 // a record reaches the document as text; what is swapped in was made, and escaped, by the server.
 "use strict";
 (() => {
-  const LEAST_GAP_MS = 1000, EVERY_MS = 5000, SAID_MS = 6000;
+  const LEAST_GAP_MS = 1000, EVERY_MS = 5000, LISTEN_MS = 10000, SAID_MS = 6000;
   const pad = (n) => String(n).padStart(2, "0");
   const clock = (seconds) => { const at = new Date(seconds * 1000); return `${pad(at.getUTCHours())}:${pad(at.getUTCMinutes())}:${pad(at.getUTCSeconds())}`; };
   const length = (s) => s < 1 ? `${(s * 1000).toPrecision(3)} ms` : `${s.toPrecision(3)} s`;
@@ -132,13 +132,22 @@
     timer = setTimeout(refresh, Math.max(0, asked + LEAST_GAP_MS - Date.now()));
   }
   function follow() {
-    const source = new EventSource("/events");
-    source.onopen = () => connected("on", "live");
-    source.onerror = () => connected("lost", "reconnecting");
-    source.onmessage = (event) => {
+    let source;
+    const heard = (event) => {
       const news = JSON.parse(event.data), ours = live === "*" || news.job === live || news.job === "*" || news.what === "everything";
       if (ours && news.what !== "verdict" && !document.hidden) again();
     };
+    const listen = () => {
+      source = new EventSource("/events");
+      source.onopen = () => connected("on", "live");
+      source.onerror = () => {
+        connected("lost", "reconnecting");
+        // A browser asks again after a connection that broke, but never after an answer that was none.
+        if (source.readyState === EventSource.CLOSED) setTimeout(listen, LISTEN_MS);
+      };
+      source.onmessage = heard;
+    };
+    listen();
     addEventListener("pagehide", () => source.close());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
     setInterval(() => { if (!document.hidden && Date.now() - asked >= EVERY_MS) again(); }, EVERY_MS);

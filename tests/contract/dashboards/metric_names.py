@@ -18,6 +18,7 @@ PLACES = {
     "actions": ("engine",),
     "trainer_offline/service": ("trainer",),
     "trainer_offline/archive": ("archive",),
+    "dashboards": ("serve",),
     "trainwarden/service_loop.py": LOOPS,
     "trainwarden/self_metrics.py": ("agent", *LOOPS),
 }

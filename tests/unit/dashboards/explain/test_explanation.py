@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from typing import get_args
 
 import pytest
@@ -78,7 +79,9 @@ def test_hostile_names_are_shown_and_not_obeyed():
         assert len(line) <= MOST_CHARS
     for line in told.next:
         assert shlex.split(line, comments=True)[0] in ("ssh", "ping", "trainwarden")
-        assert evil in shlex.split(line, comments=True)
+        assert line.isprintable()
+        split = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], check=True, capture_output=True, text=True)
+        assert evil in split.stdout.split("\0")
 
 
 DAMAGED = [
@@ -115,3 +118,24 @@ def test_over_http():
     assert told["incident"] == "j/slow/1"
     assert "pca abstains: no model for this job" in told["why_not_others"]
     assert set(told) >= {"incident", "what", "where", "evidence", "why_not_others", "next"}
+
+
+def test_the_two_ends_of_a_slow_link_are_as_likely():
+    reason = "the transfer between ranks 5 and 13 takes 1.30 times as long as it did and as its likes do"
+    pair = tuple(Suspect(score=1.0, reason=reason, rank=rank, node=f"n{rank}") for rank in (5, 13))
+    votes = {
+        "collective_links": Vote(opinion="anomalous", score=0.7, reason=reason, kind="slow_link"),
+        "collective_waits": Vote(opinion="normal", reason="16 ranks compared over 40 sampled steps"),
+    }
+    told = explain(incident("j/slow/2", kind="slow_link", reason=reason, suspects=pair), [], verdict(votes=votes))
+    assert told.why_not_others[0] == f"rank 13, node n13 is as likely: {reason}"
+    assert told.why_not_others[1].endswith(": 16 ranks compared over 40 sampled steps")
+    assert any("nvlink" in line for line in told.next)
+
+
+def test_evidence_says_where_times_come_from():
+    told = explain(incident(kind="slow_job", evidence={"basis": "host", "accelerator": "cuda"}))
+    assert any("on cuda it does not wait" in line for line in told.evidence)
+    hostile = explain(incident(kind="slow_job", evidence={"basis": "host", "accelerator": "\x1b[2J"}))
+    assert any("on a device it does not wait" in line for line in hostile.evidence)
+    assert not any("times of steps" in line for line in explain(incident(evidence={"basis": 7})).evidence)

@@ -45,6 +45,17 @@ def test_every_kind_of_incident_is_born_at_0_and_only_open_ones_are_open():
     assert "trainwarden_suspect_score" not in found
 
 
+def test_nothing_is_told_of_jobs_before_their_history_is_read():
+    """An incident that was closed long ago looks open while only half of it has been read, and would wake somebody."""
+    web = Web()
+    web.tell_of(incident(), action())
+    assert not [name for name in told(web) if name.startswith(("trainwarden_incidents", "trainwarden_act"))]
+    web.tell(incident(revision=1, state="closed"), action(outcome="done"))
+    found = told(web)
+    assert set(found["trainwarden_incidents_open"].values()) == {0.0}
+    assert set(found["trainwarden_actions_waiting"].values()) == {0.0}
+
+
 def test_who_abstains_has_no_score():
     web = Web()
     web.tell(verdict(votes={"lof": Vote(opinion="normal", score=0.2), "pca": Vote(opinion="abstain")}))

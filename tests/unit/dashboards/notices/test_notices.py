@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from dashboards.notices.courier import MOST_WAITING, WAITS_S
@@ -72,6 +75,24 @@ def test_history_is_told_to_nobody():
     assert told.tell(incident(revision=1, state="closed")) == ["incident.closed"]
 
 
+def test_an_incident_that_gets_graver_is_told_to_those_who_want_such():
+    told = Told({"url": URL, "severity": "sev1"}, {"url": URL})
+    assert told.tell(incident(severity="sev3")) == ["incident.opened"]
+    graver = {"severity": "sev1", "state": "updated"}
+    assert told.tell(incident(revision=1, **graver)) == ["incident.opened"]
+    assert told.tell(incident(revision=2, **graver)) == []
+    assert told.tell(incident(revision=3, severity="sev1", state="closed")) == ["incident.closed"] * 2
+
+
+def test_an_old_incident_is_news_only_once_it_gets_graver():
+    told = Told({"url": URL, "severity": "sev1"}, {"url": URL})
+    told.web.overview.ready = False
+    told.tell(incident(severity="sev3"))
+    told.web.overview.ready = True
+    assert told.tell(incident(revision=1, severity="sev3", state="updated")) == []
+    assert told.tell(incident(revision=2, severity="sev1", state="updated")) == ["incident.opened"]
+
+
 def test_the_evidence_and_the_exact_command():
     told = Told()
     named = (Suspect(score=0.9, reason="stands longest", rank=2, node="n1"),)
@@ -95,6 +116,32 @@ def test_a_chat_gets_buttons_that_carry_the_plan_and_text_that_it_does_not_obey(
     assert [(one["action_id"], json.loads(one["value"])["plan_digest"]) for one in buttons] == [
         ("approve", "d1"), ("deny", "d1"),
     ]  # fmt: skip
+
+
+def run_by_a_shell(commands: str) -> str:
+    """What a shell makes of the words of each line; nothing of our own is run but `printf`."""
+    script = "".join(f"printf '%s\\n' {line}\n" for line in commands.splitlines())
+    return subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True, timeout=30).stdout
+
+
+@pytest.mark.parametrize("evil", ["n`; {}; `", "n' `{}` '", "n\n{}\n", "$({})", "\x1b[2J'; {}; '"])
+def test_no_name_breaks_out_of_a_command_that_a_chat_shows(evil):
+    told, evil = Told({"url": URL, "style": "slack"}), evil.format("echo $((6*7))")
+    told.tell(incident(job=evil, suspects=(Suspect(score=1.0, reason="r", node=evil, rank=1),)))
+    code = json.loads(told.requests[0].content)["blocks"][-1]["text"]["text"].strip("`")
+    assert all(letter.isprintable() for line in code.split("\n") for letter in line)
+    said = run_by_a_shell(html.unescape(code))
+    assert "42" not in said
+    assert said.count("$((6*7))") == len(code.split("\n"))
+
+
+def test_commands_that_are_too_long_for_a_chat_are_left_out_whole():
+    told = Told({"url": URL, "style": "slack"})
+    told.tell(incident(job="j" * 2_000))
+    code = json.loads(told.requests[0].content)["blocks"][-1]["text"]["text"]
+    assert code.startswith("```")
+    assert code.endswith("```")
+    assert all("  # " in line for line in code.strip("`").splitlines())
 
 
 def test_only_what_is_wanted():
@@ -130,6 +177,15 @@ def test_what_is_never_taken_is_given_up_and_counted(status, tries):
     assert (len(told.requests), told.counted("failed"), told.counted("sent")) == (tries, 1.0, None)
 
 
+def test_a_target_that_cannot_be_asked_ends_nothing(monkeypatch):
+    told = Told()
+    courier = told.notices.couriers[0]
+    monkeypatch.setattr(courier, "target", msgspec.structs.replace(courier.target, url="http://a..b/"))
+    monkeypatch.setattr(courier, "_client", httpx.Client())
+    assert told.tell(incident()) == []
+    assert told.counted("failed") == 1.0
+
+
 def test_an_address_that_is_a_secret_is_in_no_log(caplog):
     caplog.set_level("INFO")
     told = Told(reply=lambda _: 404)
@@ -143,6 +199,12 @@ def test_a_flood_is_bounded():
     told = Told()
     told.web.tell(*(incident(f"i{number}") for number in range(MOST_WAITING + 5)))
     assert told.counted("dropped") == 5.0
+
+
+def test_a_token_that_no_header_carries(tmp_path):
+    (tmp_path / "token").write_text("schlüssel\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="ASCII characters alone"):
+        targets_of([{"url": URL, "token_file": str(tmp_path / "token")}])
 
 
 def test_tokens_and_signatures(tmp_path):
@@ -164,6 +226,7 @@ def test_tokens_and_signatures(tmp_path):
         ({"url": URL, "url_file": "f"}, "name either url or url_file"),
         ({"url": "ftp://x"}, "is not http:// or https://"),
         ({"url": "http://[::1"}, "is not http:// or https://"),
+        ({"url": "http://a..b/"}, "is not http:// or https://"),
         ({"url": URL, "kinds": ["noise"]}, "invalid enum value 'noise'"),
         ({"url": URL, "styl": "slack"}, "unknown key `styl`"),
         ({"url": URL, "token_file": "/nowhere"}, "cannot be read"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from dashboards.page import events
 from dashboards.page.events import Listeners, News
@@ -11,7 +12,9 @@ from tests.page_world import NOW_S, incident, overview_of, proposed
 
 
 async def served(listeners: Listeners, send: Callable[[bytes], Awaitable[None]], meanwhile: Callable[[], None]) -> None:
-    task = asyncio.ensure_future(listeners.serve(send))
+    news = listeners.join()
+    assert news is not None
+    task = asyncio.ensure_future(listeners.serve(news, send))
     await asyncio.sleep(0)
     meanwhile()
     await task
@@ -51,12 +54,28 @@ def test_who_has_missed_too_much_is_told_to_look_at_everything() -> None:
     assert asyncio.run(flooded()) == [{"what": "everything", "job": "", "id": ""}]
 
 
-def test_there_is_room_for_so_many_listeners() -> None:
-    listeners = Listeners(overview_of([]))
-    loop = asyncio.new_event_loop()
-    listeners._open = {News(loop) for _ in range(events.MOST_LISTENERS)}
-    loop.close()
-    assert listeners.stream() is None
+def test_there_is_room_for_so_many_listeners_and_no_more_at_once() -> None:
+    listeners, begun = Listeners(overview_of([])), []
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)  # others come meanwhile
+        if message["type"] == "http.response.start":
+            begun.append(message["status"])
+
+    async def run() -> None:
+        streams = [listeners.stream() for _ in range(events.MOST_LISTENERS + 3)]
+        asked = [asyncio.ensure_future(stream({"type": "http"}, receive, send)) for stream in streams]
+        while len(begun) < len(streams):
+            await asyncio.sleep(0)
+        listeners.close()
+        await asyncio.gather(*asked)
+
+    asyncio.run(run())
+    assert (begun.count(200), begun.count(503)) == (events.MOST_LISTENERS, 3)
+    assert listeners._open == set()
 
 
 def test_everybody_is_let_go_when_the_server_ends() -> None:
@@ -65,7 +84,7 @@ def test_everybody_is_let_go_when_the_server_ends() -> None:
     async def send(_body: bytes) -> None:
         listeners.close()
 
-    asyncio.run(asyncio.wait_for(listeners.serve(send), 5.0))
+    asyncio.run(asyncio.wait_for(served(listeners, send, lambda: None), 5.0))
 
 
 def test_a_loop_that_has_ended_breaks_nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import shlex
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from urllib.parse import quote
@@ -123,6 +125,7 @@ def test_a_job_has_charts_with_a_table_beside_each(site: Site) -> None:
     assert text.count('role="img"') >= 3
     assert text.count("the table below") >= 3
     assert "healthy level, 1.60 s" in text
+    assert "Times of steps are as the host sees them." in text
     assert "Did not vote: lof, pca: no model is loaded" in text
 
 
@@ -140,6 +143,11 @@ def test_an_incident_is_told_in_plain_words_with_what_to_do(site: Site) -> None:
     text = site.get("/incidents/llama-70b%2Fslow_compute%2F1").text
     for words in ("In plain words", "lof abstains: no model is loaded", "trainwarden actions approve rebalance/1"):
         assert words in text
+
+
+def test_commands_hold_names_as_one_word_of_a_shell(site: Site) -> None:
+    shown = html.unescape(site.get(f"/incidents/{quote('i/' + EVIL, safe='')}").text)
+    assert f"trainwarden report --incident {shlex.quote('i/' + EVIL)}</code>" in shown
 
 
 def test_what_nobody_waits_for_has_no_buttons() -> None:

@@ -37,6 +37,7 @@ def test_roles():
         ("ann act", "a line is NAME ROLE TOKEN"),
         ("ann root a-long-long-token", "the role is observe or act, not 'root'"),
         ("ann act short", "16 characters at least"),
+        ("ann act ein-schlüssel-mit-ü", "ASCII characters"),
         ("", "holds no token"),
     ],
 )

@@ -34,7 +34,7 @@ def test_said_twice_the_answer_is_the_same_whatever_became_of_it(web):
     assert web.act(APPROVE, {"plan_digest": "d1"}).json() == first.json()
     web.tell(action(outcome="done", by="on-call"))
     assert web.act(APPROVE, {"plan_digest": "d1"}).json() == first.json()
-    assert len({one.id for one in web.published}) == 1
+    assert {(one.id, one.at_s) for one in web.published} == {(first.json()["command"]["id"], NOW_S)}
 
 
 def test_said_before_this_server_started(web):

@@ -31,6 +31,11 @@ def test_the_form_does_the_same(site: Site) -> None:
     assert (answer.status, answer.headers["location"]) == (303, "/")
 
 
+def test_a_form_that_is_not_ours_is_no_trouble_of_ours(site: Site) -> None:
+    answer = ask(site.app, "/enter", method="POST", body=b"&".join(b"a=1" for _ in range(50)))
+    assert answer.status == 401
+
+
 @pytest.mark.parametrize("token", ["wrong", "", "x" * 5_000, "a-token-that-may-act%00"])
 def test_a_wrong_token_is_said_and_counted(site: Site, token: str) -> None:
     answer = ask(site.app, f"/enter?token={token}")

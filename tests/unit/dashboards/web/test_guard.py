@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from dashboards.web.guard import MAX_BODY_BYTES
+from tests.asgi import scope_of
 from tests.doubles import metric_value
 from tests.web_doubles import ACT, OBSERVE, Web, bearer
 
@@ -65,10 +69,28 @@ def test_too_large_without_saying_so_413(web):
     assert_refused(web, web.client.post("/api/v1/stop", content=pieces, headers=bearer(ACT)), 413)
 
 
+def test_who_leaves_in_the_midst_of_a_request_is_no_trouble_of_ours(web):
+    said = iter([{"type": "http.request", "body": b"to", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(said)
+
+    async def send(_message: Any) -> None:
+        return None
+
+    asyncio.run(web.app(scope_of("POST", "/enter", {}), receive, send))
+    assert metric_value(web.metrics, "errors_total") is None
+
+
 @pytest.mark.parametrize("host", ["evil.example", "", "[::1", "localhost.evil.example", "[", "[x]:1", "%"])
 def test_a_name_that_is_not_ours_421(web, host):
     """A page from elsewhere may make a browser ask us by a name of its own (DNS rebinding)."""
     assert_refused(web, web.client.get("/api/v1/jobs", headers={**bearer(ACT), "host": host}), 421)
+
+
+@pytest.mark.parametrize("host", ["localhost/healthz?x=", "localhost/static/?", "127.0.0.1:1/metrics#"])
+def test_a_host_that_holds_a_path_opens_nothing(web, host):
+    assert_refused(web, web.client.get("/api/v1/jobs", headers={"host": host}), 401)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8760", "10.0.0.7", "[::1]:8760", "a.lan"])

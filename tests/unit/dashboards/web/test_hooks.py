@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -101,6 +102,30 @@ def test_silence_and_maintenance_are_not_prolonged_by_repeats(web):
     assert outcomes(web.act("/hooks/alertmanager", batch(silence, care))) == {"repeated": 2}
     told = [(one.job, one.incident_kind, one.node, one.until_s) for one in web.published]
     assert told == [("j", "hang", None, NOW_S + 600.0), ("*", None, "n1", NOW_S + 60.0)]
+
+
+def at(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize(("later_s", "outcome"), [(300.0, "silence"), (600.0, "nothing to do"), (9e5, "nothing to do")])
+def test_another_process_prolongs_no_silence_by_an_alert_that_is_sent_again(web, later_s, outcome):
+    """Nor does somebody who has kept a signed request and sends it later."""
+    silence = alert({"trainwarden_action": "silence", "trainwarden_for_s": "600"}, training_job="j")
+    silence["startsAt"] = at(NOW_S)
+    assert outcomes(web.act("/hooks/alertmanager", batch(silence))) == {"silence": 1}
+    restarted = Web(secrets=SECRETS)
+    restarted.clock.sleep(later_s)
+    assert outcomes(restarted.act("/hooks/alertmanager", batch(silence))) == {outcome: 1}
+    assert {one.until_s for one in (*web.published, *restarted.published)} == {NOW_S + 600.0}
+
+
+@pytest.mark.parametrize("moment", ["", "soon", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", at(NOW_S + 60.0)])
+def test_a_silence_without_a_moment_of_ours_begins_now(web, moment):
+    silence = alert({"trainwarden_action": "silence", "trainwarden_for_s": "600"}, training_job="j")
+    silence["startsAt"] = moment
+    assert outcomes(web.act("/hooks/alertmanager", batch(silence))) == {"silence": 1}
+    assert [one.until_s for one in web.published] == [NOW_S + 600.0]
 
 
 def test_our_own_trouble_is_a_5xx_and_what_is_sent_again_is_done(web):

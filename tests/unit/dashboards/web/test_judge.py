@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dashboards.web import judge as judging
 from dashboards.web.judge import MOST_WAITING, Judge
 from dashboards.web.problems import Problem
 from tests.doubles import metric_value
@@ -70,6 +73,23 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
 
 def test_what_says_too_much_is_ended():
     assert refused("import sys\nwhile True: sys.stdout.write('x' * 65536)").status == 422
+
+
+def test_the_end_of_one_that_had_filled_its_pipe_is_heard(monkeypatch: pytest.MonkeyPatch):
+    """asyncio stops reading a pipe that nobody takes from, and tells of no end before the pipe's."""
+    monkeypatch.setattr(judging, "MAX_ANSWER_BYTES", 10)
+
+    async def late() -> int:
+        script = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
+        while len(process.stdout._buffer) <= 2**17:
+            await asyncio.sleep(0.01)
+        assert [*await judging._outputs(process)] == [None, b""]
+        return await asyncio.wait_for(process.wait(), 10.0)
+
+    assert asyncio.run(late()) == -signal.SIGKILL
 
 
 def test_what_complains_without_end_fills_no_memory():

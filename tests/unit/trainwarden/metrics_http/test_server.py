@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import http.client
 import os
+import shutil
 import socket
 import ssl
 import subprocess
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import bcrypt
@@ -164,6 +165,44 @@ def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatc
     port = served(None)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
         assert silent.recv(1) == b""
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_clients_that_send_a_byte_now_and_then_keep_no_place(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(server, "LONGEST_S", 0.3)
+    port = served(written(certificates, TLS + "}") if tls else None)
+    over = threading.Event()
+    with ExitStack() as slow:
+        dripping = [slow.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(AT_ONCE)]
+
+        def drip() -> None:
+            while not over.wait(0.1):
+                for one in dripping:
+                    with suppress(OSError):
+                        one.send(b"\x16" if tls else b"G")
+
+        threading.Thread(target=drip, daemon=True).start()
+        slow.callback(over.set)
+        for one in dripping:
+            one.settimeout(10.0)
+            with suppress(ConnectionError):
+                while one.recv(1024):
+                    pass  # until we are hung up on
+        assert get(port, tls=trusting(certificates) if tls else None)[0] == 200
+
+
+def test_a_certificate_that_comes_after_the_file_that_names_it_is_taken(certificates: Path, tmp_path: Path) -> None:
+    for name in ("server.pem", "server.key"):
+        shutil.copy(certificates / name, tmp_path)
+    path = written(tmp_path, TLS + "}")
+    file = WebConfigFile(path)
+    path.write_text(TLS.replace("server.", "renewed.") + "}")
+    assert file.now()[0].tls_server_config.cert_file == "server.pem"
+    for kind in ("pem", "key"):
+        shutil.copy(certificates / f"server.{kind}", tmp_path / f"renewed.{kind}")
+    assert file.now()[0].tls_server_config.cert_file == "renewed.pem"
 
 
 def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(tmp_path: Path) -> None:

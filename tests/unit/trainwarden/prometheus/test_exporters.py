@@ -33,6 +33,11 @@ def test_every_spelling_leads_to_the_catalogue():
     assert set(known) == {alias for alias in known if alias.startswith(("DCGM_", "node_"))}
 
 
+def test_xids_by_code_are_no_counter_of_ours():
+    """One series for each code, of the last five minutes or since the exporter's start: the last line would win."""
+    assert not [name for name in spellings() if name.startswith("DCGM_EXP_XID_ERRORS")]
+
+
 @pytest.mark.parametrize(
     ("more", "node"),
     [

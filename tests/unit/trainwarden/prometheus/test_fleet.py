@@ -130,6 +130,56 @@ def test_a_series_that_ends_beside_living_siblings_is_lost_an_exporter_that_ends
     assert silent_nodes({"gpu": found}) == ["exporters that answer no more (gpu): n1"]
 
 
+def told(*found, **kinds):
+    return laid("DCGM_FI_DEV_GPU_TEMP", [series([50] * 40, gpu="9"), *found], **kinds)
+
+
+def late(count, **labels):
+    return series([50] * count, first_s=1.0 + 15.0 * (40 - count), **labels)
+
+
+def test_a_gpu_that_is_divided_otherwise_is_not_lost():
+    before = [series([50] * 20, UUID="A", GPU_I_ID=str(part)) for part in range(7)]
+    after = [late(18, UUID="A", GPU_I_ID="1"), late(18, UUID="A", GPU_I_ID="9")]
+    assert facts_of({"gpu": told(*before, *after)}, "fleet") == []
+    assert facts_of({"gpu": told(*before, late(18, UUID="A"))}, "fleet") == []
+    (event,) = facts_of({"gpu": told(*before)}, "fleet")
+    assert (event.device, event.fields["uuid"]) == ("0", "A")
+
+
+def test_a_gpu_that_was_exchanged_is_not_lost():
+    assert facts_of({"gpu": told(series([50] * 20, UUID="A"), late(18, UUID="B"))}, "fleet") == []
+
+
+def test_of_gpus_with_new_numbers_the_one_without_is_lost():
+    before = [series([50] * 20, gpu=str(number), UUID=name) for number, name in enumerate("ABC")]
+    after = [late(18, gpu="0", UUID="B"), late(18, gpu="1", UUID="C")]
+    (event,) = facts_of({"gpu": told(*before, *after)}, "fleet")
+    assert (event.device, event.fields["uuid"]) == ("0", "A")
+
+
+def test_an_xid_of_the_job_before_is_not_one_of_the_next():
+    xids = [
+        series([0] * 10 + [79] * 10, hpc_job="a"),
+        series(["None"] * 20 + [79] * 20, hpc_job="b"),
+        series(["None"] * 30 + [48] * 10, hpc_job="b"),
+    ]
+    one = grid(by="hpc_job")
+    one.lay("DCGM_FI_DEV_GPU_TEMP", lanes_of([series([50] * 20, hpc_job="a"), late(20, hpc_job="b")], START_S))
+    one.lay("DCGM_FI_DEV_XID_ERRORS", lanes_of(xids, START_S))
+    found = one.finished()
+    assert [event.fields["xid"] for event in facts_of({"gpu": found.part([0])}, "a")] == [79]
+    assert [event.fields["xid"] for event in facts_of({"gpu": found.part([1])}, "b")] == [48]
+
+
+def test_an_exporter_that_is_scraped_more_rarely_is_not_silent():
+    every = [series([50] * 40, node=f"n{number}") for number in range(4)]
+    found = laid("DCGM_FI_DEV_GPU_TEMP", [*every, series([50] * 5, node="rare", every_s=120.0)])
+    assert silent_nodes({"gpu": found}) == []
+    found = laid("DCGM_FI_DEV_GPU_TEMP", [*every, series([50] * 2, node="rare", every_s=60.0)])
+    assert silent_nodes({"gpu": found}) == ["exporters that answer no more (gpu): rare"]
+
+
 def test_a_gap_is_no_loss():
     found = laid("DCGM_FI_DEV_GPU_TEMP", [series([50] * 40), series([50] * 10 + ["None"] * 20 + [50] * 10, gpu="1")])
     assert facts_of({"gpu": found}, "fleet") == []
