@@ -74,6 +74,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.actions:actions",
         "List actions; approve or deny one; stop or resume all acting.",
     ),
+    "silences": Entry(
+        "trainwarden.cli.ask.silences:silences",
+        "List the silences that stand; add one, such as a maintenance window; end one early.",
+    ),
     "archive": Entry(
         "trainwarden.cli.serve.archive:archive",
         "Archive the bus to Parquet until stopped; or compact, export, list.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.records import CommandRecord, IncidentRecord
@@ -59,3 +59,16 @@ def silenced_text(command: CommandRecord) -> str:
     """Who has said so, and until when."""
     until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(command.until_s))
     return f"silenced by {command.by or 'somebody without a name'} until {until}"
+
+
+def silence_object(command: CommandRecord) -> dict[str, Any]:
+    """A silence as people's scripts read it, from the API and the command line."""
+    return {
+        "id": command.id,
+        "job": None if command.job == EVERY_JOB else command.job,
+        "kind": command.incident_kind,
+        "node": command.node,
+        "until_s": command.until_s,
+        "by": command.by,
+        "at_s": command.at_s,
+    }

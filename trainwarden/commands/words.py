@@ -11,6 +11,7 @@ import msgspec
 from trainwarden.records import ActionRecord, CommandRecord, IncidentKind
 
 EVERY_JOB: Final = "*"  # a word for this job name is meant for all
+LONGEST_SILENCE_S: Final = 30 * 86_400.0  # one that nobody remembers hides the next fault
 
 
 def on_action(word: Literal["approve", "deny"], action: ActionRecord, by: str, at_s: float) -> CommandRecord:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import time
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -12,6 +10,7 @@ import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.follow import action_line
+from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import moment
@@ -89,14 +88,6 @@ def _waiting(word: Word, action: str | None, known: Mapping[str, ActionRecord]) 
 def _command(word: Word, about: ActionRecord | None, job: str | None, now_s: float) -> CommandRecord:
     """The record by which the engine is told; an approval is of the plan that stands now."""
     if word in ("stop", "resume"):
-        return words.on_job(word, job, _user(), now_s)
+        return words.on_job(word, job, user(), now_s)
     assert about is not None
-    return words.on_action("approve" if word == "approve" else "deny", about, _user(), now_s)
-
-
-def _user() -> str:
-    """Who speaks; a container's user need not have a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
+    return words.on_action("approve" if word == "approve" else "deny", about, user(), now_s)

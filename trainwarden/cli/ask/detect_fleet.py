@@ -104,7 +104,8 @@ def judged_fleet(door: Door, span: Span, detectors: str | None, config: Path | N
     except ModuleNotFoundError as error:
         raise ConfigError("detect --prometheus needs httpx: pip install 'trainwarden[detect]'") from error
     from detectors.recorded.fleet import jobs_of, judge_fleet_job, wanted_metrics
-    from trainwarden.prometheus.reading import Ask, read_fleet
+    from trainwarden.prometheus.pieces import Ask
+    from trainwarden.prometheus.reading import read_fleet
 
     settings, names = asked_detectors(detectors, config)
     start_s, end_s = span.between_s(time.time())

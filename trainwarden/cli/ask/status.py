@@ -13,7 +13,7 @@ from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
-from trainwarden.records import IncidentRecord
+from trainwarden.records import IncidentRecord, basis_said
 
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
@@ -32,6 +32,8 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
             median = view.iteration_s()
             pace = "no iteration yet" if median is None else f"step {view.last_step()}, {median:.3f} s/iteration"
             voice.say(f"{view.job}: {'ended' if view.ended else 'running'}, {len(view.ranks())} ranks, {pace}")
+            if (basis := view.basis()) is not None and basis != ("host", ""):
+                voice.say(f"  times of steps are {basis_said(*basis)}")
             for event in view.beside():
                 voice.say(f"  {event.message}")
             for incident in incidents:
@@ -70,6 +72,8 @@ def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
         "beside": [{"rank": event.rank, "pid": event.fields.get("pid")} for event in view.beside()],
         "steps": view.steps_done(),
         "iteration_s": {"median": view.iteration_s()},
+        "basis": basis[0] if (basis := view.basis()) is not None else None,
+        "accelerator": (basis[1] or None) if basis is not None else None,
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
         "open_incidents": [incident_object(incident) for incident in incidents],
     }

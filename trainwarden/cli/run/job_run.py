@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden import rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared import kept_runs
@@ -175,6 +176,7 @@ class JobRun:
             "TRAINWARDEN_RUN_DIR": str(self.run_dir),
             "TRAINWARDEN_HOOK_DIR": str((self.run_dir / rundir.HOOK).resolve()),
             "PYTHONPATH": f"{inject}{os.pathsep}{inherited}" if inherited else inject,
+            **nccl_profiler.offer(os.environ),
         }
 
     def tell(self, kind: EventKind, **fields: Any) -> None:

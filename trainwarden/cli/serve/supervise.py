@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import msgspec
 import typer
 
+from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, Mode, RunDir, WithParent
 from trainwarden.clock import SystemClock
@@ -45,5 +47,6 @@ def supervise(
         checkpoints=checkpoints_of(settings, checkpoints),
     )
     config_of_launch = SupervisorConfig(mode=mode, **msgspec.structs.asdict(settings.launch))
-    launcher = Supervisor(place, SystemClock(), config=config_of_launch, adopt=True)
+    environ = {**os.environ, **nccl_profiler.offer(os.environ)}
+    launcher = Supervisor(place, SystemClock(), environ=environ, config=config_of_launch, adopt=True)
     return launcher.run(StopFlag(with_parent=with_parent))

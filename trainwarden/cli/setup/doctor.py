@@ -8,6 +8,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from collectors.nccl_profiler import build as nccl_profiler
 from collectors.ranks import Lookout, rank_processes
 from trainwarden import hook, plugins, rundir
 from trainwarden.bus import address as buses
@@ -38,6 +39,7 @@ def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
         _check_clock(),
         _check_clocks(settings),
         _check_shm(),
+        _check_nccl_profiler(),
         *_check_run_folder(settings),
         _check_launcher(settings),
         _check_checkpoints(settings),
@@ -186,6 +188,12 @@ def _check_shm() -> dict[str, str]:
     if free < rundir.HOOK_ROOM_BYTES:
         return _row("tmpfs", "note", f"/dev/shm has {free / 2**20:.0f} MiB free: hook files go to disk")
     return _row("tmpfs", "fine", "/dev/shm holds the hook's files")
+
+
+def _check_nccl_profiler() -> dict[str, str]:
+    """Whether there is a plug-in for NCCL to load."""
+    why = nccl_profiler.state()
+    return _row("nccl profiler", "fine" if why is None else "note", why or f"ranks can load {nccl_profiler.LIBRARY}")
 
 
 def _check_run_folder(settings: Settings) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import uuid
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
@@ -49,6 +49,7 @@ class JobView:
         self._steps_done = 0
         self._ranks: set[int] = set()
         self._trainers: set[str] = set()
+        self._bases: dict[int, tuple[str, str]] = {}
         self.ended = False
 
     def feed(self, record: Record) -> None:
@@ -90,6 +91,7 @@ class JobView:
                 self._highest_step = step
                 self._steps_done += 1
         self._ranks.add(record.rank)
+        self._bases[record.rank] = record.basis, record.accelerator
         if record.steps:
             self._trainers.add(record.incarnation)
         for key in list(islice(self.steps, max(0, len(self.steps) - MAX_ROWS))):
@@ -121,6 +123,10 @@ class JobView:
     def steps_done(self) -> int:
         """Training steps done by any rank; one that was done again after a restart counts once."""
         return self._steps_done
+
+    def basis(self) -> tuple[str, str] | None:
+        """Where the newest times of most ranks come from, and what they compute on behind the host's back."""
+        return Counter(self._bases.values()).most_common(1)[0][0] if self._bases else None
 
     def ranks(self) -> list[int]:
         """Ranks that have told something, ascending."""

@@ -1,7 +1,8 @@
-"""Where the package lies on this machine, and how its processes behave beside a training job."""
+"""Where the package lies on this machine, who speaks, and how its processes behave beside a training job."""
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 from typing import Final
@@ -19,3 +20,11 @@ def one_blas_thread() -> None:
     Arrays here are small: more threads only stall each other, and take CPU from the training job.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def user() -> str:
+    """Who speaks; a container's user need not have a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"

@@ -66,6 +66,23 @@ def test_status_tells_pace_and_open_incidents(address: str, capsys: pytest.Captu
     assert [incident["id"] for incident in job["open_incidents"]] == ["i1"]
 
 
+def test_status_says_where_times_come_from(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status(bus=address, json="-")
+    (job,) = json_of(capsys)["jobs"]
+    assert (job["basis"], job["accelerator"]) == ("host", None)
+    bus = EmbeddedBus(address.partition(":")[2])
+    for rank in range(2):
+        record = IterationRecord(
+            job="j", node="n", rank=rank, incarnation="1-1", steps=(10,), end_s=(11.0,), duration_s=(0.5,),
+            accelerator="cuda",
+        )  # fmt: skip
+        bus.publish(topic_of(record), "j", record)
+    bus.flush()
+    bus.close()
+    status(bus=address)
+    assert "on cuda it does not wait, so who computes and who waits is not known" in capsys.readouterr().out
+
+
 def test_an_incident_is_listed_once_whatever_its_revisions(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert incidents(bus=address, json="-") == 1
     assert [incident["id"] for incident in json_of(capsys)["incidents"]] == ["i1"]
