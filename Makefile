@@ -8,11 +8,19 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 # What `make check` leaves to `make test`.
 QUICK := not system and not thorough
+# Where tests of real processes lie: collecting all others takes a minute of a processor (tests/contract/test_house.py).
+SYSTEM := tests/system tests/contract
+# So many system tests at once: some wait most of their time, so three keep two cores busy (23 minutes; two take longer).
+WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Tests start hundreds of interpreters: without byte code each would compile all it imports, and pytest every test.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install system demo test check bench house dashboards kafka image kubernetes up constraints clean
+.PHONY: install system demo test check bench gpu-check house dashboards kafka image kubernetes up constraints clean
 
+# NCCL's profiler plug-in is compiled where there is a C compiler, and again when its sources are newer.
 install: $(STAMP)
+	@$(BIN)/python collectors/nccl_profiler/build.py
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,9 +42,9 @@ demo: install
 test: export TRAINWARDEN_THOROUGH := 1
 test: QUICK := not system
 test: check system
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m system --durations=25 tests || \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m system --durations=25 $(SYSTEM) || \
 		{ echo "--- what failed, once more ---"; \
-		  $(BIN)/python -m pytest -m system --last-failed --last-failed-no-failures none tests; }
+		  $(BIN)/python -m pytest -m system --last-failed --last-failed-no-failures none $(SYSTEM); }
 
 # Two processes; under three minutes on two cores; a quarter of the drawn cases and no test that takes seconds; no
 # network, no servers.
@@ -50,6 +58,10 @@ check: install
 
 bench: install
 	$(BIN)/trainwarden bench
+
+# What can only be known with a GPU: gpu-check.json, and recordings of its jobs in gpu-check/. Without one it says so.
+gpu-check: install
+	$(BIN)/python -m tests.gpu_check
 
 # The drawing of rooms and imports in docs/architecture.md, from the code.
 house: install

@@ -31,6 +31,7 @@ precision = 0.0
 recall = 0.0
 injected_recall = 0.0
 false_alarms_per_machine_day = 1e6
+alone_false_alarms_per_machine_day = 1e6
 """
 
 

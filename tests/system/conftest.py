@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from tests.once import once
 from tests.servers.kafka import ServerMissing
 from tests.system.runs import demo
+from tests.torch_forks import TorchForks
 from tests.trained_models import TrainedModels
 
 
@@ -23,6 +24,15 @@ def trained_models(tmp_path_factory: pytest.TempPathFactory, require_servers: Ca
     except ServerMissing as missing:
         require_servers(str(missing))
         raise
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[TorchForks]:
+    """Torch imported once: for jobs whose start is not what a test is about."""
+    pytest.importorskip("torch")
+    made = TorchForks()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

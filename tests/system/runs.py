@@ -37,6 +37,11 @@ def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
     return [*TORCHRUN, *place, str(SCRIPTS / script), *arguments]
 
 
+def forked(ranks: int, script: str, *arguments: str) -> list[str]:
+    """As `torchrun`, where torchrun itself is not what is looked at: a quarter of the processor's time."""
+    return [sys.executable, "-m", "tests.torch_forks", str(ranks), str(SCRIPTS / script), *arguments]
+
+
 def steps_done(run_dir: Path, rank: int) -> int:
     """Steps that the newest process of `rank` has finished, read from its hook file; 0 before the first."""
     newest: tuple[float, int] = (0.0, 0)

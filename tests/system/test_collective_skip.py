@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.runs import ROOT, WARDEN, steps_done, torchrun
+from tests.system.runs import ROOT, WARDEN, forked, steps_done, torchrun
 from trainwarden.bus.address import connect
 from trainwarden.records import IncidentRecord
 from trainwarden.topics import INCIDENTS
@@ -25,12 +25,11 @@ STEPS = 60  # a clean run goes as far again as the fault takes to come
 class Watched:
     """``trainwarden watch`` around the script, read from its bus while it runs."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, job: list[str]) -> None:
         self.run_dir = folder / "run"
         self.out = folder / "out.json"
         self._log = folder / "watch.log"
-        command = [*WARDEN, "watch", "--json", str(self.out), "--",
-                   *torchrun(RANKS, "skip_collective.py", *arguments)]  # fmt: skip
+        command = [*WARDEN, "watch", "--json", str(self.out), "--", *job]
         environ = {
             **os.environ, "TRAINWARDEN_RUN_DIR": str(self.run_dir), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
@@ -60,7 +59,8 @@ class Watched:
 
 
 def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequence(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, "--steps", "5000", "--skip-at", str(SKIP_AT), "--skip-rank", str(SKIP_RANK))
+    words = ("--steps", "5000", "--skip-at", str(SKIP_AT), "--skip-rank", str(SKIP_RANK))
+    watched = Watched(tmp_path, torchrun(RANKS, "skip_collective.py", *words))
     try:
         deadline = time.monotonic() + 120.0
         while not watched.incidents() and time.monotonic() < deadline and watched.process.poll() is None:
@@ -77,7 +77,7 @@ def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequenc
 
 
 def test_a_job_whose_ranks_all_come_leaves_no_incident_and_is_asked_nothing(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, "--steps", str(STEPS))
+    watched = Watched(tmp_path, forked(RANKS, "skip_collective.py", "--steps", str(STEPS)))
     try:
         watched.process.wait(120)
         assert steps_done(watched.run_dir, 0) == STEPS, watched.tail()

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import Place, environment
 from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT
+from tests.torch_forks import TorchForks
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
 from trainwarden.hook import read_header
@@ -30,28 +32,38 @@ LONG = 40  # a plan that is put down at step 2 has come long before
 TOLERANCE = 2e-4
 
 
-def train(
-    run_dir: Path, *arguments: str, split: tuple[int, ...] = (), steps: int = STEPS
-) -> tuple[dict[int, float], str]:
-    """Loss by step and the whole output of rank 0."""
-    for folder in (rundir.HOOK, rundir.LOGS):
-        (run_dir / folder).mkdir(parents=True, exist_ok=True)
-    if split:
-        PlanFile(run_dir / rundir.PLAN).put(split, "the test says so", f"op-{split}")
-    words = ["--steps", str(steps), "--micro-batches", str(TOTAL), "--micro-batch-ms", "1", *arguments]
-    command = (sys.executable, str(EXAMPLE), *words)
-    place = Place(command=command, ranks=RANKS, run_dir=run_dir, job="job", node="node")
-    supervisor = Supervisor(place, SystemClock(), os.environ)
-    log = rundir.rank_log(run_dir, 0)
-    before = len(log.read_text()) if log.exists() else 0
-    code = supervisor.run()
-    text = log.read_text()[before:]
-    assert code == 0, text[-2000:]
-    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)", text, re.MULTILINE)}, text
+Train = Callable[..., tuple[dict[int, float], str]]
 
 
 @pytest.fixture(scope="module")
-def even(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def train(torch_forks: TorchForks) -> Train:
+    """Carries the example out in `run_dir`: loss by step, and what the ranks wrote."""
+
+    def carry_out(
+        run_dir: Path, *arguments: str, split: tuple[int, ...] = (), steps: int = STEPS
+    ) -> tuple[dict[int, float], str]:
+        for folder in (rundir.HOOK, rundir.LOGS):
+            (run_dir / folder).mkdir(parents=True, exist_ok=True)
+        if split:
+            PlanFile(run_dir / rundir.PLAN).put(split, "the test says so", f"op-{split}")
+        words = [str(EXAMPLE), "--steps", str(steps), "--micro-batches", str(TOTAL), "--micro-batch-ms", "1"]
+        place = Place(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
+        log = rundir.rank_log(run_dir, 0)
+        before = len(log.read_text()) if log.exists() else 0
+        own = environment(place, 0, 0, 0, os.environ)  # the launcher gives each rank its number
+        job = torch_forks.start([*words, *arguments], own, folder=run_dir, log=log, ranks=RANKS)
+        code = job.wait()
+        text = log.read_text()[before:]
+        assert code == 0, text[-2000:]
+        return {
+            int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)", text, re.MULTILINE)
+        }, text
+
+    return carry_out
+
+
+@pytest.fixture(scope="module")
+def even(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of the even split without interruption."""
     losses, text = train(tmp_path_factory.mktemp("even"))
     assert "split (3, 3, 3)" in text
@@ -60,19 +72,21 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses
 
 
-def test_an_uneven_split_has_the_same_losses(even: dict[int, float], tmp_path: Path) -> None:
+def test_an_uneven_split_has_the_same_losses(train: Train, even: dict[int, float], tmp_path: Path) -> None:
     losses, text = train(tmp_path, split=(1, 6, 2))
     assert "split (1, 6, 2)" in text
     assert losses == pytest.approx(even, abs=TOLERANCE)
 
 
-def test_a_plan_of_another_total_is_passed_over(even: dict[int, float], tmp_path: Path) -> None:
+def test_a_plan_of_another_total_is_passed_over(train: Train, even: dict[int, float], tmp_path: Path) -> None:
     losses, text = train(tmp_path, split=(1, 1, 1), steps=2)
     assert "split (3, 3, 3)" in text
     assert losses == pytest.approx({step: even[step] for step in (0, 1)}, abs=TOLERANCE)
 
 
-def test_resuming_gives_the_same_losses_and_a_cut_checkpoint_is_skipped(even: dict[int, float], tmp_path: Path) -> None:
+def test_resuming_gives_the_same_losses_and_a_cut_checkpoint_is_skipped(
+    train: Train, even: dict[int, float], tmp_path: Path
+) -> None:
     folder = tmp_path / "checkpoints"
     arguments = ["--checkpoint-dir", str(folder), "--checkpoint-every", "2"]
     first, _ = train(tmp_path, *arguments, steps=6)
@@ -88,7 +102,7 @@ def test_resuming_gives_the_same_losses_and_a_cut_checkpoint_is_skipped(even: di
 
 
 def test_a_plan_that_comes_while_training_is_taken_up_by_all_ranks_at_one_step(
-    even: dict[int, float], tmp_path: Path
+    train: Train, even: dict[int, float], tmp_path: Path
 ) -> None:
     found: list[tuple[dict[int, float], str]] = []
     training = threading.Thread(target=lambda: found.append(train(tmp_path, steps=LONG)))
@@ -115,7 +129,7 @@ def test_a_plan_that_comes_while_training_is_taken_up_by_all_ranks_at_one_step(
     assert losses[LONG - 1] == pytest.approx(unbroken[LONG - 1], abs=50 * TOLERANCE)
 
 
-def test_other_seeds_give_other_losses(even: dict[int, float], tmp_path: Path) -> None:
+def test_other_seeds_give_other_losses(train: Train, even: dict[int, float], tmp_path: Path) -> None:
     losses, _ = train(tmp_path, "--seed", "1", steps=1)
     assert abs(losses[0] - even[0]) > 10 * TOLERANCE
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.torch_forks import TorchForks
 from trainwarden import hook
 
 pytestmark = pytest.mark.system
@@ -77,28 +76,27 @@ SCRIPT = """
 """
 
 
-def result(folder: Path, kind: str, **environ: str) -> str:
+def result(forks: TorchForks, folder: Path, kind: str, **environ: str) -> str:
     """What the script printed last."""
-    script = folder / "script.py"
+    script, out, err = folder / "script.py", folder / "out.txt", folder / "err.txt"
     script.write_text(textwrap.dedent(SCRIPT))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINWARDEN_")}
-    ended = subprocess.run(
-        [sys.executable, str(script), kind],
-        env={**inherited, "OMP_NUM_THREADS": "1", **environ},
-        capture_output=True, text=True, timeout=120.0, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return ended.stdout.splitlines()[-1]
+    own = {**inherited, "OMP_NUM_THREADS": "1", **environ}
+    ended = forks.start([str(script), kind], own, folder=folder, log=out, err=err)
+    assert ended.wait() == 0, err.read_text()[-3000:]
+    return out.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("kind", "micro_batches"),
     [("penalty", 1), ("recomputed", 1), ("twice", 2), ("engine", 1), ("functional", 1), ("compiled_autograd", 1)],
 )
-def test_every_pass_is_seen_once_and_gives_what_it_gave(kind: str, micro_batches: int, tmp_path: Path) -> None:
-    expected = result(tmp_path, kind)
+def test_every_pass_is_seen_once_and_gives_what_it_gave(
+    kind: str, micro_batches: int, torch_forks: TorchForks, tmp_path: Path
+) -> None:
+    expected = result(torch_forks, tmp_path, kind)
     (tmp_path / "hook").mkdir()
-    assert result(tmp_path, kind, TRAINWARDEN_HOOK_DIR=str(tmp_path / "hook")) == expected
+    assert result(torch_forks, tmp_path, kind, TRAINWARDEN_HOOK_DIR=str(tmp_path / "hook")) == expected
     (path,) = (tmp_path / "hook").glob("*.hook")
     header, rows = hook.read_header(path), hook.read_steps(path)
     assert header is not None
@@ -107,9 +105,9 @@ def test_every_pass_is_seen_once_and_gives_what_it_gave(kind: str, micro_batches
     assert [(row.source, row.micro_batches) for row in rows] == [("optimizer", micro_batches)] * 4
 
 
-def test_steps_whose_gradients_were_asked_for_are_seen(tmp_path: Path) -> None:
+def test_steps_whose_gradients_were_asked_for_are_seen(torch_forks: TorchForks, tmp_path: Path) -> None:
     (tmp_path / "hook").mkdir()
-    result(tmp_path, "asked", TRAINWARDEN_HOOK_DIR=str(tmp_path / "hook"))
+    result(torch_forks, tmp_path, "asked", TRAINWARDEN_HOOK_DIR=str(tmp_path / "hook"))
     (path,) = (tmp_path / "hook").glob("*.hook")
     rows = hook.read_steps(path)
     assert rows is not None

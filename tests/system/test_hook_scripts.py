@@ -20,6 +20,7 @@ import pytest
 
 import trainwarden
 from collectors.iterations.collector import IterationsCollector
+from tests.torch_forks import Forked, TorchForks
 from trainwarden import hook
 from trainwarden.cli.setup import hook_file
 from trainwarden.clock import SystemClock
@@ -36,25 +37,29 @@ PATIENCE_S = 120.0
 
 
 class Job:
-    """One training command under the hook, with its run folder."""
+    """One training command under the hook, with its run folder; with `forks`, a script whose start is no matter."""
 
-    def __init__(self, folder: Path, command: list[str], **environ: str) -> None:
+    process: subprocess.Popen[bytes] | Forked
+
+    def __init__(
+        self, folder: Path, command: list[str], *, forks: TorchForks | None = None, ranks: int = 0, **environ: str
+    ) -> None:
         self.run_dir = folder
         self.hook_dir = folder / "hook"
         self.hook_dir.mkdir(exist_ok=True)
-        self._log = (folder / "job.log").open("wb")
+        self._log = folder / "job.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINWARDEN_")}
-        self.process = subprocess.Popen(
-            command,
-            env={**inherited, "TRAINWARDEN_HOOK_DIR": str(self.hook_dir), "OMP_NUM_THREADS": "1", **environ},
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        own = {**inherited, "TRAINWARDEN_HOOK_DIR": str(self.hook_dir), "OMP_NUM_THREADS": "1", **environ}
+        if forks is not None:
+            self.process = forks.start(command, own, folder=folder, log=self._log, ranks=ranks)
+            return
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=own, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True
+            )
 
     def tail(self) -> str:
-        return (self.run_dir / "job.log").read_text(errors="replace")[-3000:]
+        return self._log.read_text(errors="replace")[-3000:]
 
     def end(self) -> int:
         """Wait for the command; its exit code."""
@@ -71,10 +76,9 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(path.stem.rpartition("-")[2]), signal.SIGKILL)
         self.process.wait()
-        self._log.close()
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+        if isinstance(self.process, subprocess.Popen) and self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
     def header(self, rank: int) -> hook.Header | None:
         for path in self.hook_dir.glob(f"rank-{rank}-*.hook"):
@@ -131,9 +135,13 @@ def torchrun(ranks: int, script: str, *options: object) -> list[str]:
 
 
 def snippet(folder: Path, code: str) -> list[str]:
+    return [sys.executable, *script(folder, code)]
+
+
+def script(folder: Path, code: str) -> list[str]:
     path = folder / "snippet.py"
     path.write_text(textwrap.dedent(code))
-    return [sys.executable, str(path)]
+    return [str(path)]
 
 
 def assert_sums(rows: list[hook.Step]) -> None:
@@ -142,7 +150,7 @@ def assert_sums(rows: list[hook.Step]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "script", "options", "source", "roles"),
+    ("ranks", "name", "options", "source", "roles"),
     [
         (2, "ddp_accumulate.py", ("--evaluate-every", 4, "--save-every", 5), "optimizer", {"collective"}),
         (2, "sgd_by_hand.py", ("--micro-batches", 2), "by_hand", {"collective"}),
@@ -153,9 +161,20 @@ def assert_sums(rows: list[hook.Step]) -> None:
     ],
 )
 def test_every_step_is_found_and_split(
-    ranks: int, script: str, options: tuple[object, ...], source: str, roles: set[str], tmp_path: Path, jobs: list[Job]
+    ranks: int,
+    name: str,
+    options: tuple[object, ...],
+    source: str,
+    roles: set[str],
+    torch_forks: TorchForks,
+    tmp_path: Path,
+    jobs: list[Job],
 ) -> None:
-    job = Job(tmp_path, torchrun(ranks, script, "--steps", 12, *options))
+    words = ("--steps", 12, *options)
+    if name == "ddp_accumulate.py":
+        job = Job(tmp_path, torchrun(ranks, name, *words))
+    else:
+        job = Job(tmp_path, [str(SCRIPTS / name), *map(str, words)], forks=torch_forks, ranks=ranks)
     jobs.append(job)
     assert job.end() == 0, job.tail()
     # One file per rank: the launcher, which imports torch as well, wrote none.
@@ -171,14 +190,15 @@ def test_every_step_is_found_and_split(
         assert_sums(rows)
         # Twelve emulated steps of 40 ms; more only where the machine was busy.
         assert statistics.median(row.compute_s for row in rows) > 0.030
-    if script == "ddp_accumulate.py":
+    if name == "ddp_accumulate.py":
         assert {row.micro_batches for row in job.steps(0)} == {2}
         evaluated = [row for row in job.steps(1) if row.pause_s > 0.05]
         assert [row.step for row in evaluated] == [4, 8]
 
 
-def test_a_slow_rank_computes_longest_and_waits_least(tmp_path: Path, jobs: list[Job]) -> None:
-    job = Job(tmp_path, torchrun(3, "ddp_accumulate.py", "--steps", 60, "--work-ms", 80))
+def test_a_slow_rank_computes_longest_and_waits_least(torch_forks: TorchForks, tmp_path: Path, jobs: list[Job]) -> None:
+    words = [str(SCRIPTS / "ddp_accumulate.py"), "--steps", "60", "--work-ms", "80"]
+    job = Job(tmp_path, words, forks=torch_forks, ranks=3)
     jobs.append(job)
     slow = 1
     pid = job.until_step(slow, 15).pid
@@ -201,8 +221,11 @@ def test_a_slow_rank_computes_longest_and_waits_least(tmp_path: Path, jobs: list
     assert compute[slow] > 1.2 * max(compute[0], compute[2])
 
 
-def test_of_a_hang_the_culprit_computes_and_the_victims_wait(tmp_path: Path, jobs: list[Job]) -> None:
-    job = Job(tmp_path, torchrun(2, "sgd_by_hand.py", "--steps", 30, "--hang-at", 8, "--hang-rank", 1))
+def test_of_a_hang_the_culprit_computes_and_the_victims_wait(
+    torch_forks: TorchForks, tmp_path: Path, jobs: list[Job]
+) -> None:
+    words = [str(SCRIPTS / "sgd_by_hand.py"), "--steps", "30", "--hang-at", "8", "--hang-rank", "1"]
+    job = Job(tmp_path, words, forks=torch_forks, ranks=2)
     jobs.append(job)
     job.until_step(1, 8)
     time.sleep(1.0)
@@ -240,20 +263,21 @@ def test_an_exception_is_heard_while_the_process_still_lives(
     assert job.process.poll() is None
     assert (told[0].rank, told[0].message) == (6, "ValueError: bad sample")
     assert str(told[0].fields["frame"]).startswith("snippet.py:6 in train"), told[0].fields
+    assert isinstance(job.process, subprocess.Popen)
     assert job.process.stdin is not None
     job.process.stdin.close()
     assert job.end() == 1
 
 
 def test_a_segmentation_fault_leaves_its_last_words(
-    tmp_path: Path, jobs: list[Job], collector: IterationsCollector
+    torch_forks: TorchForks, tmp_path: Path, jobs: list[Job], collector: IterationsCollector
 ) -> None:
     code = """
         import ctypes, torch
         torch.ones(3, requires_grad=True).sum().backward()
         ctypes.string_at(0)
     """
-    job = Job(tmp_path, snippet(tmp_path, code))
+    job = Job(tmp_path, script(tmp_path, code), forks=torch_forks)
     jobs.append(job)
     assert job.end() == -signal.SIGSEGV, job.tail()
     found = [record for record in collector.collect(time.time()) if isinstance(record, EventRecord)]
@@ -261,7 +285,9 @@ def test_a_segmentation_fault_leaves_its_last_words(
     assert event.fields["signal"] == "SIGSEGV"
 
 
-def test_data_loader_workers_and_other_children_leave_no_trace(tmp_path: Path, jobs: list[Job]) -> None:
+def test_data_loader_workers_and_other_children_leave_no_trace(
+    torch_forks: TorchForks, tmp_path: Path, jobs: list[Job]
+) -> None:
     code = """
         import os, torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -283,7 +309,7 @@ def test_data_loader_workers_and_other_children_leave_no_trace(tmp_path: Path, j
             raise SystemExit(3)
         os.wait()
     """
-    job = Job(tmp_path, snippet(tmp_path, code))
+    job = Job(tmp_path, script(tmp_path, code), forks=torch_forks)
     jobs.append(job)
     assert job.end() == 0, job.tail()
     header = job.header(0)
@@ -368,7 +394,9 @@ def test_a_process_without_training_writes_nothing(tmp_path: Path, jobs: list[Jo
     assert list(job.hook_dir.iterdir()) == []
 
 
-def test_compiled_code_and_elastic_error_files_are_as_without_it(tmp_path: Path, jobs: list[Job]) -> None:
+def test_compiled_code_and_elastic_error_files_are_as_without_it(
+    torch_forks: TorchForks, tmp_path: Path, jobs: list[Job]
+) -> None:
     error_file = tmp_path / "error.json"
     code = """
         import os
@@ -404,7 +432,8 @@ def test_compiled_code_and_elastic_error_files_are_as_without_it(tmp_path: Path,
 
         main()
     """
-    job = Job(tmp_path, snippet(tmp_path, code), STORE=str(tmp_path / "store"), TORCHELASTIC_ERROR_FILE=str(error_file))
+    more = {"STORE": str(tmp_path / "store"), "TORCHELASTIC_ERROR_FILE": str(error_file)}
+    job = Job(tmp_path, script(tmp_path, code), forks=torch_forks, **more)
     jobs.append(job)
     assert job.end() == 1
     assert "on purpose" in json.dumps(json.loads(error_file.read_text())), job.tail()

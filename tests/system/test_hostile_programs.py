@@ -14,6 +14,7 @@ import pytest
 
 import trainwarden
 from tests.places import ROOT
+from tests.torch_forks import TorchForks
 from trainwarden import hook
 from trainwarden.cli.setup import hook_file
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 pytest.importorskip("torch")
 
 
-def run(folder: Path, program: str, *, form: str = "package", paths: tuple[Path, ...] = (), ends: int = 0) -> str:
+def run(forks: TorchForks, folder: Path, program: str, *, form: str = "package", ends: int = 0) -> str:
     """Run `program` under the hook, as package or as one file; what it printed."""
     (folder / "hook").mkdir(exist_ok=True)
     load = "import torch\nfrom trainwarden import hook as watcher\n"
@@ -31,14 +32,14 @@ def run(folder: Path, program: str, *, form: str = "package", paths: tuple[Path,
         load = "import torch\nimport trainwarden_hook as watcher\n"
     script = folder / "train.py"
     script.write_text(load + "watcher.autoload()\n" + textwrap.dedent(program))
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=150, check=False,
-        env={**os.environ, "TRAINWARDEN_HOOK_DIR": str(folder / "hook"), "RANK": "0", "WORLD_SIZE": "1",
-             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1",
-             "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))},
-    )  # fmt: skip
-    assert done.returncode == ends, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout
+    environ = {
+        **os.environ, "TRAINWARDEN_HOOK_DIR": str(folder / "hook"), "RANK": "0", "WORLD_SIZE": "1",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    out, err = folder / "out.txt", folder / "err.txt"
+    done = forks.start([str(script)], environ, folder=folder, log=out, err=err)
+    assert done.wait() == ends, out.read_text()[-2000:] + err.read_text()[-3000:]
+    return out.read_text()
 
 
 def header(folder: Path) -> hook.Header:
@@ -74,14 +75,16 @@ print(graphs.frame_count)
 @pytest.mark.parametrize("form", ["package", "file"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_optimizer_is_compiled_in_one_graph_and_its_steps_are_known(
-    form: str, tmp_path: Path, *, whole: bool
+    form: str, torch_forks: TorchForks, tmp_path: Path, *, whole: bool
 ) -> None:
-    assert run(tmp_path, COMPILED.replace("WHOLE", str(whole)), form=form) == "1\n"
+    assert run(torch_forks, tmp_path, COMPILED.replace("WHOLE", str(whole)), form=form) == "1\n"
     assert header(tmp_path).recorded == 20
 
 
 @pytest.mark.parametrize("form", ["package", "file"])
-def test_a_process_group_made_in_python_is_not_called_for_ever(form: str, tmp_path: Path) -> None:
+def test_a_process_group_made_in_python_is_not_called_for_ever(
+    form: str, torch_forks: TorchForks, tmp_path: Path
+) -> None:
     """One that overrides nothing, and one that hands on to the base class what it overrides."""
     program = """
     import torch.distributed as dist
@@ -100,11 +103,11 @@ def test_a_process_group_made_in_python_is_not_called_for_ever(form: str, tmp_pa
         except RuntimeError as error:
             print(type(error).__name__, "No backend" in str(error))
     """
-    assert run(tmp_path, program, form=form) == "RuntimeError True\n" * 2
+    assert run(torch_forks, tmp_path, program, form=form) == "RuntimeError True\n" * 2
 
 
 @pytest.mark.parametrize("form", ["package", "file"])
-def test_each_error_of_a_signal_handler_reaches_the_program(form: str, tmp_path: Path) -> None:
+def test_each_error_of_a_signal_handler_reaches_the_program(form: str, torch_forks: TorchForks, tmp_path: Path) -> None:
     """A timer whose handler raises, some thousand times in the midst of collective calls."""
     program = """
     import os, signal, sys
@@ -138,14 +141,14 @@ def test_each_error_of_a_signal_handler_reaches_the_program(form: str, tmp_path:
     os._exit(0)
     """
     waiting = hook.PHASES.index("wait")
-    out = run(tmp_path, program, form=form).split()
+    out = run(torch_forks, tmp_path, program, form=form).split()
     assert out[:3] == ["True", "False", "0"]
     assert int(out[3]) != waiting
     assert header(tmp_path).errors == 0
 
 
 @pytest.mark.parametrize("form", ["package", "file"])
-def test_the_programs_own_faulthandler_stays_the_programs(form: str, tmp_path: Path) -> None:
+def test_the_programs_own_faulthandler_stays_the_programs(form: str, torch_forks: TorchForks, tmp_path: Path) -> None:
     """Asked for late, it writes where the program says, also in a forked child and while the interpreter ends."""
     program = """
     import atexit, faulthandler, os, signal, sys
@@ -163,19 +166,19 @@ def test_the_programs_own_faulthandler_stays_the_programs(form: str, tmp_path: P
     os.kill(os.getpid(), signal.SIGUSR1)
     sys.stdout.flush()
     """
-    assert run(tmp_path, program, form=form, ends=-11).split() == ["False", "True", "True"]
+    assert run(torch_forks, tmp_path, program, form=form, ends=-11).split() == ["False", "True", "True"]
     assert "Segmentation fault" in (tmp_path / "theirs.txt").read_text()
     assert "train.py" in (tmp_path / "late.txt").read_text()
 
 
-def test_a_program_that_wants_no_faulthandler_has_none(tmp_path: Path) -> None:
+def test_a_program_that_wants_no_faulthandler_has_none(torch_forks: TorchForks, tmp_path: Path) -> None:
     program = """
     import faulthandler
     watcher.iteration()
     print(faulthandler.disable(), faulthandler.is_enabled())
     faulthandler._sigsegv()
     """
-    run(tmp_path, program, ends=-11)
+    run(torch_forks, tmp_path, program, ends=-11)
     assert [path.read_text() for path in (tmp_path / "hook").glob("*.fault")] == [""]
 
 
@@ -184,8 +187,10 @@ DAMAGES = ("half a file", "no file", "not to be read", "another language", "a fo
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("way", ["entry point", "sitecustomize"])
-def test_a_damaged_installation_breaks_no_import_of_torch(damage: str, way: str, tmp_path: Path) -> None:
-    """By the entry point that torch calls, and by the folder on PYTHONPATH."""
+def test_a_damaged_installation_breaks_no_import_of_torch(
+    damage: str, way: str, torch_forks: TorchForks, tmp_path: Path
+) -> None:
+    """By the entry point that torch calls at the end of its import, and by the folder on PYTHONPATH."""
     place = tmp_path / "site"
     package = place / "trainwarden"
     shutil.copytree(Path(trainwarden.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -211,11 +216,17 @@ def test_a_damaged_installation_breaks_no_import_of_torch(damage: str, way: str,
     (tmp_path / "hook").mkdir()
     by_torch = way == "entry point"
     paths = [place] if by_torch else [package / "inject", place]
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(int(torch.ones(3).sum()))"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=150, check=False,
-        env={**os.environ, "TRAINWARDEN_HOOK_DIR": str(tmp_path / "hook"),
-             "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(by_torch)),
-             "PYTHONPATH": os.pathsep.join(map(str, paths))},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr[-3000:]
+    environ = {
+        **os.environ, "TRAINWARDEN_HOOK_DIR": str(tmp_path / "hook"),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(by_torch)), "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }  # fmt: skip
+    script, out, err = tmp_path / "train.py", tmp_path / "out.txt", tmp_path / "err.txt"
+    script.write_text("import torch; print(int(torch.ones(3).sum()))\n")
+    if by_torch and damage != "half a file":
+        code = torch_forks.start([str(script)], environ, folder=tmp_path, log=out, err=err).wait()
+    else:
+        with out.open("wb") as told, err.open("wb") as wrong:
+            done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, stdout=told, stderr=wrong, env=environ,
+                                  timeout=150, check=False)  # fmt: skip
+        code = done.returncode
+    assert (code, out.read_text()) == (0, "3\n"), err.read_text()[-3000:]

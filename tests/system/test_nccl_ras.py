@@ -206,9 +206,12 @@ def test_who_does_not_speak_ras_is_left_alone_and_nobody_at_all_is_no_error(tmp_
     assert "VERBOSE STATUS\n" not in server.heard
     server.close()
     one.close()
-    nobody = collector(server.address, tmp_path)
-    assert list(nobody.collect(time.time())) == []
-    assert list(nobody.wake_fds()) == []
+    with socket.socket() as silent:  # keeps its port from everybody else, and listens to nobody
+        silent.bind(("127.0.0.1", 0))
+        nobody = collector(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+        assert list(nobody.collect(time.time())) == []
+        assert list(nobody.wake_fds()) == []
+        nobody.close()
 
 
 def test_only_the_node_of_rank_0_asks(server: RasServer, tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
+from detectors.metrics.bundle.members import VoteConfig
 from tests.training_data import MODELS
-from trainer_offline.fit.gate import GateConfig
+from trainer_offline.data.grids import PrepareConfig
+from trainer_offline.data.prepare import prepare
+from trainer_offline.fit.fit import fit
+from trainer_offline.fit.gate import GateConfig, gate
+from trainer_offline.registry.publish import TrainedRun, register
 from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHAMPION, registered_name
-from trainer_offline.service.train import TrainConfig, train
 from trainwarden.cli.run.demo_job import Demo
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_plan import DemoPlan
@@ -32,24 +34,23 @@ SWAP_S = 30.0
 BEFORE = 4  # verdicts by the old models, at least, before the promotion
 RANK = 2
 # A minute of a demo is no test of quality: here only who serves matters.
-ANY = GateConfig(accuracy=0.0, precision=0.0, recall=0.0, injected_recall=0.0, false_alarms_per_machine_day=1e6)
+ANY = GateConfig(
+    accuracy=0.0, precision=0.0, recall=0.0, injected_recall=0.0,
+    false_alarms_per_machine_day=1e6, alone_false_alarms_per_machine_day=1e6,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def registry(quiet_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """Two versions of every detector, learnt from a captured demo; the first serves."""
-    place = tmp_path_factory.mktemp("swap")
-    config = parse(TrainConfig, {"models": {"members": {"pca": 1.0, "kmeans": 1.0}, **_small()}}, "trainer")
-    config = msgspec.structs.replace(config, gate=ANY)
-    found = Registry.at(str(place / "models"), create=True)
-    train(quiet_demo / "data", found, config)
-    first = found.aliases(CHAMPION)
-    for name in first:  # nobody to be compared with: both pass
-        found.client.delete_registered_model_alias(registered_name(name), CHAMPION)
-    train(quiet_demo / "data", found, config, seed=1)
-    for name, version in first.items():
-        found.promote(name, version)
-    assert found.version(SWAPPED, "2").passed
+    """Two versions of every detector, learnt once from a captured demo; the first serves."""
+    models = parse(VoteConfig, {"members": {"pca": 1.0, "kmeans": 1.0}, **_small()}, "trainer.models")
+    found = Registry.at(str(tmp_path_factory.mktemp("swap") / "models"), create=True)
+    ready = prepare(quiet_demo / "data", PrepareConfig())
+    bundle = fit(ready, models, 0)
+    results, tallies = gate(bundle, None, ready.test, ANY, seed=0)
+    for _ in range(2):
+        register(found, TrainedRun(bundle, results, tallies, ready.card, {}))
+    assert {one.version for one in found.versions() if one.passed} == {"1", "2"}, results
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.runs import Watched, torchrun
+from tests.system.runs import Watched, forked, torchrun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -17,15 +17,20 @@ STEPS = 60
 LATE = 50  # a run that is silent until then, and its fault is not that of a start
 
 
-def arguments(script: str, steps: int) -> tuple[str, ...]:
-    del script  # all four take the same
-    return ("--steps", str(steps), "--work-ms", "240")
+def arguments(steps: int) -> tuple[str, ...]:
+    return ("--steps", str(steps), "--work-ms", "240")  # all four take the same
+
+
+def job(script: str, steps: int) -> list[str]:
+    """Every fault under torchrun once, where the script's gradients go by DDP; else by forks of one process."""
+    launcher = torchrun if script == "ddp_accumulate.py" else forked
+    return launcher(RANKS[script], script, *arguments(steps))
 
 
 # The other two are silent until their late exception, and end well after a slow rank.
 @pytest.mark.parametrize("script", ["ddp_accumulate.py", "pipeline.py"])
 def test_a_clean_run_is_silent(script: str, tmp_path: Path) -> None:
-    command = torchrun(RANKS[script], script, *arguments(script, STEPS))
+    command = job(script, STEPS)
     result = Watched(tmp_path, command, None, 1.0).run(180)
     assert result["exit_code"] == 0, result["log"]
     assert result["incidents"] == [], result["log"]
@@ -36,7 +41,7 @@ def test_a_clean_run_is_silent(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", RANKS)
 def test_a_slow_rank_is_named(script: str, tmp_path: Path) -> None:
-    command = torchrun(RANKS[script], script, *arguments(script, STEPS))
+    command = job(script, STEPS)
     result = Watched(tmp_path, command, ("slow-rank", 1, AT_STEP), 2.0).run(200)
     assert result["exit_code"] == 0, result["log"]
     assert [incident["kind"] for incident in result["incidents"]] == ["slow_compute"], result["log"]
@@ -46,7 +51,7 @@ def test_a_slow_rank_is_named(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", RANKS)
 def test_a_hang_is_found_while_it_lasts(script: str, tmp_path: Path) -> None:
-    command = torchrun(RANKS[script], script, *arguments(script, 2000))
+    command = job(script, 2000)
     result = Watched(tmp_path, command, ("hang", 1, AT_STEP), 1.0).run(120, end_after_fault_s=10.0)
     assert [incident["kind"] for incident in result["incidents"]] == ["hang"], result["log"]
     assert result["incidents"][0]["suspects"][0]["rank"] == 1
@@ -55,7 +60,7 @@ def test_a_hang_is_found_while_it_lasts(script: str, tmp_path: Path) -> None:
 # How a rank ended is told by the agent, whatever the script: two of them each.
 @pytest.mark.parametrize("script", ["ddp_accumulate.py", "pipeline.py"])
 def test_a_crash_names_the_first_to_die(script: str, tmp_path: Path) -> None:
-    command = torchrun(RANKS[script], script, *arguments(script, 2000))
+    command = job(script, 2000)
     result = Watched(tmp_path, command, ("crash", 1, EARLY), 1.0).run(120)
     assert result["exit_code"] != 0
     assert [incident["kind"] for incident in result["incidents"]] == ["crash"], result["log"]
@@ -65,7 +70,8 @@ def test_a_crash_names_the_first_to_die(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["sgd_by_hand.py", "fsdp.py"])
 def test_an_exception_after_a_silent_run_is_named_with_its_rank(script: str, tmp_path: Path) -> None:
     fault = ("--raise-at", str(LATE), "--raise-rank", "1")
-    command = torchrun(RANKS[script], script, *arguments(script, 2000), *fault)
+    launcher = torchrun if script == "sgd_by_hand.py" else forked
+    command = launcher(RANKS[script], script, *arguments(2000), *fault)
     result = Watched(tmp_path, command, None, 1.0).run(120)
     assert result["exit_code"] != 0
     assert [incident["kind"] for incident in result["incidents"]] == ["exception"], result["log"]

@@ -24,7 +24,7 @@ from trainwarden.errors import ConfigError, RecordError
 from trainwarden.protocols import Collector, Scope
 from trainwarden.records import EVENT_KINDS, EventRecord, MetricsRecord, Record
 from trainwarden.testing.plugin import check_page, check_plugin, refused
-from trainwarden.topics import EVENTS, topic_of
+from trainwarden.topics import EVENTS, fields_as, topic_of
 
 START_S: Final = 1000.0
 SCOPE: Final = {"job": "job", "node": "n0"}
@@ -189,6 +189,7 @@ def _check_metrics(record: MetricsRecord) -> None:
     fits = all(len(row) == len(record.devices) for row in record.values)
     assert fits, "one value of each metric for each device"
     assert record.ranks == () or len(record.ranks) == len(record.devices), "one rank for each device, or none at all"
+    assert record.models == () or len(record.models) == len(record.devices), "one model for each device, or none at all"
 
 
 def _check_event(plugin: type[Any], event: EventRecord) -> None:
@@ -196,6 +197,6 @@ def _check_event(plugin: type[Any], event: EventRecord) -> None:
     assert event.kind in EVENT_KINDS or event.kind in own, f"event kind '{event.kind}' is not declared in `events`"
     if event.kind in own:
         try:
-            EVENTS.decode(EVENTS.encode(event)).fields_as(own[event.kind])
+            fields_as(EVENTS.decode(EVENTS.encode(event)), own[event.kind])
         except RecordError as error:
             raise AssertionError(str(error)) from error

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from collectors.nic.counters import ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS
+from collectors.nic.counters import EFA, EFA_DEVICE, ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS
 from trainwarden.catalogue import ALIASES, CATALOGUE, Metric, lookup
 
 ROWS = tomllib.loads(files("trainwarden").joinpath("catalogue.toml").read_text())["metric"]
@@ -53,7 +53,7 @@ def test_names_of_other_exporters_are_known_with_their_units() -> None:
 
 
 def test_every_counter_file_is_a_metric() -> None:
-    for table in (ETHERNET, RDMA, RDMA_WORDS, RDMA_HARDWARE):
+    for table in (ETHERNET, RDMA, RDMA_WORDS, RDMA_HARDWARE, EFA, EFA_DEVICE):
         for name in table.values():
             assert CATALOGUE[name].per == "nic"
             assert CATALOGUE[name].kind == "counter"
