@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.runs import ROOT, WARDEN, forked, steps_done, torchrun
+from tests.system.runs import ROOT, WARDEN, forked, steps_done
 from trainwarden.bus.address import connect
 from trainwarden.records import IncidentRecord
 from trainwarden.topics import INCIDENTS
@@ -60,7 +60,7 @@ class Watched:
 
 def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequence(tmp_path: Path) -> None:
     words = ("--steps", "5000", "--skip-at", str(SKIP_AT), "--skip-rank", str(SKIP_RANK))
-    watched = Watched(tmp_path, torchrun(RANKS, "skip_collective.py", *words))
+    watched = Watched(tmp_path, forked(RANKS, "skip_collective.py", *words))
     try:
         deadline = time.monotonic() + 120.0
         while not watched.incidents() and time.monotonic() < deadline and watched.process.poll() is None:

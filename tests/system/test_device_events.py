@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from tests.system.runs import WARDEN, torchrun
+from tests.system.runs import WARDEN, forked
 from trainwarden import hook
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -26,7 +26,7 @@ def test_under_ddp_the_device_tells_who_waits(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(inject), str(ROOT)]),
     }  # fmt: skip
     environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    command = torchrun(2, "device_events.py", "--steps", str(STEPS), "--work-ms", "40", "10")
+    command = forked(2, "device_events.py", "--steps", str(STEPS), "--work-ms", "40", "10")
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     waits: dict[int, float] = {}
@@ -49,7 +49,7 @@ def test_a_slow_rank_is_named_by_what_the_device_says(tmp_path: Path) -> None:
     out, run_dir = tmp_path / "out.json", tmp_path / "run"
     environ = {**os.environ, "TRAINWARDEN_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"}
     environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    job = torchrun(2, "device_events.py", "--steps", "150", "--work-ms", "40", "--slow-at", "60")
+    job = forked(2, "device_events.py", "--steps", "150", "--work-ms", "40", "--slow-at", "60")
     command = [*WARDEN, "watch", "--json", str(out), "--keep", str(tmp_path / "kept"), "--", *job]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -83,7 +83,7 @@ class SwappingDemo(Demo):
 def swapped(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> tuple[SwappingDemo, list[VerdictRecord]]:
     """The demo after its end, and every verdict that is on the bus."""
     plan = DemoPlan.checked(
-        fault="slow-rank", rank=RANK, slowdown=2.5, at_step=45, ranks=4, seed=0, steps=110, mode="observe"
+        fault="slow-rank", rank=RANK, slowdown=2.5, at_step=45, ranks=3, seed=0, steps=110, mode="observe"
     )
     folder = tmp_path_factory.mktemp("run")
     settings = Settings(job="swap", run_dir=str(folder))
