@@ -152,6 +152,14 @@ class Lookout:
         os.close(descriptor)
         return None
 
+    def queued_s(self, pid: int) -> float:
+        """Seconds that the main thread of `pid` has waited for a processor; 0 where the kernel keeps no such books."""
+        try:
+            with open(f"{self._proc}/{pid}/schedstat", "rb") as file:
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
     def _find(self, who: str, header: hook.Header) -> int | None:
         known = header.pid_namespace is not None and header.start_ticks is not None
         if self._namespace is None or not known or header.pid_namespace == self._namespace:

@@ -68,7 +68,7 @@ def decode_note(line: bytes) -> Note | None:
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """State letter (X: gone, empty: not to be seen), CPU seconds used so far and pid here (None: not known)."""
+    """State letter (X: gone, empty: not to be seen), seconds on or waiting for a CPU, pid here (None: not known)."""
 
     state: str
     cpu_s: float | None = None
@@ -247,6 +247,7 @@ class HookSource:
 
 def _kernel(lookout: Lookout, header: hook.Header) -> Kernel:
     sight = lookout.look(header)
-    if not sight.fields:
+    if not sight.fields or sight.pid is None:
         return Kernel(sight.state)
-    return Kernel(sight.state, (int(sight.fields[11]) + int(sight.fields[12])) / _TICKS, sight.pid)
+    used_s = (int(sight.fields[11]) + int(sight.fields[12])) / _TICKS
+    return Kernel(sight.state, used_s + lookout.queued_s(sight.pid), sight.pid)

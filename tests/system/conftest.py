@@ -40,7 +40,8 @@ def quiet_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A demo without a fault: its answer in ``result.json``, its recording in ``data``."""
 
     def carry_out(folder: Path) -> None:
-        result = demo(folder, "--fault", "none", "--ranks", "3", "--seed", "3", "--steps", "80", "--keep", str(folder / "data"))
+        words = ("--fault", "none", "--ranks", "3", "--seed", "3", "--steps", "80")
+        result = demo(folder, *words, "--keep", str(folder / "data"))
         (folder / "result.json").write_text(json.dumps(result))
 
     return once(tmp_path_factory, "quiet-demo", carry_out)

@@ -53,7 +53,8 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     """What every rank of one node is doing now, columnar over its ranks.
 
     `phase_since_s` is wall time; `calls` counts collective calls begun; `states` are the kernel's letters
-    (R running, S sleeping, D disk, T stopped, Z zombie, X gone, empty: unseen); `cpu_s` is CPU time so far.
+    (R running, S sleeping, D disk, T stopped, Z zombie, X gone, empty: unseen); `cpu_s` is CPU time so far, and what
+    the main thread has waited for a processor: whoever gets none on a busy machine does not sleep.
     `duration` of the step in progress is ``time_s - step_end_s``. `monotonic_s` is the node's own clock that never
     steps, comparable within one `boot`; durations between heartbeats are taken on it, `time_s` only labels.
     """

@@ -163,6 +163,15 @@ def test_positions_of_ranks_not_seen_yet_are_kept(node: Node) -> None:
     assert node.collector.position() == position
 
 
+def test_who_waits_for_a_processor_does_not_sleep(node: Node, rank: Callable[[int], Hook]) -> None:
+    rank(0)
+    rank(2)
+    node.process(102, cpu_s=7.25)
+    (node.proc / "102" / "schedstat").write_text("7250000000 2500000000 901\n")
+    (beat,) = of(HeartbeatRecord, node.collect())
+    assert beat.cpu_s == (1.5, 9.75)
+
+
 def test_heartbeats_tell_what_every_rank_is_doing(node: Node, rank: Callable[[int], Hook]) -> None:
     stuck, busy = rank(2), rank(0)
     steps(busy)
