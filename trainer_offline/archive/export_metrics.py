@@ -1,27 +1,121 @@
 """One archived job's metrics as a table of a recorded folder, all of it or as much as fits into memory.
 
-Two streamed passes over the job's files: the first reads who was measured when, the second the values of the chosen
-nodes and stretches; row groups outside of them are not read at all.
+A part is read in two streamed passes over the job's files: the first reads who was measured when, the second the values
+of the chosen nodes and stretches; row groups outside of them are not read at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+from pyarrow import parquet
 
-from trainer_offline.archive.atomic import disk
-from trainer_offline.archive.export import write_metrics
+from trainer_offline.archive.atomic import disk, whole_file
 from trainer_offline.archive.reader import batches
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import Ints
 from trainwarden.recorded.part import Part, ReadLimit, Survey
 
 _BLOCK_ROWS = 262_144
+_MAX_CELLS = 4_000_000  # of a wide block in memory: 32 MB
+_SEEN_ROWS = 262_144  # metrics rows remembered to know one that comes twice: minutes of a large job
+_WORDS = ("node", "device", "model")
+
+
+def export_metrics(folder: Path, job: str, path: Path, days: Sequence[str] | None) -> int:
+    """One row for each record and device, one column for each metric that the job has anywhere."""
+    names: dict[str, int] = {}
+    for batch in batches(folder, "metrics", job, days=days, columns=["name"]):
+        for name in batch.column(0).dictionary_decode().unique().to_pylist():
+            names.setdefault(name, len(names))
+    return write_metrics(batches(folder, "metrics", job, days=days), list(names), path) if names else 0
+
+
+def write_metrics(found: Iterator[Any], metrics: Sequence[str], path: Path) -> int:
+    """Write rows of the archive's metrics, in the order of the bus, as a table with a column for each of `metrics`.
+
+    Returns
+    -------
+    int
+        Rows written.
+    """
+    names = {name: place for place, name in enumerate(metrics)}
+    ids = [("time_s", pa.float64()), *((name, pa.string()) for name in _WORDS)]
+    schema = pa.schema([*ids, *((name, pa.float64()) for name in names)])
+    seen: OrderedDict[int, None] = OrderedDict()
+    rows = 0
+    with whole_file(path) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in _whole_records(found):
+            for wide in _wide(table, names, schema, seen):
+                writer.write_table(wide)
+                rows += wide.num_rows
+    return rows
+
+
+def _whole_records(found: Iterator[Any]) -> Iterator[Any]:
+    """Tables that end where a record ends: the cells of one record lie together, but batches cut anywhere."""
+    held: Any | None = None
+    for batch in found:
+        table = pa.Table.from_batches([batch])
+        if held is not None:
+            table = pa.concat_tables([held, table])
+        offsets = table.column("bus_offset").to_numpy()
+        last = int(np.searchsorted(offsets[::-1] != offsets[-1], True)) if len(offsets) else 0
+        cut = len(offsets) - last
+        if cut:
+            yield table.slice(0, cut)
+        held = table.slice(cut)
+    if held is not None and held.num_rows:
+        yield held
+
+
+def _wide(table: Any, names: dict[str, int], schema: Any, seen: OrderedDict[int, None]) -> Iterator[Any]:
+    table = table.unify_dictionaries().combine_chunks()
+    offsets = table.column("bus_offset").to_numpy()
+    partitions = table.column("bus_partition").to_numpy()
+    record = np.concatenate([[0], np.cumsum((np.diff(offsets) != 0) | (np.diff(partitions) != 0))])
+    words = {name: table.column(name).chunk(0) for name in (*_WORDS, "name")}
+    devices, metrics = words["device"], words["name"]
+    device = devices.indices.to_numpy()
+    key = record * len(devices.dictionary) + device
+    row, first = pd.factorize(key)[0], np.flatnonzero(~pd.Series(key).duplicated())
+    code = np.array([names[name] for name in metrics.dictionary.to_pylist()], np.int64)[metrics.indices.to_numpy()]
+    values = table.column("value").to_numpy()
+    times = table.column("time_s").to_numpy()[first]
+    heads = [words[name].take(pa.array(first)) for name in _WORDS]
+    by_row = np.argsort(row, kind="stable")
+    bounds = np.searchsorted(row[by_row], np.arange(len(first) + 1))
+    step = max(1, _MAX_CELLS // len(names))
+    for start in range(0, len(first), step):
+        end = min(start + step, len(first))
+        cells = by_row[bounds[start] : bounds[end]]
+        block = np.full((end - start, len(names)), np.nan)
+        block[row[cells] - start, code[cells]] = values[cells]
+        ids = [pa.array(times[start:end]), *(head.slice(start, end - start).dictionary_decode() for head in heads)]
+        new = _unseen(block, ids, seen)
+        columns = [pa.array(block[:, index], mask=np.isnan(block[:, index])) for index in range(len(names))]
+        yield pa.Table.from_arrays([*ids, *columns], schema=schema).filter(pa.array(new))
+
+
+def _unseen(block: Any, ids: Sequence[Any], seen: OrderedDict[int, None]) -> Any:
+    """Which rows were not written lately with the same values."""
+    new = np.ones(len(block), bool)
+    for index, head in enumerate(zip(*(one.to_pylist() for one in ids), strict=True)):
+        key = hash((head, block[index].tobytes()))
+        if key in seen:
+            new[index] = False
+            continue
+        seen[key] = None
+        if len(seen) > _SEEN_ROWS:
+            seen.popitem(last=False)
+    return new
 
 
 def export_part(archive: Path, job: str, path: Path, limit: ReadLimit) -> tuple[Part | None, Survey]:
