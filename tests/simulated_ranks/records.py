@@ -24,14 +24,19 @@ def sent(ranks: Ranks, sampled: int) -> Iterator[Record]:
     for number in range(sampled):
         calls, took_s = ranks.step()
         end_s += took_s
-        calls = _by_peer(calls)
-        for rank in range(layout.ranks):
-            yield IterationRecord(
-                job="job", node=layout.nodes[rank], rank=rank, incarnation="1", steps=(EVERY * number,),
-                end_s=(end_s,), duration_s=(took_s,), basis="device_step", accelerator="cuda",
-            )  # fmt: skip
-        for rank in range(layout.ranks):
-            yield _record(ranks, calls.part(calls.column == rank), rank, number, end_s)
+        yield from records_of_step(ranks, calls, EVERY * number, end_s, took_s)
+
+
+def records_of_step(ranks: Ranks, calls: Calls, step: int, end_s: float, took_s: float) -> Iterator[Record]:
+    """What all ranks tell of one step: first that it ended, then its calls."""
+    layout, calls = ranks.layout, _by_peer(calls)
+    for rank in range(layout.ranks):
+        yield IterationRecord(
+            job="job", node=layout.nodes[rank], rank=rank, incarnation="1", steps=(step,), end_s=(end_s,),
+            duration_s=(took_s,), basis="device_step", accelerator="cuda",
+        )  # fmt: skip
+    for rank in range(layout.ranks):
+        yield _record(ranks, calls.part(calls.column == rank), rank, step, end_s)
 
 
 def _by_peer(calls: Calls) -> Calls:
@@ -48,7 +53,7 @@ def _by_peer(calls: Calls) -> Calls:
     return Calls(calls.column, calls.comm, calls.function, seq, calls.call_bytes, calls.device_s, calls.peer)
 
 
-def _record(ranks: Ranks, calls: Calls, rank: int, number: int, end_s: float) -> CollectivesRecord:
+def _record(ranks: Ranks, calls: Calls, rank: int, step: int, end_s: float) -> CollectivesRecord:
     counts = ranks.layout.counts
     rows = np.flatnonzero(counts.column == rank)
     comms, places = counts.comm[rows].tolist(), counts.place[rows].tolist()
@@ -63,7 +68,7 @@ def _record(ranks: Ranks, calls: Calls, rank: int, number: int, end_s: float) ->
         node_counts=tuple(counts.nodes[comms].tolist()),
         of=tuple(comms.index(comm) for comm in calls.comm.tolist()),
         functions=tuple(NAMES[code] for code in calls.function.tolist()), seqs=tuple(calls.seq.tolist()),
-        steps=(EVERY * number,) * calls.seq.size, call_bytes=tuple(calls.call_bytes.tolist()),
+        steps=(step,) * calls.seq.size, call_bytes=tuple(calls.call_bytes.tolist()),
         device_s=tuple(None if np.isnan(one) else one for one in calls.device_s.tolist()),
         enqueued_s=(end_s - START_S,) * calls.seq.size, peers=tuple(peers),
     )  # fmt: skip

@@ -94,6 +94,13 @@ def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(
         assert player.coll() != 0
         player.ask("step", 9)
         assert player.coll() == 0
+        player.ask("from", 12)
+        player.ask("until", 14)
+        stamped = {}
+        for step in range(10, 16):
+            player.ask("step", step)
+            stamped[step] = player.coll() != 0
+    assert [step for step, there in stamped.items() if there] == [12, 13]
 
 
 @pytest.mark.parametrize(
