@@ -43,6 +43,7 @@ class Requests:
         self._every_s = every_s
         self._waiting: deque[SamplingRecord] = deque(maxlen=_MOST_WAITING)
         self._granted_s = float("-inf")
+        self._said = ""
 
     def put(self, request: SamplingRecord) -> None:
         """Keep `request` for the next turn; of too many the oldest are dropped. From any thread."""
@@ -54,8 +55,10 @@ class Requests:
             request = self._waiting.popleft()
             outcome = self._outcome(request, list(files), now_s)
             self.outcomes[outcome] += 1
-            fields = {"from_step": request.from_step, "until_step": request.until_step, "outcome": outcome}
-            log.info("denser samples were asked for", extra={"fields": {**fields, "why": request.why[:200]}})
+            if outcome == "granted" or outcome != self._said:  # of a flood of them one line
+                fields = {"from_step": request.from_step, "until_step": request.until_step, "outcome": outcome}
+                log.info("denser samples were asked for", extra={"fields": {**fields, "why": request.why[:200]}})
+            self._said = outcome
 
     def _outcome(self, request: SamplingRecord, files: list[CallsFile], now_s: float) -> str:
         if not 0 < request.until_step - request.from_step <= self._most_steps:

@@ -64,8 +64,11 @@ def test_what_is_too_much_or_over_is_passed_over(
     assert (written(rank), watch.collector.requests.outcomes) == ((0, 0), {outcome: 1})
 
 
-def test_requests_are_granted_no_more_often_than_that(run_dir: Path, rank: Rank) -> None:
+def test_requests_are_granted_no_more_often_than_that(
+    run_dir: Path, rank: Rank, caplog: pytest.LogCaptureFixture
+) -> None:
     """However many come: of a flood the newest few are looked at, and one is granted."""
+    caplog.set_level("INFO")
     watch = Watch(run_dir, dense_every_s=100.0)
     watch.look()
     for number in range(1000):
@@ -73,6 +76,7 @@ def test_requests_are_granted_no_more_often_than_that(run_dir: Path, rank: Rank)
     watch.look()
     assert watch.collector.requests.outcomes == {"granted": 1, "too_soon": 15}
     assert written(rank) == (102 + 984, 70 + 984)
+    assert len(caplog.messages) == 2
     watch.look(101.0)
     watch.collector.ask(asked(2000, 2001))
     watch.look()
