@@ -22,6 +22,7 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.shadow import Shadow
 from detectors.protocol import Detector
+from detectors.suspicion import Suspicion
 from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from detectors.verdict.incidents import Joiner, OpenIncident
 from trainwarden.errors import DetectorError
@@ -73,6 +74,7 @@ class JobWatch:
         self._metrics = metrics
         self._barrier = Barrier(job, metrics)
         self._told: VerdictRecord | None = None
+        self._suspicion = Suspicion(job)
 
     def score(self, now_s: float, *, live: bool = True, last: bool = False) -> list[Record]:
         """One window: every detector's vote, the verdict if it is news, and the revisions of incidents."""
@@ -91,6 +93,8 @@ class JobWatch:
             if live and self._is_news(verdict):
                 self._told = verdict
                 out.append(verdict)
+            if live and (request := self._suspicion.ask(window, votes)) is not None:
+                out.append(request)
             if turn + 1 == MAX_ROUNDS or not any(self._barrier.more(*one) for one in self._detectors.items()):
                 break
             window = seen(window)

@@ -16,11 +16,11 @@ from tests.doubles import ManualClock
 from trainer_offline.archive import compaction
 from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.protocols import Consumer, Message
-from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
+from trainwarden.records import CollectivesRecord, EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import ArchiveSettings
-from trainwarden.topics import EVENTS, ITERATIONS, LOGS, METRICS, Topic, topic_of
+from trainwarden.topics import COLLECTIVES, EVENTS, ITERATIONS, LOGS, METRICS, Topic, topic_of
 
 DAY_S = 86_400.0
 NOON_S = 20_000 * DAY_S + DAY_S / 2  # 2024-10-04 12:00 UTC
@@ -161,6 +161,8 @@ def rows_of(message: Message) -> int:
         return sum(value is not None for row in record.values for value in row)
     if isinstance(record, IterationRecord):
         return len(record.steps)
+    if isinstance(record, CollectivesRecord):
+        return len(record.seqs)
     return len(record.lines) if isinstance(record, LogRecord) else 1
 
 
@@ -191,7 +193,7 @@ def metrics_record(number: int, *, job: str = "j", time_s: float = NOON_S) -> Me
     """Two devices, one value missing."""
     return MetricsRecord(
         job=job, node=f"n{number % 2}", time_s=time_s + number, devices=("gpu0", "gpu1"),
-        names=("a", f"b{number % 3}"), values=((float(number), None), (2.0, 3.0)), ranks=(0, None),
+        names=("a", f"b{number % 3}"), values=((float(number), None), (2.0, 3.0)), ranks=(0, None), models=("H200", ""),
     )  # fmt: skip
 
 
@@ -219,6 +221,20 @@ def event_record(number: int, *, job: str = "j", time_s: float = NOON_S) -> Even
     )
 
 
+def calls_record(number: int, *, job: str = "j", time_s: float = NOON_S) -> CollectivesRecord:
+    """An all-reduce of rank 0 and what it sends to rank 1; every third time counts alone."""
+    told = number % 3 != 0
+    lanes = {
+        "of": (0, 1), "functions": ("AllReduce", "Send"), "seqs": (number, number), "steps": (number, number),
+        "call_bytes": (4096, 1 << 40), "device_s": (None, 0.25), "peers": (None, 1),
+    }  # fmt: skip
+    return CollectivesRecord(
+        job=job, node="n0", rank=0, incarnation="1-1", time_s=time_s + number, comms=("c0", "c1"), places=(0, 0),
+        groups=("dp", ""), sizes=(2, 2), enqueued=(number, number), **(lanes if told else {}),
+    )  # fmt: skip
+
+
 MAKERS: dict[str, Callable[..., Record]] = {
     METRICS.name: metrics_record, ITERATIONS.name: steps_record, LOGS.name: lines_record, EVENTS.name: event_record,
+    COLLECTIVES.name: calls_record,
 }  # fmt: skip

@@ -14,7 +14,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
-ArchivedTopic = Literal["metrics", "iterations", "logs", "events", "verdicts", "incidents", "actions"]
+ArchivedTopic = Literal["metrics", "iterations", "collectives", "logs", "events", "verdicts", "incidents", "actions"]
 PluginSettings = dict[str, Any] | bool
 """What settings say of one plug-in: its own table, True (run it as it comes), or False (do not run it)."""
 S = TypeVar("S", bound=msgspec.Struct)

@@ -20,6 +20,7 @@ from trainwarden.records import (
     LogRecord,
     MetricsRecord,
     Record,
+    SamplingRecord,
     SnapshotRecord,
     VerdictRecord,
 )
@@ -105,6 +106,7 @@ EVENTS = Topic("trainwarden.events", EventRecord)
 VERDICTS = Topic("trainwarden.verdicts", VerdictRecord)
 INCIDENTS = Topic("trainwarden.incidents", IncidentRecord, keep_s=90 * 86_400.0)
 ACTIONS = Topic("trainwarden.actions", ActionRecord, keep_s=90 * 86_400.0)
+SAMPLING = Topic("trainwarden.sampling", SamplingRecord, keep_s=3600.0)
 COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=inf)  # a stop holds until somebody resumes
 DEAD_LETTERS = Topic("trainwarden.dead_letters", DeadLetter)
 SNAPSHOTS = Topic("trainwarden.snapshots", SnapshotRecord, keep_s=86_400.0, compact=True)
@@ -112,8 +114,8 @@ SNAPSHOTS = Topic("trainwarden.snapshots", SnapshotRecord, keep_s=86_400.0, comp
 TOPICS: dict[str, Topic[Record]] = {
     topic.name: topic
     for topic in (
-        METRICS, ITERATIONS, HEARTBEATS, COLLECTIVES, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, COMMANDS,
-        DEAD_LETTERS, SNAPSHOTS,
+        METRICS, ITERATIONS, HEARTBEATS, COLLECTIVES, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, SAMPLING,
+        COMMANDS, DEAD_LETTERS, SNAPSHOTS,
     )
 }  # fmt: skip
 

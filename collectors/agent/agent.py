@@ -19,6 +19,7 @@ from collectors import CATALOG, ENTRY_POINTS
 from collectors.agent.delivery import Delivery
 from collectors.agent.gpu_values import GpuValues
 from collectors.agent.lane import Lane
+from collectors.agent.listener import Listener
 from collectors.agent.schedule import Task
 from collectors.agent.self_watch import SelfWatch
 from collectors.agent.spool import Spool
@@ -94,6 +95,9 @@ class Agent:
         self._watch = SelfWatch(self._scope, clock, metrics, self._delivery, self._vetting)
         wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.agent.collectors)
         self._tasks = [self._task(name, raw) for name, raw in wanted.items()]
+        self._hearers: list[Any] = [one.collector for one in self._tasks if hasattr(one.collector, "ask")]
+        self._listener = Listener(bus_factory, settings.job, settings.node)
+        metrics.count("sampling_requests_total", "Requests of detectors for denser samples that were heard.", 0)
         self._gpu_values = GpuValues(settings.node, clock, self._device_index)
         metrics.tell_also(self._gpu_values.families)
         self._brought: deque[Batch] = deque()
@@ -157,6 +161,7 @@ class Agent:
         if vetted:
             self._delivery.send(vetted)
         self._keep_positions(batches)
+        self._hear()
         self._metrics.round_ended(self._clock.now_s(), bus_answers=not self._delivery.away)
 
     def close(self) -> None:
@@ -164,9 +169,20 @@ class Agent:
         if self._closed:
             return
         self._closed = True
+        self._listener.close()
         for lane in self.lanes:
             lane.close()
         self._delivery.close()
+
+    def _hear(self) -> None:
+        """Hand detectors' requests to the collectors that grant them; nobody listens before one of them would."""
+        hearers = [one for one in self._hearers if one.listens]
+        if hearers:
+            self._listener.start()
+        for request in self._listener.take():
+            self._metrics.count("sampling_requests_total", "Requests of detectors for denser samples that were heard.")
+            for hearer in hearers:
+                hearer.ask(request)
 
     def _take_beats(self, batch: Batch) -> None:
         """Keep `batch` for delivery, but heartbeats that can overtake one that is stuck; a fact goes at once."""

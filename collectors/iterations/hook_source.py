@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,12 +15,18 @@ from collectors.ranks import Lookout
 from trainwarden import hook
 from trainwarden.protocols import JsonObject
 
+log = logging.getLogger("trainwarden.agent")
+
 MAX_NOTE_BYTES = 65_536
 _READ_BYTES = 1_000_000  # of notes per look
 _FAULT_BYTES = 65_536
 _DEVICE_LATE_S = 30.0  # a device that has said nothing of a step for so long stands still, if that is enough for
 _DEVICE_LATE_STEPS = hook.LATE_STEPS + 2  # so many steps: it may be behind, and is asked only as a step ends
 _TIMED = ("optimizer", "marks")  # sources whose ends of steps are seen as they come, and so by the device too
+_UNTIMED = {
+    "failed": "events of the device failed: steps of this rank are not timed there",
+    "open_capture": "a capture of a CUDA graph goes on and on: steps of this rank are not timed on its device",
+}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 # What faulthandler writes first; texts of CPython's Modules/faulthandler.c.
@@ -132,6 +139,8 @@ class HookSource:
             return False
         if self.header is None:
             self.kernel = _kernel(lookout, header)
+        if header.timing in _UNTIMED and header.timing != (self.header and self.header.timing):
+            log.warning(_UNTIMED[header.timing], extra={"fields": {"rank": header.rank, "pid": header.pid}})
         self.header = header
         self.failed_looks = 0
         self._settled = header.recorded

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from collectors.nccl_profiler.build import LIBRARY
+from collectors.nccl_profiler.dense import Requests
 from collectors.nccl_profiler.layout import FILE_BYTES
 from collectors.nccl_profiler.records import CallRecords
 from collectors.nccl_profiler.source import CallsFile, Who, who_of
@@ -19,7 +20,7 @@ from collectors.ranks import Lookout, hook_files, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
-from trainwarden.records import Record
+from trainwarden.records import Record, SamplingRecord
 from trainwarden.settings import Config, PositiveSeconds
 
 log = logging.getLogger("trainwarden.agent")
@@ -44,13 +45,17 @@ class NcclCallsCollector:
 
     class Config(Config, frozen=True, kw_only=True):
         """`interval_s`: time between looks; `still_s`: counts go out when a rank's calls and steps have stood still for
-        so long; `again_s`: and again so long after, while they stand; `proc`: the kernel's process folder.
+        so long; `again_s`: and again so long after, while they stand; `proc`: the kernel's process folder;
+        `dense_steps`: as many steps in a row are sampled if a detector asks, 0 for none; `dense_every_s`: and that no
+        more often.
         """
 
         interval_s: Annotated[float, msgspec.Meta(ge=0.02, le=60.0)] = 1.0
         still_s: PositiveSeconds = 2.0
         again_s: PositiveSeconds = 10.0
         proc: str = "/proc"
+        dense_steps: Annotated[int, msgspec.Meta(ge=0, le=256)] = 32
+        dense_every_s: PositiveSeconds = 300.0
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
         self._config = config
@@ -63,6 +68,8 @@ class NcclCallsCollector:
         self._looks: dict[str, int] = {}  # of files that are none of ours, up to now
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}
+        self.requests = Requests(config.dense_steps, config.dense_every_s)
+        """How often samples were asked for, and what became of it."""
         self._asked: set[str] = set()  # hook files whose process has been asked for its plug-in
         self.junk = 0
         """Files that were not of our making."""
@@ -75,7 +82,17 @@ class NcclCallsCollector:
         folder = self._run_dir / rundir.HOOK
         return None if folder.is_dir() else f"no rank can be known here: there is no folder {folder}"
 
+    @property
+    def listens(self) -> bool:
+        """Whether a request would find a rank here whose calls the device stamps."""
+        return self._config.dense_steps > 0 and any(file.sampled for file in list(self._files.values()))
+
+    def ask(self, request: SamplingRecord) -> None:
+        """A detector wants denser samples; seen to at the next look. From any thread."""
+        self.requests.put(request)
+
     def collect(self, now_s: float) -> Iterable[Record]:
+        self.requests.see_to(self._files.values(), self._clock.monotonic_s())
         hooks = self._hooks()
         self._scan()
         for name, file in list(self._files.items()):

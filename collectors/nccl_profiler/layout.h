@@ -28,10 +28,10 @@ struct tw_header {
     uint64_t magic; /* written last */
     uint64_t abi, pid, start_ticks, pid_namespace, interface, nccl_version, born_ns, kernel_mode, every;
     uint64_t spare[54];
-    /* Written from outside: 1 + the number of the step in progress (0: not told), and the step up to which every
-     * step is to be sampled. */
-    word step, sample_until;
-    uint64_t spare_control[62];
+    /* Written from outside: 1 + the number of the step in progress (0: not told), and the steps, from that one up to and
+     * not with this one, of which every one is to be sampled. */
+    word step, sample_until, sample_from;
+    uint64_t spare_control[61];
     word calls; /* records of the ring claimed so far: number n lies in place n % TW_CALLS */
     uint64_t spare_calls[7];
     word kernels; /* kernel events so far */

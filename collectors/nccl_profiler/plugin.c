@@ -29,7 +29,8 @@ static inline uint64_t add(word *at, uint64_t by) { return atomic_fetch_add_expl
 static bool sampled(void) {
     uint64_t step = get(&file->header.step), until = get(&file->header.sample_until);
     if (step != get(&seen_step) || until != get(&seen_until)) {
-        bool now = step && ((step - 1) % file->header.every == 0 || step - 1 < until);
+        bool asked = step - 1 >= get(&file->header.sample_from) && step - 1 < until;
+        bool now = step && ((step - 1) % file->header.every == 0 || asked);
         atomic_store_explicit(&sampling, now, memory_order_relaxed);
         put(&seen_step, step);
         put(&seen_until, until);

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from collectors.nccl_profiler import read
-from collectors.nccl_profiler.layout import CALLS
+from collectors.nccl_profiler.layout import AT_SAMPLE_UNTIL, CALLS
 from trainwarden import hook
 from trainwarden.protocols import JsonObject
 
@@ -57,6 +58,29 @@ class CallsFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a process lives here whose calls the device stamps at some steps."""
+        return self.header is not None and self.header.kernels == "sampled" and not self.over
+
+    def sample(self, from_step: int, until_step: int) -> bool:
+        """Ask the plug-in to have the calls of all these steps stamped; False if this may not be written.
+
+        Both words are one write: a plug-in that reads between them samples a step too many at worst.
+        """
+        try:
+            # By the descriptor, not by the path: what lies there now might be another file.
+            descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:  # another user's
+            return False
+        try:
+            words = struct.pack("@2Q", until_step, from_step)
+            return os.pwrite(descriptor, words, 8 * AT_SAMPLE_UNTIL) == len(words)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
     def look(self) -> bool:
         """Read the header anew; False if the file is none of ours (yet)."""

@@ -17,9 +17,10 @@ from trainwarden.records import CollectivesRecord
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 LATE_S: Final = 5.0  # a step is not waited for longer than this after a rank has told it, by that rank's clock
-MAX_OPEN: Final = 8  # steps that are told at the same time; more means ranks that do not sample together
+MAX_OPEN: Final = 64  # steps that are told at the same time, where every one is sampled for a while; more is damage
 MAX_ROWS: Final = 6_000_000  # of open steps: 16,384 ranks with 360 calls each
 MAX_DEVICE_S: Final = 1e6  # longer kernels are damage
+_MIX: Final = np.int64(0x9E3779B97F4A7C15 - (1 << 64))  # 2^64 / golden ratio, odd (Knuth, TAOCP 3, 6.4)
 _COMM, _FUNCTION, _SEQ, _BYTES, _PEER = range(5)
 Chunk = tuple[Ints, Floats]
 """Calls of one rank: `_COMM` to `_PEER` [5, n], and how long their kernels ran [n]."""
@@ -215,5 +216,7 @@ class CallBoard:
 
 
 def _keys(rows: Ints) -> Ints:
-    """What tells calls of one rank apart."""
-    return np.asarray((rows[_COMM] * FUNCTIONS + rows[_FUNCTION]) * MAX_COUNT + rows[_SEQ])
+    """What tells calls of one rank apart: sends and receives are counted for each peer."""
+    keys = (rows[_COMM] * FUNCTIONS + rows[_FUNCTION]) * MAX_COUNT + rows[_SEQ]
+    # The numbers fill all bits but one: a peer is mixed in, so that equal keys of unequal calls are next to impossible.
+    return np.asarray(keys ^ (rows[_PEER] + 1) * _MIX)

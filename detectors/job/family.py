@@ -40,6 +40,17 @@ def family_of_row(device: str, names: tuple[str, ...]) -> str | None:
     return f"{per}:{kind}" if colon and per == "host" else per
 
 
+def role_of(role: str, model: str) -> str:
+    """What an entity is compared by: the role of its rank and the model of the device, as far as either is known.
+
+    Examples
+    --------
+    >>> role_of("tp0", "NVIDIA H200"), role_of("", "NVIDIA H200"), role_of("", "")
+    ('tp0 NVIDIA H200', 'NVIDIA H200', '')
+    """
+    return " ".join(word for word in (role, model) if word)
+
+
 @dataclass(slots=True)
 class FamilyRing:
     """Ring arrays of one family; sample s of an entity lies in column s % samples."""
@@ -139,7 +150,7 @@ class FamilyRing:
     def _role(self, row: int, roles: dict[int, str]) -> str:
         rank = self.entities[row].rank
         own = "" if rank is None else roles.get(rank, "")
-        return " ".join(word for word in (own, self.models[row]) if word)
+        return role_of(own, self.models[row])
 
     def take(self, name: str, roles: dict[int, str], history: int) -> list[FamilySamples]:
         """What is new, entities with equally many new samples together."""

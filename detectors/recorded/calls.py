@@ -64,7 +64,7 @@ class CallRecords:
             incarnation=self._life(rank, int(table.step[rows.start])),
             time_s=float(self.times_s[number]), comms=tuple(table.comms[comm] for comm in comms),
             groups=tuple(table.groups[comm] for comm in comms),
-            sizes=tuple(max(2, own.size) for own in members),
+            sizes=tuple(max(2, own.size, table.sizes[comm]) for comm, own in zip(comms, members, strict=True)),
             places=tuple(int(np.searchsorted(own, rank)) for own in members),
             node_counts=tuple(counts[comm] or self._nodes(own) for comm, own in zip(comms, members, strict=True)),
             of=tuple(place[comm] for comm in of),

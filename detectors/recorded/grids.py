@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.board import HISTORY
-from detectors.job.family import family_of_row
+from detectors.job.family import family_of_row, role_of
 from detectors.job.samples import Entity, FamilySamples
 from detectors.peers.roles import roles
 from trainwarden.catalogue import lookup
@@ -36,6 +36,8 @@ class MetricGrid:
         When everybody's sample was there.
     place : int array [r, n]
         Row of the table, -1 where there is none.
+    models : tuple of str, one entry for each entity
+        What its maker calls it; empty if nobody says.
     """
 
     family: str
@@ -45,6 +47,7 @@ class MetricGrid:
     times_s: Floats
     column_s: Floats
     place: npt.NDArray[np.int64]
+    models: tuple[str, ...]
 
     def samples(self, first: int, new: int, end: int, roles_of: Mapping[int, str]) -> FamilySamples:
         """Samples ``first <= index < end``, of which those from `new` on are new."""
@@ -53,7 +56,10 @@ class MetricGrid:
             names=self.names,
             rows=np.arange(len(self.entities)),
             entities=self.entities,
-            roles=tuple("" if one.rank is None else roles_of.get(one.rank, "") for one in self.entities),
+            roles=tuple(
+                role_of("" if one.rank is None else roles_of.get(one.rank, ""), model)
+                for one, model in zip(self.entities, self.models, strict=True)
+            ),
             values=self.values[:, :, first:end],
             times_s=np.where(np.isnan(self.times_s), self.column_s, self.times_s)[:, new:end],
         )
@@ -63,7 +69,7 @@ class MetricGrid:
         end = int(np.searchsorted(self.column_s, until_s, side="left"))
         return MetricGrid(
             self.family, self.names, self.entities, self.values[:, :, :end], self.times_s[:, :end],
-            self.column_s[:end], self.place[:, :end],
+            self.column_s[:end], self.place[:, :end], self.models,
         )  # fmt: skip
 
 
@@ -143,7 +149,8 @@ def _grid(table: MetricTable, family: str, places: Sequence[int], measured: npt.
     values = held(_rates(values, times_s, names), there)
     entities = tuple(Entity(table.nodes[one], table.devices[one], table.ranks[one]) for one in places)
     column_s = np.maximum.accumulate(np.nanmax(times_s, axis=0))
-    return MetricGrid(family, names, entities, values.transpose(0, 2, 1), times_s, column_s, place)
+    models = tuple(table.models[one] if table.models else "" for one in places)
+    return MetricGrid(family, names, entities, values.transpose(0, 2, 1), times_s, column_s, place, models)
 
 
 def _bins(times: Sequence[Floats]) -> list[npt.NDArray[np.int64]]:

@@ -98,7 +98,8 @@ def _chunk(job: JobSize, start_s: float, first: int, last: int, offset: int, ran
     numbers = offset + first * job.nodes + np.arange(records)
     columns = [
         pa.array(np.repeat(times, width)), node, devices, pa.nulls(records * width, pa.int32()), names,
-        pa.array(values.ravel()), pa.array(np.repeat(times + 0.5, width)),
+        pa.array(values.ravel()), pa.nulls(records * width, SCHEMAS["metrics"].field("model").type),
+        pa.array(np.repeat(times + 0.5, width)),
         pa.array(np.zeros(records * width, np.int32)), pa.array(np.repeat(numbers, width)),
     ]  # fmt: skip
     return pa.Table.from_arrays(columns, schema=SCHEMAS["metrics"])

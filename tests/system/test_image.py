@@ -77,6 +77,24 @@ def test_nothing_in_it_may_be_changed_and_no_torch_comes_along(image: ImageBuild
     assert image.run("sh", "-c", "ls /").split().count("src") == 0
 
 
+def test_nccl_s_plug_in_is_in_it_and_its_compiler_is_not(image: ImageBuilder) -> None:
+    loads = (
+        "import ctypes; from collectors.nccl_profiler.build import LIBRARY; ctypes.CDLL(str(LIBRARY)).ncclProfiler_v5"
+    )
+    image.run("/opt/trainwarden/bin/python", "-c", loads)
+    assert image.run("sh", "-c", "command -v cc gcc || echo none").strip() == "none"
+
+
+def test_the_dockerfile_compiles_in_its_build_stage_alone() -> None:
+    stages = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").split("FROM ${BASE}")
+    assert len(stages) == 3
+    assert "gcc libc6-dev" in stages[1]
+    assert stages[1].index("gcc libc6-dev") < stages[1].index("pip wheel")
+    assert "apt-get" not in stages[2]
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "**/*.so" in ignored  # what this checkout has compiled is of another machine
+
+
 def asked(url: str | None) -> tuple[int, str]:
     """Exit code and words of the check."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TRAINWARDEN_HEALTH")}

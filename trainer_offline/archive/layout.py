@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from trainwarden.topics import ACTIONS, EVENTS, INCIDENTS, ITERATIONS, LOGS, METRICS, VERDICTS, Topic
+from trainwarden.topics import ACTIONS, COLLECTIVES, EVENTS, INCIDENTS, ITERATIONS, LOGS, METRICS, VERDICTS, Topic
 
-ARCHIVED: tuple[Topic[Any], ...] = (METRICS, ITERATIONS, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS)
+ARCHIVED: tuple[Topic[Any], ...] = (METRICS, ITERATIONS, COLLECTIVES, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS)
 FOLDER_OF: dict[str, str] = {topic.name: topic.name.rpartition(".")[2] for topic in ARCHIVED}
 TOPIC_FOLDERS: tuple[str, ...] = tuple(FOLDER_OF.values())
 STAGING = ".staging"

@@ -27,8 +27,9 @@ from trainwarden.settings import ArchiveSettings
 log = logging.getLogger("trainwarden.archive")
 
 KEEP_DAYS: Final[Mapping[str, int]] = {
-    # What training needs is kept for a year; metrics and logs, most of the bytes, for a quarter.
-    "metrics": 90, "iterations": 365, "logs": 90, "events": 365, "verdicts": 365, "incidents": 3650, "actions": 3650,
+    # What training needs is kept for a year; metrics, calls and logs, most of the bytes, for a quarter.
+    "metrics": 90, "iterations": 365, "collectives": 90, "logs": 90, "events": 365, "verdicts": 365, "incidents": 3650,
+    "actions": 3650,
 }  # fmt: skip
 _DAY_CLOSED_AFTER_S = 3_600.0  # agents that were cut off have sent most of what they spooled by then
 _LOOK_S = 0.05  # longest that one `Maintenance.step` looks for work

@@ -108,7 +108,7 @@ def batches(
     folder : Path
         The archive.
     topic : str
-        ``metrics``, ``iterations``, ``logs``, ``events``, ``verdicts``, ``incidents`` or ``actions``.
+        One of `SCHEMAS`.
     job : str
         Name of the job.
     from_s, to_s : float, optional

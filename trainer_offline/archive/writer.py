@@ -25,7 +25,8 @@ import pyarrow as pa
 from trainer_offline.archive.atomic import disk, flock, locked, make_folder, sync_folder
 from trainer_offline.archive.data_file import Footer, Part, free_part, part_of, read_footer, write_file
 from trainer_offline.archive.layout import FOLDER_OF, LOCKS, STAGING, job_folder
-from trainer_offline.archive.schema import Rejected, day_of_message, to_batch
+from trainer_offline.archive.rows import Rejected, to_batch
+from trainer_offline.archive.schema import day_of_message
 from trainwarden.errors import DataError
 from trainwarden.protocols import Message
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from detectors.peers.roles import roles
 from detectors.recorded.grids import MetricGrid, metric_grids
-from trainer_offline.archive.export_part import export_part
+from trainer_offline.archive.export_metrics import export_part
 from trainer_offline.archive.layout import job_folder
 from trainer_offline.data.annotation_rows import Culprit
 from trainer_offline.data.grids import (

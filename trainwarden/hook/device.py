@@ -8,13 +8,16 @@ There the device is asked itself, by events of torch's: one at the end of every 
 gradients at the end of DDP's backward pass. They come from a fixed pool and are asked two steps later on the training
 thread, when they are over and asking cannot wait for anything. No event is recorded or asked while a graph is captured,
 as that would break the capture, nor where `CUDA_DEVICE_MAX_CONNECTIONS` is 1, as events between kernels would end their
-overlap. ``TRAINWARDEN_DEVICE_EVENTS=off`` turns them off. An event is never destroyed: that may hang with the device.
+overlap. A capture is over when its graph says so, is made anew or is gone; one that goes on all the same is told
+(``open_capture``). ``TRAINWARDEN_DEVICE_EVENTS=off`` turns events off. One is never destroyed: that may hang with the
+device.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +34,7 @@ from .layout import (
     LATE_STEPS,
     NO_WAIT,
     OFF,
+    OPEN_CAPTURE,
     POOL_STEPS,
     SINGLE_QUEUE,
     TIMED,
@@ -42,7 +46,35 @@ from .steps import Steps
 _STRIKES = 8  # failures after which events are given up
 _READ_AT_ONCE = 2  # steps at the end of one, so that a device that was late is caught up with
 _LONGEST_MS = 1e10
+_OPEN_STEPS = 64  # steps that end within a capture; a program captures a few at a time
 NO_TAIL, TAIL_BEGUN, TAIL_WHOLE, TAIL_SPOILED = range(4)
+
+
+class Captures:
+    """Graphs of which a capture is under way in this process, on whatever thread."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: dict[int, Any] = {}  # by identity of the graph
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begins(self, graph: Any) -> bool:
+        """Whether this is news."""
+        key, opened = id(graph), self._open
+        if key in opened:
+            return False
+        try:
+            opened[key] = weakref.ref(graph, lambda gone: opened.pop(key, None))
+        except TypeError:
+            opened[key] = None  # a kind of graph whose end nobody can learn of
+        return True
+
+    def ends(self, graph: Any) -> None:
+        """Also of a graph that was not known to be captured."""
+        self._open.pop(id(graph), None)
 
 
 class Device:
@@ -62,7 +94,7 @@ class Device:
         self.memory = memory
         self.steps = steps
         self.name = ""
-        self.captures = 0  # of graphs, under way in this process
+        self.captures = Captures()
 
     def look(self) -> None:
         """Say in the header what the process computes on, once that is known, and time its steps there."""
@@ -91,7 +123,7 @@ class Device:
         asked = getattr(module, "is_current_stream_capturing", None)
 
         def capturing() -> bool:
-            return self.captures > 0 or (asked is not None and asked())
+            return len(self.captures) > 0 or (asked is not None and asked())
 
         pool = [StepEvents(*(kind(**of, enable_timing=True) for _ in range(3))) for _ in range(POOL_STEPS)]
         keep_for_ever(pool)
@@ -126,7 +158,7 @@ class Events:
         True while a graph is captured.
     """
 
-    __slots__ = ("before", "capturing", "current", "failures", "free", "memory", "pending", "steps")
+    __slots__ = ("before", "capturing", "current", "failures", "free", "memory", "pending", "steps", "within")
 
     def __init__(self, memory: Memory, steps: Steps, pool: list[StepEvents], capturing: Callable[[], bool]) -> None:
         self.memory = memory
@@ -137,6 +169,7 @@ class Events:
         self.pending: deque[StepEvents] = deque()  # recorded and not yet asked
         self.before: StepEvents | None = None  # of the newest step that was asked: the next one begins there
         self.failures = 0
+        self.within = 0  # steps in a row that ended while a graph was captured
 
     def wait_begins(self) -> None:
         """From here on the device waits for gradients. Whatever thread works on the backward pass."""
@@ -167,7 +200,7 @@ class Events:
     def step_ends(self, serial: int) -> None:
         """The step `serial` ends on the training thread."""
         try:
-            if not self.capturing():
+            if not self._within_capture():
                 self._record(serial)
                 self._read(serial)
         except Exception:
@@ -176,6 +209,18 @@ class Events:
             self.current = self.free.pop()
         if self.current is not None:
             self.current.tail = NO_TAIL
+
+    def _within_capture(self) -> bool:
+        """Whether a graph is captured; when that does not end, and when it does after all, the header says so."""
+        if self.capturing():
+            self.within += 1
+            if self.within == _OPEN_STEPS:
+                self.memory.words[AT_TIMING] = OPEN_CAPTURE
+            return True
+        if self.within >= _OPEN_STEPS:
+            self.memory.words[AT_TIMING] = TIMED
+        self.within = 0
+        return False
 
     def _record(self, serial: int) -> None:
         step = self.current

@@ -31,9 +31,10 @@ SEND, RECEIVE = 1, 2
 ACCELERATORS = ("", "cuda", "xpu", "npu", "hpu", "mtia", "other")
 
 # Whether steps are timed there by events, and if not, why: turned off, a device with a single queue (events between
-# its kernels would end their overlap), a torch without events, events that failed.
-TIMINGS = ("", "on", "off", "single_queue", "unsupported", "failed")
-TIMED, OFF, SINGLE_QUEUE, UNSUPPORTED, FAILED = range(1, 6)
+# its kernels would end their overlap), a torch without events, events that failed, a capture of a graph that goes on
+# and on, in which none may be recorded.
+TIMINGS = ("", "on", "off", "single_queue", "unsupported", "failed", "open_capture")
+TIMED, OFF, SINGLE_QUEUE, UNSUPPORTED, FAILED, OPEN_CAPTURE = range(1, 7)
 LATE_STEPS = 2  # events are asked so many steps later, when they are over
 POOL_STEPS = 16  # whose events may be under way
 

@@ -48,6 +48,7 @@ def _metrics(table: MetricTable, start_s: float, end_s: float) -> MetricTable | 
     return replace(
         table, times_s=table.times_s[rows], entity=entity, values=table.values[rows],
         nodes=_picked(table.nodes, used), ranks=_picked(table.ranks, used), devices=_picked(table.devices, used),
+        models=_picked(table.models, used) if table.models else (),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ _MAX_DURATION_S = 1e9  # 30 years
 _SPLIT_COLUMNS = ("compute_s", "wait_s", "pause_s", "micro_batches")
 _NUMBERS = frozenset({"time_s", "step", "duration_s", "steps", *_SPLIT_COLUMNS})
 _TEXTS = frozenset({"timestamp", "rank", "node", "incarnation", "basis"})
-_CALL_NUMBERS = frozenset({"step", "seq", "bytes", "device_s", "enqueued_s", "nodes", "peer"})
+_CALL_NUMBERS = frozenset({"step", "seq", "bytes", "device_s", "enqueued_s", "nodes", "size", "peer"})
 _CALL_TEXTS = frozenset({"rank", "comm", "func", "group", "node"})
 
 
@@ -156,7 +156,8 @@ def read_collectives(path: Path, file: str) -> CollectiveTable | None:
         enqueued_s=columns.numbers.get("enqueued_s", np.full(columns.rows, np.nan))[order],
         peer=np.full(columns.rows, -1) if peer is None else peer[order],
         comms=comms, functions=functions, groups=_group_names(columns, comm, len(comms)),
-        nodes=_node_counts(columns, comm, len(comms)), hosts=_hosts(columns, rank),
+        nodes=_largest(columns, "nodes", comm, len(comms)), sizes=_largest(columns, "size", comm, len(comms)),
+        hosts=_hosts(columns, rank),
     )  # fmt: skip
 
 
@@ -189,10 +190,10 @@ def _hosts(columns: Columns, rank: Ints) -> dict[int, str]:
     return _first_rows(rank, columns.texts.get("node"))
 
 
-def _node_counts(columns: Columns, comm: Ints, size: int) -> tuple[int, ...]:
-    """On how many nodes each communicator is; of several numbers the largest."""
-    if "nodes" not in columns.numbers:
+def _largest(columns: Columns, name: str, comm: Ints, size: int) -> tuple[int, ...]:
+    """A number that is told of each communicator; of several the largest, 0 where there is none."""
+    if name not in columns.numbers:
         return (0,) * size
     most = np.zeros(size, dtype=np.int64)
-    np.maximum.at(most, comm, whole(columns, "nodes", columns.numbers["nodes"], 1, missing=0))
+    np.maximum.at(most, comm, whole(columns, name, columns.numbers[name], 1, missing=0))
     return tuple(most.tolist())

@@ -24,6 +24,8 @@ class MetricTable:
     entity : int array [n]
         Place in `nodes`, `ranks`, `devices`.
     nodes, ranks, devices : tuples, one entry for each entity; None = no such column or empty
+    models : tuple of str, one entry for each entity, or empty
+        What its maker calls the device; an empty word: nobody says.
     names : tuple of str, length d
         Catalogue names where the catalogue knows the column (values in its unit), else as written.
     values : float array [n, d]
@@ -46,6 +48,7 @@ class MetricTable:
     replaced: int = 0
     share: float = 1.0
     last_rank: int | None = None
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,8 @@ class CollectiveTable:
         How long the kernel ran, and when it was enqueued by the clock of the rank's node; NaN = not known.
     peer : int array [n]
         The other rank of a send or receive; -1 = not given.
-    groups, nodes : tuples, one entry for each communicator
-        Its name (empty = not given), and on how many nodes it is (0 = not given).
+    groups, nodes, sizes : tuples, one entry for each communicator
+        Its name (empty = not given), on how many nodes it is and how many ranks it has (0 = not given).
     hosts : mapping of int to str
         Where each rank runs, as far as the table says.
     """
@@ -119,6 +122,7 @@ class CollectiveTable:
     functions: tuple[str, ...]
     groups: tuple[str, ...]
     nodes: tuple[int, ...]
+    sizes: tuple[int, ...]
     hosts: Mapping[int, str] = field(default_factory=dict)
 
 

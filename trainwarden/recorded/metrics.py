@@ -14,12 +14,15 @@ from trainwarden.recorded.part import ReadLimit
 from trainwarden.recorded.part_columns import columns_within
 from trainwarden.recorded.rows import by_appearance, owners_of, rank_of, read_columns, require, times_s_of
 
+_MODEL = "model"
+
 
 def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> MetricTable | None:
     """Read `metrics`, as far as `limit` allows; None if it has a header and no rows.
 
     A catalogue alias is renamed and scaled. Where a table has one metric under several of its names, the catalogue's
-    own name is believed first, then the aliases in the order of the columns, cell by cell.
+    own name is believed first, then the aliases in the order of the columns, cell by cell. The column ``model`` is what
+    its maker calls a device, and no metric.
 
     Raises
     ------
@@ -28,7 +31,7 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
     """
 
     def role(name: str) -> str:
-        return "text" if name in ID_COLUMNS or name == "timestamp" else "number"
+        return "text" if name in ID_COLUMNS or name in ("timestamp", _MODEL) else "number"
 
     part = None if limit is None else columns_within(path, file, role, limit, _checked_times_s)
     columns, share, ranks = part or (read_columns(path, file, role), 1.0, set[str]())
@@ -53,6 +56,7 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
         values=values,
         replaced=columns.rows - len(kept),
         share=share,
+        models=_models(columns, kept, code),
         last_rank=max((rank for rank in (*map(rank_of, ranks), *owners.ranks) if rank is not None), default=None),
     )
 
@@ -60,6 +64,18 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
 def _checked_times_s(columns: Columns) -> Floats:
     require(columns, TIME_COLUMNS)
     return times_s_of(columns)
+
+
+def _models(columns: Columns, kept: Ints, code: Ints) -> tuple[str, ...]:
+    """The model of each entity, of several any; empty if no row tells one."""
+    told = columns.texts.get(_MODEL)
+    if told is None or not any(told.values):
+        return ()
+    models = [""] * (int(code.max()) + 1)
+    for pair in np.flatnonzero(np.bincount(code * len(told.values) + told.codes[kept])).tolist():
+        entity, word = divmod(pair, len(told.values))
+        models[entity] = told.values[word] or models[entity]
+    return tuple(models)
 
 
 def _last_of_each(times_s: Floats, code: Ints) -> Ints:

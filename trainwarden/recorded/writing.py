@@ -1,7 +1,8 @@
 """Writing a recorded folder: what was on the bus of one job, as plain files that `detect --data` reads.
 
-The layout is fixed by contract: metrics.csv, iterations.csv, logs.jsonl, job.toml. Beside them lie
-events.jsonl, heartbeats.jsonl, incidents.jsonl and actions.jsonl, one record a line as it was on the bus.
+The layout is fixed by contract: metrics.csv, iterations.csv, logs.jsonl, job.toml, and collectives.csv if there are
+any. Beside them lie events.jsonl, heartbeats.jsonl, incidents.jsonl and actions.jsonl, one record a line as it was on
+the bus.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import msgspec
 
 from trainwarden.errors import DataError
 from trainwarden.protocols import Bus
-from trainwarden.records import EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
-from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
+from trainwarden.records import CollectivesRecord, EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
+from trainwarden.topics import ACTIONS, COLLECTIVES, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
 R = TypeVar("R", bound=Record)
 
@@ -47,6 +48,7 @@ def write_recording(bus: Bus, job: str, folder: Path, from_s: float | None = Non
         records = _Records(bus, job, from_s)
         written = _write_metrics(records, folder / "metrics.csv")
         written += _write_iterations(records, folder / "iterations.csv")
+        written += _write_calls(records, folder / "collectives.csv")
         written += _write_logs(records, folder / "logs.jsonl")
         for topic in (EVENTS, HEARTBEATS, INCIDENTS, ACTIONS):
             written += _write_records(records, topic, folder / f"{topic.name.rpartition('.')[2]}.jsonl")
@@ -74,7 +76,7 @@ def _write_metrics(records: _Records, path: Path) -> int:
     """One row for each time and device; the columns are every metric that any record has."""
     names: dict[str, None] = {}
     for record in records.of(METRICS, MetricsRecord):
-        names.update(dict.fromkeys(record.names))
+        names.update(dict.fromkeys(("model", *record.names) if any(record.models) else record.names))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["time_s", "node", "device", *names], restval="")
         writer.writeheader()
@@ -88,6 +90,8 @@ def _write_metrics(records: _Records, path: Path) -> int:
             for index, device in enumerate(record.devices):
                 row = {name: row[index] for name, row in zip(record.names, record.values, strict=True)}
                 measured = {name: repr(value) for name, value in row.items() if value is not None}
+                if any(record.models):
+                    measured["model"] = record.models[index]
                 writer.writerow({"time_s": repr(record.time_s), "node": record.node, "device": device, **measured})
             rows += len(record.devices)
     return rows
@@ -118,6 +122,44 @@ def _write_iterations(records: _Records, path: Path) -> int:
                 ]
                 writer.writerow([*row, *("" if cell is None else cell for cell in cells), record.basis])
     return len(seen)
+
+
+def _write_calls(records: _Records, path: Path) -> int:
+    """One row for each collective call; a call says its peer by a place, which that rank's own calls explain."""
+    path.unlink(missing_ok=True)
+    ranks: dict[tuple[str, int], int] = {}
+    for record in records.of(COLLECTIVES, CollectivesRecord):
+        ranks.update(((comm, place), record.rank) for comm, place in zip(record.comms, record.places, strict=False))
+    if not ranks:
+        return 0
+    columns = ["step", "rank", "comm", "func", "seq", "bytes", "device_s", "enqueued_s", "nodes", "size", "group"]
+    rows = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*columns, "node", "peer"])
+        for record in records.of(COLLECTIVES, CollectivesRecord):
+            made = list(_calls(record, ranks))
+            writer.writerows(made)
+            rows += len(made)
+    return rows
+
+
+def _calls(record: CollectivesRecord, ranks: dict[tuple[str, int], int]) -> Iterator[list[object]]:
+    """Rows of `_write_calls`; none of a record whose columns do not fit each other."""
+    nothing = (None,) * len(record.seqs)
+    optional = [lane or nothing for lane in (record.device_s, record.enqueued_s, record.peers)]
+    of_comm = [lane or (None,) * len(record.comms) for lane in (record.node_counts, record.sizes, record.groups)]
+    lanes = [record.steps, record.of, record.functions, record.seqs, record.call_bytes, *optional]
+    fit = all(len(lane) == len(record.seqs) for lane in lanes) and all(
+        len(lane) == len(record.comms) for lane in of_comm
+    )
+    if not fit or any(not 0 <= comm < len(record.comms) for comm in record.of):
+        return
+    for step, comm, func, seq, nbytes, device_s, enqueued_s, peer in zip(*lanes, strict=True):
+        name = record.comms[comm]
+        other = None if peer is None else ranks.get((name, peer))
+        told = [lane[comm] or None for lane in of_comm]
+        yield [step, record.rank, name, func, seq, nbytes, device_s, enqueued_s, *told, record.node, other]
 
 
 def _write_logs(records: _Records, path: Path) -> int:

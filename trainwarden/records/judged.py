@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -78,3 +78,16 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     model_versions: dict[str, str] = msgspec.field(default_factory=dict)
     evidence: dict[str, Any] = msgspec.field(default_factory=dict)
     told_late_s: float | None = None
+
+
+class SamplingRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):
+    """A detector's request to a job's agents: sample every step from `from_step` up to, and not with, `until_step`.
+
+    Steps are named ahead, so that all ranks sample the same ones. An agent may pass it over.
+    """
+
+    job: str
+    time_s: float
+    from_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    until_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    why: str = ""

@@ -204,6 +204,9 @@ static void script(void) {
         } else if (sscanf(line, "until %llu", &seq) == 1) {
             atomic_store(&file->header.sample_until, seq);
             printf("1\n");
+        } else if (sscanf(line, "from %llu", &seq) == 1) {
+            atomic_store(&file->header.sample_from, seq);
+            printf("1\n");
         } else if (sscanf(line, "coll %d %63s %llu %llu %63s %d", &at, func, &seq, &count, type, &channels) == 6) {
             void *made = call(&comms[at], func, seq, count, type, -1, channels, false, &stamped);
             printf("%llu %d\n", (unsigned long long)(uintptr_t)made, stamped);

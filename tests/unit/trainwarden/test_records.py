@@ -60,6 +60,7 @@ EXAMPLES: list[Record] = [
         of=(0,), functions=("AllReduce",), seqs=(4,), steps=(64,), call_bytes=(1 << 30,), device_s=(0.01,),
         enqueued_s=(8.25,), peers=(None,), lost=2,
     ),
+    records.SamplingRecord(job="j", time_s=1.0, from_step=70, until_step=102, why="the job is slow"),
     records.DeadLetter(topic="t", partition=0, offset=5, reason="r", value=b"\x00\xff"),
     records.SnapshotRecord(
         job="j", number=3, part=0, parts=1, partition=2, positions={"t": 7}, floors={}, digest="d", value=b"\x00\xff",

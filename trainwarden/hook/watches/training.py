@@ -116,28 +116,39 @@ def watch_replicas(passes: Backward) -> bool:
 
 
 def watch_capture(device: Device) -> bool:
-    """Captures of CUDA graphs, on whatever thread: whoever asked an event meanwhile would break them."""
+    """Captures of CUDA graphs, on whatever thread: whoever asked an event meanwhile would break them.
+
+    One that begins and then fails is ended by torch 2.15 with `capture_end_pre` alone; a program may also make the
+    graph anew (`reset`).
+    """
     module = loaded("torch.cuda.graphs")
     if module is None or not hasattr(module, "CUDAGraph"):
         return False
-    kind = module.CUDAGraph
-    begin, end = kind.capture_begin, kind.capture_end
+    kind, captures = module.CUDAGraph, device.captures
+    begin = kind.capture_begin
 
     @functools.wraps(begin)
-    def capture_begin(*args: Any, **kwargs: Any) -> Any:
-        device.captures += 1
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        news = captures.begins(self)
         try:
-            return begin(*args, **kwargs)
+            return begin(self, *args, **kwargs)
         except BaseException:
-            device.captures -= 1
+            if news:
+                captures.ends(self)
             raise
 
-    @functools.wraps(end)
-    def capture_end(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return end(*args, **kwargs)
-        finally:
-            device.captures = max(0, device.captures - 1)
+    def over_with(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def ends(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return inner(self, *args, **kwargs)
+            finally:
+                captures.ends(self)
 
-    kind.capture_begin, kind.capture_end = hide(capture_begin), hide(capture_end)
+        return hide(ends)
+
+    kind.capture_begin = hide(capture_begin)
+    for name in ("capture_end", "capture_end_pre", "reset"):
+        if hasattr(kind, name):
+            setattr(kind, name, over_with(getattr(kind, name)))
     return True

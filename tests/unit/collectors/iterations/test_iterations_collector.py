@@ -492,6 +492,20 @@ def test_nobody_waits_for_a_device_that_will_say_no_more(node: Node, rank: Calla
     assert (record.steps, record.basis) == ((2,), "host")
 
 
+@pytest.mark.parametrize("why", ["open_capture", "failed"])
+def test_why_a_device_times_no_steps_is_said_once(
+    why: str, node: Node, rank: Callable[[int], Hook], caplog: pytest.LogCaptureFixture
+) -> None:
+    target = on_a_device(rank)
+    node.collect()
+    assert caplog.messages == []
+    target.memory.words[AT_TIMING] = TIMINGS.index(why)
+    for _ in range(3):
+        node.collect()
+    (said,) = caplog.messages
+    assert said.endswith("not timed on its device" if why == "open_capture" else "not timed there")
+
+
 def test_what_the_device_says_of_long_steps_is_waited_for_too(node: Node, rank: Callable[[int], Hook]) -> None:
     """It is asked two steps later, which is after more than half a minute then; and no step overtakes another."""
     target = on_a_device(rank)

@@ -12,6 +12,7 @@ from typing import NoReturn
 import pytest
 
 from collectors.nccl_profiler import build, layout, read
+from collectors.nccl_profiler.source import CallsFile
 from tests import nccl_player
 from tests.nccl_player import Player
 
@@ -94,6 +95,34 @@ def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(
         assert player.coll() != 0
         player.ask("step", 9)
         assert player.coll() == 0
+        player.ask("from", 12)
+        player.ask("until", 14)
+        stamped = {}
+        for step in range(10, 16):
+            player.ask("step", step)
+            stamped[step] = player.coll() != 0
+    assert [step for step, there in stamped.items() if there] == [12, 13]
+
+
+def test_what_an_agent_writes_is_what_the_plug_in_reads(built, tmp_path):
+    """Two agents may ask at once, and one that dies thereafter changes nothing: the request ends by itself."""
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        for _ in range(2):
+            file = CallsFile(str(player.path))
+            assert file.look()
+            assert file.sampled
+            assert file.sample(12, 14)
+            file.close()
+        stamped = []
+        for step in range(9, 80):
+            player.ask("step", step)
+            if player.coll() != 0:
+                stamped.append(step)
+        header, *_ = file_of(player)
+    assert stamped == [12, 13, 64]
+    assert header.step == 79
+    assert layout.AT_SAMPLE_FROM == layout.AT_SAMPLE_UNTIL + 1  # they are one write
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,20 @@ def test_what_came_before_or_again_changes_nothing():
     assert state.take_counts() == {"duplicates": 8, "late": 16}
 
 
+def test_sends_are_counted_for_each_peer_and_none_is_taken_for_another():
+    """As the plug-in numbers them: in a ring of four every rank sends to both neighbours, each time number 0."""
+    ring = [
+        record(rank, 0, 100.0, functions=("Send", "Send", "Recv", "Recv"), seqs=(0,) * 4, of=(0,) * 4, steps=(0,) * 4,
+               call_bytes=(1 << 20,) * 4, device_s=(0.01, 0.02, 0.03, 0.04), enqueued_s=(99.0,) * 4,
+               peers=((rank + 1) % 4, (rank - 1) % 4) * 2)
+        for rank in range(4)
+    ]  # fmt: skip
+    state = fed(*ring, *ring)
+    (shown,) = state.window(100.0, last=True).calls
+    assert shown.joined.tolist() == [4, 4, 4, 4]
+    assert state.take_counts() == {"duplicates": 16}
+
+
 def test_a_new_life_may_tell_the_same_steps_of_new_communicators():
     state = fed(*step_of(0, 100.0), *step_of(64, 101.0))
     assert len(state.window(101.0).calls) == 1

@@ -161,7 +161,7 @@ def test_peers_are_of_one_job(tmp_path):
 def test_irregular_samples_are_laid_on_a_grid_with_gaps_kept():
     times = np.array([0.0, 10.0, 14.0, 30.0, 40.0, 100.0, 110.0, 123.0, 130.0, 140.0])
     values = np.arange(10.0)[None, None]
-    grid = MetricGrid("", ("a",), (Entity(),), values, times[None], times, np.zeros((1, 10), dtype=np.int64))
+    grid = MetricGrid("", ("a",), (Entity(),), values, times[None], times, np.zeros((1, 10), dtype=np.int64), ("",))
     laid, filled, every_s = on_grid(grid, None, fill_samples=1)
     assert every_s == 10.0
     assert laid.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 100.0, 110.0, 120.0, 130.0, 140.0]

@@ -12,7 +12,7 @@ import pytest
 from detectors.job.samples import Entity
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import annotate
-from trainer_offline.archive.export_part import export_part
+from trainer_offline.archive.export_metrics import export_part
 from trainer_offline.data.annotations import Culprit
 from trainer_offline.data.grids import LOOK_BACK, JobGrid, PrepareConfig, thinned
 from trainer_offline.data.prepare import prepare

@@ -168,7 +168,7 @@ def test_a_capture_on_another_thread_is_known_too(
     with pytest.raises(RuntimeError):
         graph.capture_begin(works=False)
     step(target, clock, device, 20)
-    assert (device.recorded, target.device.captures) == (1, 0)
+    assert (device.recorded, len(target.device.captures)) == (1, 0)
     graph.capture_begin()
     for _ in range(4):
         step(target, clock, device, 20)
@@ -177,7 +177,83 @@ def test_a_capture_on_another_thread_is_known_too(
     graph.capture_end()
     graph.capture_end()  # of a graph that was made before the hook came
     step(target, clock, device, 20)
-    assert (device.recorded, target.device.captures) == (2, 0)
+    assert (device.recorded, len(target.device.captures)) == (2, 0)
+
+
+class Graph:
+    """What stands for `torch.cuda.CUDAGraph` of torch 2.15."""
+
+    def capture_begin(self) -> None:
+        """Nothing."""
+
+    def capture_end_pre(self) -> None:
+        """Nothing."""
+
+    def capture_end(self) -> None:
+        self.capture_end_pre()
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    def reset(self) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
+    kind = type("CUDAGraph", (Graph,), {name: vars(Graph)[name] for name in vars(Graph) if "__" not in name})
+    monkeypatch.setitem(sys.modules, "torch.cuda.graphs", SimpleNamespace(CUDAGraph=kind))  # type: ignore[arg-type]
+    return kind
+
+
+@pytest.mark.parametrize("how", ["end", "pre", "reset", "gone", "again"])
+def test_a_capture_is_over_however_it_ends(
+    how: str, make: Make, clock: HandClock, device: Device, graphs: type[Graph]
+) -> None:
+    """In torch 2.15 one that fails while it begins is ended by `capture_end_pre` alone."""
+    target = make()
+    assert watch_capture(target.device)
+    step(target, clock, device, 20)
+    graph = graphs()
+    graph.capture_begin()
+    step(target, clock, device, 20)
+    assert device.recorded == 1
+    if how == "end":
+        with pytest.raises(RuntimeError):
+            graph.capture_end()
+    elif how == "pre":
+        graph.capture_end_pre()
+    elif how == "reset":
+        graph.reset()
+    elif how == "gone":
+        del graph
+        gc.collect()
+    else:
+        graph.capture_begin()
+        graph.reset()
+    step(target, clock, device, 20)
+    assert device.recorded == 2
+    assert len(target.device.captures) == 0
+
+
+def test_a_capture_that_never_ends_is_told_and_events_stay_away(
+    make: Make, clock: HandClock, device: Device, graphs: type[Graph]
+) -> None:
+    target = make()
+    assert watch_capture(target.device)
+    graph = graphs()
+    graph.capture_begin()
+    for _ in range(63):
+        step(target, clock, device, 20)
+    assert header_of(target).timing == "on"
+    for _ in range(100):
+        step(target, clock, device, 20)
+    assert (header_of(target).timing, device.recorded) == ("open_capture", 0)
+    graph.reset()
+    for _ in range(6):
+        step(target, clock, device, 20)
+        device.catch_up()
+    assert header_of(target).timing == "on"
+    assert device_s(target)[-3] == pytest.approx(0.021)
+    assert device.harm == []
 
 
 def test_a_device_that_never_gets_on_costs_no_more_than_the_pool(make: Make, clock: HandClock, device: Device) -> None:

@@ -10,11 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from detectors.choice import chosen, rule
+from detectors.job_watch import JobWatch
 from detectors.testing.streams import START_S, Job, event
 from tests.archive_doubles import Log, Service
+from tests.simulated_ranks.layout import Layout
+from tests.simulated_ranks.records import START_S as calls_start_s
+from tests.simulated_ranks.records import sent
+from tests.simulated_ranks.steps import Fault, Ranks
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli import main as command_line
-from trainwarden.records import HeartbeatRecord, Record
+from trainwarden.records import CollectivesRecord, HeartbeatRecord, IncidentRecord, Record
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.settings import DetectionSettings
 from trainwarden.topics import topic_of
 
 
@@ -109,3 +117,55 @@ def test_wrong_use_gets_one_sentence(words, sentence, monkeypatch, capsys):
     code, _, said = run(monkeypatch, capsys, *words)
     assert code == 2
     assert sentence in said
+
+
+def judged_live(records: list[Record]) -> dict[str, tuple[int | None, ...]]:
+    """What the detection service says of the same records: suspects by kind of incident."""
+    settings = DetectionSettings()
+    detectors = {name: choice.made() for name, choice in chosen(settings, None).items()}
+    watch = JobWatch("job", detectors, rule(settings), SelfMetrics("live"))
+    found, now_s = [], 0.0
+    for record in records:
+        if isinstance(record, CollectivesRecord) and record.time_s > now_s:
+            found += watch.score(now_s)
+            now_s = record.time_s
+        watch.state.feed(record)
+    found += watch.score(now_s, last=True)
+    newest = {one.id: one for one in found if isinstance(one, IncidentRecord)}
+    return {one.kind: tuple(who.rank for who in one.suspects) for one in newest.values()}
+
+
+@pytest.fixture(
+    scope="module", params=[Fault("late", 5, 0.2, 20), Fault("pair", 5, 0.6, 20)], ids=["late rank", "slow pair"]
+)
+def simulated(request: pytest.FixtureRequest) -> tuple[list[Record], dict[str, tuple[int | None, ...]]]:
+    """Sixteen ranks with NCCL, of which one is late or one pair slow, and what is said of them live."""
+    records = list(sent(Ranks(Layout(2, 2, 4, per_node=4), seed=3, noise=0.02, faults=(request.param,)), 40))
+    return records, judged_live(records)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("place", ["bus", "archive"])
+def test_collective_calls_are_judged_as_live(place, simulated, tmp_path, monkeypatch, capsys):
+    records, live = simulated
+    assert live in ({"slow_compute": (5,)}, {"slow_link": (5, 9)})
+    if place == "bus":
+        engine = EmbeddedBus(str(tmp_path / "bus.db"))
+        for record in records:
+            engine.publish(topic_of(record), "job", record)
+        engine.flush()
+        engine.close()
+        source = ("--bus", f"embedded:{tmp_path / 'bus.db'}")
+    else:
+        log = Log()
+        for record in records:
+            log.put(record, time_s=calls_start_s + 60.0)
+        service = Service(log, tmp_path, flush_bytes=1 << 24)
+        service.rounds(1000)
+        service.handler.finish()
+        service.handler.close()
+        source = ("--archive", str(tmp_path))
+    code, found, said = run(monkeypatch, capsys, "--job", "job", *source)
+    assert code == 1, said
+    (job,) = found["jobs"]
+    assert {one["kind"]: tuple(who["rank"] for who in one["suspects"]) for one in job["incidents"]} == live
