@@ -227,6 +227,22 @@ def test_what_is_delivered_again_is_not_done_again(world: World) -> None:
     assert len(world.asked("requeuehold")) == 1
 
 
+def test_two_engines_of_one_group_move_it_once(world: World) -> None:
+    world.running()
+    world.start_engine()
+    first = world.engine
+    assert first is not None
+    world.start_engine()
+    try:
+        world.tell()
+        world.done()
+        moved_once(world)
+    finally:
+        first.kill()
+        first.wait()
+    assert len(world.asked("requeuehold")) == 1
+
+
 STEPS: Final = ("update JobId=* Comment=", "update NodeName=", "requeuehold", "update JobId=* ExcNodeList=", "release")
 
 

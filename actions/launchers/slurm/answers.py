@@ -20,9 +20,12 @@ ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREE
 HELD_AFTER_REQUEUE: Final = "requeued in held state"  # Slurm's own words, with blanks or underscores between
 _SUFFIXES: Final = "*~#!%$@^-+"  # of a node's state in text; a star: it does not answer
 _FREE_TEXT: Final = frozenset(
-    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "OS"}
+    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 )
 _FIELD: Final = re.compile(r"([A-Za-z][\w/:]*)=(\S*)")
+_NODES: Final = re.compile(r"^NodeName=", re.MULTILINE)
+_STATE: Final = re.compile(r"^   State=(\S+)", re.MULTILINE)
+_REASON: Final = re.compile(r"^   Reason=(.*)", re.MULTILINE)
 _BY_WHOM: Final = re.compile(r" \[[^\]\s]*@[^\]\s]*\]$")
 
 
@@ -122,7 +125,7 @@ def jobs_of_text(answer: str) -> list[SlurmJob]:
             excluded=said.get("ExcNodeList", ""),
             comment=said.get("Comment", "").rstrip(" "),
         )
-        for said in _records(answer, "JobId")
+        for said in _records(answer)
     ]
 
 
@@ -159,21 +162,24 @@ def nodes_of_text(answer: str) -> list[SlurmNode]:
     (['DOWN', 'DRAIN', 'NOT_RESPONDING'], 'fan', True)
     """
     nodes = []
-    for said in _records(answer, "NodeName"):
-        words = said["State"].split("+")
-        states = {word.rstrip(_SUFFIXES) for word in words} | ({"NOT_RESPONDING"} if "*" in said["State"] else set())
-        nodes.append(
-            SlurmNode(name=said["NodeName"], states=frozenset(states), reason=_BY_WHOM.sub("", said.get("Reason", "")))
-        )
+    for record in _NODES.split(answer)[1:]:  # ten thousand of them are asked for twice a second while an incident lasts
+        state, reason = _STATE.search(record), _REASON.search(record)
+        if state is None:
+            raise KeyError("State")
+        states = {word.rstrip(_SUFFIXES) for word in state[1].split("+")}
+        if "*" in state[1]:
+            states.add("NOT_RESPONDING")
+        why = _BY_WHOM.sub("", reason[1]) if reason is not None else ""
+        nodes.append(SlurmNode(name=record.split(maxsplit=1)[0], states=frozenset(states), reason=why))
     return nodes
 
 
-def _records(answer: str, key: str) -> Iterator[dict[str, str]]:
-    """The fields of each record; one begins with a line that begins with `key`."""
+def _records(answer: str) -> Iterator[dict[str, str]]:
+    """The fields of each job."""
     record: dict[str, str] = {}
     last = ""
     for line in answer.splitlines():
-        if line.startswith(f"{key}="):
+        if line.startswith("JobId="):
             if record:
                 yield record
             record, last = {}, ""
@@ -184,7 +190,7 @@ def _records(answer: str, key: str) -> Iterator[dict[str, str]]:
         for found in _FIELD.finditer(line):
             name, value = found.groups()
             last = name
-            free = name in _FREE_TEXT or (key == "NodeName" and name == "Reason")
+            free = name in _FREE_TEXT
             if free:
                 value = line[found.start(2) :]
             record.setdefault(name, "" if value == "(null)" and not free else value)

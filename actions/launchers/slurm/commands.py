@@ -17,7 +17,6 @@ from trainwarden.errors import LauncherError, LauncherUnavailable
 # Words of Slurm's messages that say that nobody answered; whatever else it says is a refusal.
 _AWAY: Final = ("unable to contact", "timed out", "connect", "communication", "configuration source", "zero bytes",
                 "temporarily unable", "unable to establish", "failed to fetch config")  # fmt: skip
-_NO_JSON: Final = ("unrecognized option", "serializer", "data_parser", "plugin", "json")
 _MAX_WORDS_CHARS: Final = 300
 T = TypeVar("T")
 
@@ -127,23 +126,22 @@ class Commands:
     def _show(
         self, what: str, names: str, of_json: Callable[[dict[str, Any]], list[T]], of_text: Callable[[str], list[T]]
     ) -> list[T]:
-        """JSON where this Slurm writes it, else text; which of them is found out once."""
+        """JSON where this Slurm writes it, else text: before 23.02, and where it was built without."""
         try:
             if self._json is not False:
                 try:
                     found = of_json(json.loads(self.run("scontrol", "--json", "show", what, names)))
                 except LauncherUnavailable:
                     raise
-                except LauncherError as error:
-                    if self._json or not any(word in str(error).lower() for word in _NO_JSON):
-                        raise
+                except LauncherError:
+                    pass  # it writes no JSON, or refuses: then it says in text why
                 else:
                     self._json = True
                     return found
             said = of_text(self.run("scontrol", "show", what, names))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LauncherUnavailable(f"Slurm's answer about {what} {names} cannot be read ({error!r:.200})") from error
-        self._json = False
+        self._json = bool(self._json)
         return said
 
 

@@ -53,6 +53,10 @@ class SlurmDouble:
             return done(argv, CONFIG.format(storage=self.storage))
         if what == "hostnames":
             return done(argv, "\n".join(names.split(",")))
+        if what == "job" and names != "7":
+            if words[0] == "--json":
+                return done(argv, '{"jobs": [], "errors": [{"error": "?"}]\n}', code=1)
+            return done(argv, "", "slurm_load_jobs error: Invalid job id specified\n")
         if what == "job":
             return done(argv, self._job(words[0] == "--json"))
         if missing := [name for name in names.split(",") if name not in self.nodes]:

@@ -217,6 +217,16 @@ def test_a_slurm_that_is_away_is_said_in_one_sentence(desk: Desk, fault: str, wo
         launcher.state("job")
 
 
+@pytest.mark.parametrize("speaks_json", [False, True])
+def test_a_job_that_slurm_has_forgotten_is_said_so_in_every_version(desk: Desk, speaks_json: bool) -> None:
+    desk.slurm.speaks_json = speaks_json
+    launcher = desk.made(jobs={"job": 8})
+    for _ in range(2):
+        with pytest.raises(LauncherError, match="Slurm says: Invalid job id specified"):
+            launcher.state("job")
+    assert desk.made(jobs={"job": 7}).state("job").phase == "running"
+
+
 def test_while_slurm_is_silent_it_is_asked_half_of_the_time_at_most(desk: Desk) -> None:
     desk.slurm.slow = True
     for _ in range(5):
