@@ -15,7 +15,7 @@ import msgspec
 
 RUNS: Final = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT"})
 WAITS: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-FAILED: Final = frozenset({"FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "LAUNCH_FAILED", "RECONFIG_FAIL"})
+FAILED: Final = frozenset({"FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"})
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED"})
 HELD_AFTER_REQUEUE: Final = "requeued in held state"  # Slurm's own words, with blanks or underscores between
 _SUFFIXES: Final = "*~#!%$@^-+"  # of a node's state in text; a star: it does not answer
@@ -201,7 +201,7 @@ def _records(answer: str) -> Iterator[dict[str, str]]:
 
 
 def _held(why: str, states: frozenset[str]) -> bool:
-    return HELD_AFTER_REQUEUE in why.replace("_", " ") or bool(states & {"REQUEUE_HOLD", "SPECIAL_EXIT"})
+    return HELD_AFTER_REQUEUE in why.replace("_", " ") or "REQUEUE_HOLD" in states
 
 
 def _number(raw: Any) -> int:

@@ -78,8 +78,16 @@ def test_a_job_that_a_requeue_holds_is_told_from_one_that_a_person_holds() -> No
         ({"state_description": "job requeued in held state"}, True),
         ({"job_state": ["PENDING", "REQUEUE_HOLD"]}, True),
         ({"hold": True, "state_reason": "JobHeldUser"}, False),
+        ({"job_state": ["PENDING", "SPECIAL_EXIT"], "state_description": "job requeued in special exit state"}, False),
     ):
         assert jobs_of_json(job_json(**{"job_state": ["PENDING"], **more}))[0].held is is_held
+
+
+def test_flags_beside_a_state_do_not_end_a_job() -> None:
+    for flag in ("LAUNCH_FAILED", "RECONFIG_FAIL", "EXPEDITING", "POWER_UP_NODE"):
+        assert not jobs_of_json(job_json(job_state=["PENDING", flag]))[0].finished
+    assert jobs_of_json(job_json(job_state=["FAILED", "LAUNCH_FAILED"]))[0].finished
+    assert not jobs_of_json(job_json(job_state=["FAILED", "COMPLETING"]))[0].finished
 
 
 @pytest.mark.parametrize(
