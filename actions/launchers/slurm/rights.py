@@ -32,5 +32,6 @@ def no_right_to_drain(commands: Commands) -> str | None:
         words = ("--noheader", "--parsable2", "show", "user", name, "format=AdminLevel")
         if commands.run("sacctmgr", *words).strip() == "Administrator":
             return None
-    slurm_user = owner[1] if owner is not None else "SlurmUser"
-    return f"user {name} may not drain nodes: Slurm lets root, {slurm_user} and users of AdminLevel Administrator"
+    others = ["root", owner[1] if owner is not None else "SlurmUser"]
+    who = ", ".join(dict.fromkeys(others))
+    return f"user {name} may not drain nodes: Slurm lets {who} and users of AdminLevel Administrator"

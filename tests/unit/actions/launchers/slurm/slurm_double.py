@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import Any
 
-CONFIG = "SlurmUser               = slurm(64030)\nAccountingStorageType   = accounting_storage/{storage}\n"
+CONFIG = "SlurmUser               = {owner}\nAccountingStorageType   = accounting_storage/{storage}\n"
 
 
 class SlurmDouble:
@@ -22,7 +22,7 @@ class SlurmDouble:
         self.jobs = [(7, state)]
         self.speaks_json = self.away = self.slow = self.broken = False
         self.refusing = self.level = ""
-        self.storage = "none"
+        self.storage, self.owner = "none", "slurm(64030)"
         self.said: list[str] = []
         self.calls = 0
 
@@ -50,7 +50,7 @@ class SlurmDouble:
             return done(argv, "", "scontrol: unrecognized option '--json'\nTry \"scontrol --help\" for more\n")
         what, names = words[-2:] if words[-1] != "config" else ("config", "")
         if what == "config":
-            return done(argv, CONFIG.format(storage=self.storage))
+            return done(argv, CONFIG.format(storage=self.storage, owner=self.owner))
         if what == "hostnames":
             return done(argv, "\n".join(names.split(",")))
         if what == "job" and names != "7":

@@ -302,6 +302,12 @@ def test_who_may_not_drain_cannot_evict_and_is_told_why(
         assert (report.reason, report.text, desk.slurm.said) == ("unsupported", why, [])
 
 
+def test_a_slurm_that_runs_as_root_names_root_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1234567)
+    desk.slurm.owner = "root(0)"
+    assert "Slurm lets root and users of" in (desk.launcher.capabilities().refusal("evict") or "")
+
+
 @pytest.mark.parametrize(
     ("kind", "node", "words"),
     [
