@@ -55,6 +55,7 @@ class LauncherCalls:
         self._states: dict[str, tuple[float, LauncherState | None]] = {}
         self._capabilities: tuple[float, Capabilities] | None = None
         self._away_since_s: dict[str, float] = {}
+        self._no_state: dict[str, str] = {}
         for kind in ("unavailable", "refused", "failed", "broken"):
             metrics.count("launcher_errors_total", "Calls that the launcher did not do.", 0, kind=kind)
 
@@ -71,8 +72,9 @@ class LauncherCalls:
         """What is true of `job`, at most `STATE_AGE_S` old; None while the launcher cannot be asked."""
         kept = self._states.get(job)
         if kept is None or not 0.0 <= now_s - kept[0] < STATE_AGE_S:
-            found = self._ask(lambda: self._launcher.state(job))
+            found = self._ask(lambda: self._launcher.state(job), quiet=True)
             state = found if isinstance(found, LauncherState) else None
+            self._say_why_not(job, found)
             kept = self._states[job] = (now_s, state)
             if state is not None:
                 self._away_since_s.pop(job, None)
@@ -88,9 +90,9 @@ class LauncherCalls:
             kept = self._capabilities = (now_s, found) if isinstance(found, Capabilities) else None
         return kept[1] if kept else None
 
-    def away_s(self, job: str, now_s: float) -> float:
-        """For how long `job`'s launcher has not told its state."""
-        return now_s - self._away_since_s.get(job, now_s)
+    def away(self, job: str, now_s: float) -> tuple[float, str]:
+        """For how long `job`'s launcher has not told its state, and why not in one sentence."""
+        return now_s - self._away_since_s.get(job, now_s), self._no_state.get(job, "")
 
     def forget_state(self, job: str) -> None:
         """What was known of `job` is no longer true: something was done to it."""
@@ -105,7 +107,17 @@ class LauncherCalls:
             log.warning("launcher did not do it", extra={"fields": {"operation": operation, "why": found.text}})
         return found
 
-    def _ask(self, question: Callable[[], T]) -> T | Away | LauncherError:
+    def _say_why_not(self, job: str, found: LauncherState | Away | LauncherError) -> None:
+        """Log why a state is not told once, not at each of the two questions a second."""
+        if isinstance(found, LauncherState):
+            self._no_state.pop(job, None)
+            return
+        why = found.why if isinstance(found, Away) else str(found)
+        if self._no_state.get(job) != why:
+            self._no_state[job] = why
+            log.warning("no state of a job", extra={"fields": {"job": job, "why": why}})
+
+    def _ask(self, question: Callable[[], T], quiet: bool = False) -> T | Away | LauncherError:
         try:
             return question()
         except LauncherUnavailable as error:
@@ -113,7 +125,8 @@ class LauncherCalls:
             return Away(f"the launcher cannot be reached ({error})")
         except LauncherError as error:
             self._count("refused")
-            log.warning("launcher refused", extra={"fields": {"error": str(error)}})
+            if not quiet:
+                log.warning("launcher refused", extra={"fields": {"error": str(error)}})
             return error
         except Exception as error:  # the marked place: a launcher that is broken ends no engine
             self._count("broken")

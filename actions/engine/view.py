@@ -34,7 +34,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One incident at one moment, under `rules`.
 
-    `state` and `capabilities` ask the launcher (None: away), `away_s` for how long it has been away.
+    `state` and `capabilities` ask the launcher (None: it does not tell), `away` for how long it has not told, and why.
     """
 
     now_s: float
@@ -43,7 +43,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
     state: Callable[[], LauncherState | None]
     capabilities: Callable[[], Capabilities | None]
-    away_s: Callable[[], float]
+    away: Callable[[], tuple[float, str]]
 
     @property
     def actions(self) -> list[ActionRecord]:
@@ -79,9 +79,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             return None
         state = self.state()
         if state is None:
-            if self.away_s() < self.rules.config.launcher_deadline_s:
+            away_s, why = self.away()
+            if away_s < self.rules.config.launcher_deadline_s:
                 return None
-            return msgspec.structs.replace(intent, refused="the launcher cannot be reached", held="launcher")
+            return msgspec.structs.replace(intent, refused=why, held="launcher")
         if state.phase in OVER:
             return msgspec.structs.replace(intent, refused="the job is over", held="over")
         return None

@@ -7,5 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-CATALOG: Final[dict[str, str]] = {"local": "actions.launchers.local.client:LocalLauncher"}
+CATALOG: Final[dict[str, str]] = {
+    "local": "actions.launchers.local.client:LocalLauncher",
+    "slurm": "actions.launchers.slurm.client:SlurmLauncher",
+}
 ENTRY_POINTS: Final = "trainwarden.launchers"

@@ -37,7 +37,7 @@ from trainwarden.launching import (
     Verb,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 class Stage(Protocol):
@@ -176,12 +176,41 @@ class LauncherContract:
     def test_what_was_never_submitted_is_unknown(self, caller: Caller) -> None:
         assert caller.stage.launcher.poll(caller.stage.job, "nobody's").state == "unknown"
 
-    def test_one_rank_alone_can_be_restarted(self, caller: Caller) -> None:
+    def test_one_rank_alone_can_be_restarted_or_is_refused(self, caller: Caller) -> None:
         caller.need("restart")
+        before = caller.state()
         report = caller.stage.launcher.submit(caller.operation("restart", ranks=(caller.stage.ranks - 1,)))
+        if report.reason == "unfit":
+            assert report.text
+            assert caller.state() == before
+            return
         assert caller.end(report).state == "done"
         caller.until(lambda: caller.stage.starts() == caller.stage.ranks + 1)
         caller.until(lambda: list(caller.state().ranks_running) == list(range(caller.stage.ranks)))
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def test_an_evicted_node_bears_no_rank_once_the_job_runs_again(self, caller: Caller) -> None:
+        caller.need("evict")
+        operation = caller.operation("evict")
+        [bad] = operation.targets.nodes
+        for _ in range(3):
+            assert caller.stage.launcher.submit(operation).state in ("accepted", "running", "done")
+        assert caller.end(caller.stage.launcher.submit(operation)).state == "done"
+        caller.until(lambda: caller.stage.starts() == 2 * caller.stage.ranks and caller.state().phase == "running")
+        after = caller.state()
+        assert bad not in {node.node for node in after.nodes}
+        assert list(after.ranks_running) == list(range(caller.stage.ranks))
+        assert (after.attempt, after.under_way) == (1, ())
+
+    @pytest.mark.parametrize("names", [(), ("no-such-node",), ("ALL",), ("n[1-4]",), ("n1,n2",), ("-h",)])
+    def test_what_is_no_node_is_evicted_nowhere(self, caller: Caller, names: tuple[str, ...]) -> None:
+        caller.need("evict")
+        before = caller.state()
+        operation = msgspec.structs.replace(caller.operation("evict"), targets=Targets(nodes=names))
+        report = caller.stage.launcher.submit(operation)
+        assert (report.state, report.reason, bool(report.text)) == ("refused", "unknown_target", True)
+        assert caller.state() == before
 
     # --- refusals ----------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,6 +18,8 @@ from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from tests.contract.launcher_contract import Caller, LauncherContract, Stage
 from tests.memory_launcher import MemoryLauncher
+from tests.servers.kafka import ServerMissing
+from tests.servers.slurm import Slurm
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
@@ -33,12 +37,19 @@ time.sleep(600)
 """
 
 
+# The same under Slurm, one on each of two nodes of four.
+BATCH = """#!/bin/sh
+srun sh -c 'touch {run_dir}/started-$SLURM_PROCID-$SLURM_RESTART_COUNT-$SLURMD_NODENAME; exec sleep 600'
+"""
+SLURM_NODES = ("n1", "n2", "n3", "n4")
+
+
 class LocalStage:
     """Two ranks under a supervisor in a thread."""
 
-    job, ranks = "job", 2
+    job, ranks, settings = "job", 2, {}
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, _: Slurm | None) -> None:
         self._run_dir = run_dir
         place = Place(
             command=(sys.executable, "-S", "-c", RANK), ranks=self.ranks, run_dir=run_dir, job=self.job, node="node"
@@ -61,6 +72,39 @@ class LocalStage:
         assert not self._thread.is_alive()
 
 
+class SlurmStage:
+    """A batch job of two nodes under a real Slurm, which other stages share."""
+
+    job, ranks = "job", 2
+
+    def __init__(self, run_dir: Path, slurm: Slurm | None) -> None:
+        assert slurm is not None
+        self._run_dir, self._slurm = run_dir, slurm
+        script = run_dir / "job.sh"
+        script.write_text(BATCH.format(run_dir=run_dir))
+        words = ("--nodes=2", "--ntasks-per-node=1", "--job-name=job", "--comment=theirs", f"--output={run_dir}/out")
+        self.number = slurm.ask("sbatch", "--parsable", *words, str(script))
+        self.settings = {
+            "slurm_conf": str(slurm.conf), "ranks_per_node": 1, "timeout_s": 5.0, "jobs": {self.job: int(self.number)},
+        }  # fmt: skip
+        engine = EngineSettings(launcher="slurm", launcher_settings=self.settings)
+        self.launcher = make_launcher(engine, Scope(job=self.job, node="node", run_dir=str(run_dir)))
+
+    def starts(self) -> int:
+        return len(list(self._run_dir.glob("started-*")))
+
+    def cut(self) -> None:
+        self._slurm.signal_controller(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._slurm.signal_controller(signal.SIGCONT)
+        self._slurm.ask("scancel", self.number)
+        for node in SLURM_NODES:
+            self._slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        for node in SLURM_NODES:
+            self._slurm.wait_for_state("IDLE", node=node)
+
+
 class MemoryStage:
     """Two ranks that are only counted."""
 
@@ -80,7 +124,28 @@ class MemoryStage:
         self.cut()
 
 
-STAGES: dict[str, Callable[[Path], Stage]] = {"local": LocalStage}
+STAGES: dict[str, Callable[[Path, Slurm | None], LocalStage | SlurmStage]] = {"local": LocalStage, "slurm": SlurmStage}
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Iterator[Slurm]:
+    # A requeued job waits until its old credentials have gone: here five seconds, else two minutes.
+    folder, settings = tmp_path_factory.mktemp("slurm") / "slurm", "AuthInfo=cred_expire=5"
+    try:
+        server = Slurm(folder, settings, SLURM_NODES)
+    except ServerMissing as missing:
+        require_servers(str(missing))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def made(name: str, request: pytest.FixtureRequest) -> LocalStage | SlurmStage:
+    return STAGES[name](
+        request.getfixturevalue("tmp_path"), request.getfixturevalue("slurm") if name == "slurm" else None
+    )
 
 
 def test_every_launcher_is_under_this_contract() -> None:
@@ -91,10 +156,10 @@ def test_every_launcher_is_under_this_contract() -> None:
 @pytest.mark.timeout(60)
 class TestOurs(LauncherContract):
     @pytest.fixture(params=sorted(CATALOG))
-    def stage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-        made = STAGES[request.param](tmp_path)
-        yield made
-        made.close()
+    def stage(self, request: pytest.FixtureRequest) -> Iterator[Stage]:
+        stage = made(request.param, request)
+        yield stage
+        stage.close()
 
 
 class TestNoneOfOurs(LauncherContract):
@@ -109,12 +174,14 @@ class TestNoneOfOurs(LauncherContract):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
 @pytest.mark.parametrize("name", sorted(CATALOG))
-def test_what_third_parties_are_held_to_holds_of_ours(name: str, check: Check, tmp_path: Path) -> None:
-    stage = STAGES[name](tmp_path)
+def test_what_third_parties_are_held_to_holds_of_ours(
+    name: str, check: Check, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    stage = made(name, request)
     try:
         Caller(stage).running()
         plan = Plan(micro_batches=tuple(range(1, stage.ranks + 1)))
-        check(Case(plugins.load(CATALOG, ENTRY_POINTS, name), stage.job, plan=plan, run_dir=str(tmp_path)))
+        check(Case(plugins.load(CATALOG, ENTRY_POINTS, name), stage.job, stage.settings, plan, str(tmp_path)))
     finally:
         stage.close()
 
@@ -129,9 +196,8 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
         plugins.configure(plugin, {"no_such_setting": 1}, "launcher")
     launcher = make_launcher(EngineSettings(launcher=name), Scope(job="j", node="n", run_dir=str(tmp_path)))
     assert launcher.job in (None, "j")
-    assert launcher.capabilities().can
 
 
 def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no launchers plug-in 'slurmm'; there are: local"):
+    with pytest.raises(ConfigError, match="there is no launchers plug-in 'slurmm'; there are: local, slurm"):
         make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""A real Slurm of one node on this machine: slurmctld and slurmd, without munge, accounting or cgroups."""
+"""A real Slurm on this machine: slurmctld and a slurmd for each node, without munge, accounting or cgroups."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -40,13 +39,13 @@ SchedulerParameters=sched_interval=1,nohold_on_prolog_fail
 HealthCheckInterval=2
 HealthCheckNodeState=ANY
 {settings}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=1 RealMemory=100 State=UNKNOWN
-PartitionName=all Nodes={node} Default=YES State=UP
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
 class Slurm:
-    """One controller and one node, with `settings` added to the configuration.
+    """One controller and `nodes`, with `settings` added to the configuration.
 
     Raises
     ------
@@ -54,34 +53,51 @@ class Slurm:
         If a program is not installed or this user may not run them.
     """
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
+    def __init__(self, folder: Path, settings: str = "", nodes: tuple[str, ...] = (NODE,)) -> None:
         for name in PROGRAMS:
             if shutil.which(name) is None:
                 raise ServerMissing(f"{name} is not installed")
         if os.geteuid() != 0:
             raise ServerMissing("slurmd runs as root")
-        for name in ("state", "spool"):
+        for name in ("state", *(f"spool-{node}" for node in nodes)):
             (folder / name).mkdir(parents=True)
-        self._folder = folder
+        self._folder, self._nodes = folder, nodes
+        self.conf = folder / "slurm.conf"
         self._settings = settings
         self._processes: list[subprocess.Popen[bytes]] = []
         self._environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self, **environ: str) -> None:
-        """Start both, and wait until the node is idle; the node's daemon gets `environ` besides."""
-        text = _CONF.format(
-            folder=self._folder, ports=_free_ports(2), node=NODE, host=socket.gethostname(), settings=self._settings
-        )
-        (self._folder / "slurm.conf").write_text(text, encoding="utf-8")
-        self._run(["slurmctld", "-D"], {})
-        self._run(["slurmd", "-D", "-N", NODE], environ)
-        self.wait_for_state("IDLE")
+        """Start all, and wait until the nodes are idle; their daemons get `environ` besides."""
+        ports = _free_ports(1 + len(self._nodes))
+        nodes = [
+            f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=100"
+            for node, port in zip(self._nodes, ports[1:], strict=True)
+        ]
+        text = _CONF.format(folder=self._folder, ports=ports, settings=self._settings, nodes="\n".join(nodes))
+        self.conf.write_text(text, encoding="utf-8")
+        self.start_controller()
+        for node in self._nodes:
+            self._run(["slurmd", "-D", "-N", node], environ)
+        for node in self._nodes:
+            self.wait_for_state("IDLE", node=node)
 
-    def wait_for_state(self, wanted: str, timeout_s: float = READY_TIMEOUT_S) -> str:
+    def start_controller(self) -> None:
+        """Start the controller, anew after `signal_controller` has killed it."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+        self._controller = self._run(["slurmctld", "-D"], {})
+
+    def signal_controller(self, number: signal.Signals) -> None:
+        """Stop, kill or wake the controller."""
+        os.killpg(self._controller.pid, number)
+        if number == signal.SIGKILL:
+            self._controller.wait(20)
+
+    def wait_for_state(self, wanted: str, timeout_s: float = READY_TIMEOUT_S, node: str = NODE) -> str:
         """What the controller tells of the node once its state has the word `wanted`."""
         end_s, told = time.monotonic() + timeout_s, ""
         while time.monotonic() < end_s:
-            told = self.ask("scontrol", "--oneliner", "show", "node", NODE)
+            told = self.ask("scontrol", "--oneliner", "show", "node", node)
             state = next((word.removeprefix("State=") for word in told.split() if word.startswith("State=")), "")
             if wanted in state.split("+"):
                 return told
@@ -95,23 +111,27 @@ class Slurm:
         return done.stdout.strip()
 
     def stop(self) -> None:
-        """End both."""
+        """End all, the jobs included: their keepers outlive the daemons."""
         for process in reversed(self._processes):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
+        mine = f"SLURM_CONF={self.conf}".encode()
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mine in environ.read_bytes().split(b"\0") and int(environ.parent.name) != os.getpid():
+                    os.kill(int(environ.parent.name), signal.SIGKILL)
 
     def tail(self) -> str:
-        """The last lines of both logs."""
+        """The last lines of all logs."""
         return "\n".join(log.read_text(errors="replace")[-2000:] for log in sorted(self._folder.glob("*.log")))
 
-    def _run(self, command: list[str], environ: dict[str, str]) -> None:
-        with (self._folder / f"{command[0]}.log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    command, stdout=log, stderr=log, env={**self._environ, **environ}, start_new_session=True
-                )
-            )
+    def _run(self, command: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{command[0]}-{command[-1]}.log").open("ab") as log:
+            environ = {**self._environ, **environ}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
+        self._processes.append(process)
+        return process
 
 
 def _free_ports(number: int) -> list[int]:

@@ -132,7 +132,10 @@ def _check_launcher(settings: Settings) -> dict[str, str]:
         return _row(name, "note", f"cannot be reached; has it started the job? ({error})")
     except WardenError as error:
         return _row(name, "bad", str(error))
-    return _row(name, "fine", f"job {state.job} is {state.phase}; it can {', '.join(sorted(able.can))}")
+    what = f"job {state.job} is {state.phase}; it can {', '.join(sorted(able.can))}"
+    # The verbs that the shipped remedies ask for, besides a restart.
+    wanting = [why for verb in ("evict", "stop") if (why := able.refusal(verb)) is not None]
+    return _row(name, "fine", "; ".join((what, *wanting)))
 
 
 def _check_serve(settings: Settings) -> dict[str, str]:

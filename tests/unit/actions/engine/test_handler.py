@@ -170,6 +170,17 @@ def test_no_launcher_at_all_is_said_once() -> None:
     assert "cannot be reached" in rig.bus.actions()[0].why
 
 
+def test_a_job_that_the_launcher_does_not_know_is_said_once_in_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.launcher.job = "another"
+    rig.tell(rig.incident())
+    for _ in range(20):
+        rig.tick(10.0)
+    assert rig.story() == [("i1/restart/1", "skipped")]
+    assert rig.bus.actions()[0].why == "there is no job job"
+    assert len([entry for entry in caplog.records if entry.levelname == "WARNING"]) == 1
+
+
 # --- modes and people ------------------------------------------------------------------------------------------------
 
 

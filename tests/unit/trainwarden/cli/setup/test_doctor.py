@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook_doubles import write_header
+from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.setup.doctor import doctor
 from trainwarden.records import HeartbeatRecord
@@ -57,6 +58,22 @@ def test_doctor_asks_launcher_models_and_archive(
     assert doctor(json="-") == 1
     rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["checks"]}
     assert (rows["launcher local"], rows["models"], rows["archive"]) == ("note", "bad", "fine")
+
+
+def test_doctor_says_what_the_launcher_may_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slurm = SlurmDouble()
+    monkeypatch.setattr("actions.launchers.slurm.commands.subprocess.run", slurm.run)
+    monkeypatch.setenv("TRAINWARDEN_ENGINE_LAUNCHER", "slurm")
+    for uid, end in ((0, "it can evict, restart, stop"), (1234567, "and users of AdminLevel Administrator")):
+        monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
+        doctor(json="-")
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+        assert rows["launcher slurm"]["state"] == "fine"
+        assert rows["launcher slurm"]["what"].startswith("job job is running; it can ")
+        assert rows["launcher slurm"]["what"].endswith(end)
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no tmpfs to be small")

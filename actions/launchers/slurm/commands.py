@@ -1,0 +1,151 @@
+"""Slurm's own commands, run with a limit of time, and what they say in one sentence where they do not do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from actions.launchers.slurm import answers
+from actions.launchers.slurm.answers import SlurmJob, SlurmNode
+from trainwarden.errors import LauncherError, LauncherUnavailable
+
+# Words of Slurm's messages that say that nobody answered; whatever else it says is a refusal.
+_AWAY: Final = ("unable to contact", "timed out", "connect", "communication", "configuration source", "zero bytes",
+                "temporarily unable", "unable to establish", "failed to fetch config")  # fmt: skip
+_MAX_WORDS_CHARS: Final = 300
+T = TypeVar("T")
+
+
+class Commands:
+    """scontrol, squeue, scancel and sacctmgr of one cluster.
+
+    While nobody answers each question costs `timeout_s`; so for as long again it is not asked at all.
+
+    Parameters
+    ----------
+    folder : str or None
+        Where the programs are; None: on the PATH.
+    slurm_conf : str or None
+        Where slurm.conf is; None: where Slurm looks by itself.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        slurm_conf: str | None,
+        timeout_s: float,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._timeout_s, self._monotonic_s = folder, timeout_s, monotonic_s
+        # Variables such as SQUEUE_FORMAT would change answers; an engine may itself run within a Slurm job.
+        keep = {"SLURM_CONF", "SLURM_JWT"}
+        mine = {
+            name: value
+            for name, value in os.environ.items()
+            if name in keep or not name.startswith(("SLURM_", "SQUEUE_"))
+        }
+        self._environ = {**mine, "LC_ALL": "C", **({"SLURM_CONF": slurm_conf} if slurm_conf else {})}
+        self._json: bool | None = None  # whether this Slurm's scontrol writes JSON
+        self._away: tuple[float, str] = (float("-inf"), "")
+
+    def job(self, number: int) -> SlurmJob:
+        """The job of that number.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nobody answers, or nothing that can be read.
+        LauncherError
+            If Slurm knows no such job.
+        """
+        found = self._show("job", str(number), answers.jobs_of_json, answers.jobs_of_text)
+        if len(found) != 1:
+            said = "knows no" if not found else f"shows {len(found)} parts of"
+            raise LauncherError(f"Slurm {said} job {number}")
+        return found[0]
+
+    def nodes(self, names: str) -> list[SlurmNode]:
+        """The nodes of a list of Slurm's, in Slurm's order; none for an empty one.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nobody answers, or nothing that can be read.
+        LauncherError
+            If Slurm does not know one of them.
+        """
+        return self._show("node", names, answers.nodes_of_json, answers.nodes_of_text) if names else []
+
+    def names(self, listed: str) -> list[str]:
+        """The names in a list such as ``n[1-3],m7``."""
+        return self.run("scontrol", "show", "hostnames", listed).split() if listed else []
+
+    def numbers(self, name: str) -> list[tuple[int, str]]:
+        """Number and state of all jobs of that name, those included that ended lately."""
+        said = self.run("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%A %T")
+        return [(int(number), state) for number, _, state in (line.partition(" ") for line in said.splitlines())]
+
+    def run(self, program: str, *words: str) -> str:
+        """What a command says.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nobody answers.
+        LauncherError
+            If Slurm refuses.
+        """
+        if self._monotonic_s() < self._away[0]:
+            raise LauncherUnavailable(self._away[1])
+        try:
+            done = subprocess.run(
+                [str(Path(self._folder) / program) if self._folder else program, *words],
+                env=self._environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=self._timeout_s, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise self._nobody(f"Slurm did not answer {program} within {self._timeout_s:g} s") from None
+        except OSError as error:
+            raise self._nobody(f"{program} cannot be run ({error.strerror})") from error
+        if done.returncode != 0:
+            said = _sentence(done.stderr) or _sentence(done.stdout) or f"{program} ended with {done.returncode}"
+            if any(word in said.lower() for word in _AWAY):
+                raise self._nobody(f"Slurm's controller is away: {said}")
+            raise LauncherError(f"Slurm says: {said}")
+        return done.stdout
+
+    def _nobody(self, why: str) -> LauncherUnavailable:
+        self._away = (self._monotonic_s() + self._timeout_s, why)
+        return LauncherUnavailable(why)
+
+    def _show(
+        self, what: str, names: str, of_json: Callable[[dict[str, Any]], list[T]], of_text: Callable[[str], list[T]]
+    ) -> list[T]:
+        """JSON where this Slurm writes it, else text: before 23.02, and where it was built without."""
+        try:
+            if self._json is not False:
+                try:
+                    found = of_json(json.loads(self.run("scontrol", "--json", "show", what, names)))
+                except LauncherUnavailable:
+                    raise
+                except LauncherError:
+                    pass  # it writes no JSON, or refuses: then it says in text why
+                else:
+                    self._json = True
+                    return found
+            said = of_text(self.run("scontrol", "show", what, names))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise LauncherUnavailable(f"Slurm's answer about {what} {names} cannot be read ({error!r:.200})") from error
+        self._json = bool(self._json)
+        return said
+
+
+def _sentence(said: str) -> str:
+    """The last line of what a command complained of, without the names of Slurm's functions."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Try ")]
+    return lines[-1].rpartition("error: ")[2][:_MAX_WORDS_CHARS] if lines else ""

@@ -1,0 +1,352 @@
+"""The engine takes a node out under a real Slurm: fault, drain, requeue elsewhere; whatever is killed when, once.
+
+A scontrol of the test's own stands before Slurm's: it writes down every change that is asked for, and kills the engine
+before or after one of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+import pytest
+
+from tests.servers.kafka import ServerMissing
+from tests.servers.slurm import Slurm
+from tests.system.runs import WARDEN
+from trainwarden.bus.address import connect
+from trainwarden.records import ActionRecord, IncidentRecord, Suspect
+from trainwarden.topics import ACTIONS, INCIDENTS
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+NODES: Final = ("n1", "n2", "n3", "n4", "n5")
+PATIENCE_S: Final = 40.0
+BATCH: Final = """#!/bin/sh
+srun sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME >> {folder}/starts; exec sleep 600'
+"""
+SCONTROL: Final = """#!/bin/sh
+case "$*" in *show*) exec {real} "$@" ;; esac
+echo "$*" >> {folder}/asked
+[ -e {folder}/aim ] || exec {real} "$@"
+aim=$(cat {folder}/aim)
+case "$*" in
+$aim*) ;;
+*) exec {real} "$@" ;;
+esac
+rm {folder}/aim
+[ -e {folder}/first ] && kill -9 $PPID
+{real} "$@"
+kill -9 $PPID
+"""
+SETTINGS: Final = """
+bus = "embedded:{folder}/bus.db"
+[engine]
+mode = "auto"
+launcher = "slurm"
+cool_down_s = 0.0
+[engine.launcher_settings]
+slurm_conf = "{conf}"
+programs = "{folder}/bin"
+timeout_s = 3.0
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Iterator[Slurm]:
+    folder, settings = tmp_path_factory.mktemp("slurm") / "slurm", "AuthInfo=cred_expire=5"
+    try:
+        server = Slurm(folder, settings, NODES)
+    except ServerMissing as missing:
+        require_servers(str(missing))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+class World:
+    """A job of two nodes, an engine, and the bus between the test and the engine."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        (folder / "bin").mkdir()
+        for name in ("squeue", "scancel"):
+            (folder / "bin" / name).symlink_to(str(shutil.which(name)))
+        scontrol = folder / "bin" / "scontrol"
+        scontrol.write_text(SCONTROL.format(real=shutil.which("scontrol"), folder=folder))
+        scontrol.chmod(0o755)
+        (folder / "site.toml").write_text(SETTINGS.format(folder=folder, conf=slurm.conf))
+        self.bus = connect(f"embedded:{folder}/bus.db")
+        self.name = f"job-{folder.name}"[:40]
+        self.engine: subprocess.Popen[bytes] | None = None
+        self.submit()
+
+    def submit(self, script: str = BATCH, *more: str) -> None:
+        path = self.folder / "job.sh"
+        path.write_text(script.format(folder=self.folder))
+        words = ("--nodes=2", "--ntasks-per-node=1", "--exclude=n5", f"--output={self.folder}/out")
+        self.job = self.slurm.ask(
+            "sbatch", "--parsable", f"--job-name={self.name}", "--comment=night run", *words, *more, str(path)
+        )
+
+    def start_engine(self) -> None:
+        command = [*WARDEN, "engine", "--config", str(self.folder / "site.toml")]
+        with (self.folder / "engine.log").open("ab") as log:
+            self.engine = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+
+    def kill_engine(self) -> None:
+        if self.engine is not None:
+            self.engine.kill()
+            self.engine.wait()
+
+    def starts(self) -> list[list[str]]:
+        path = self.folder / "starts"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def asked(self, *words: str) -> list[str]:
+        """The changes that Slurm was asked for which begin so."""
+        path = self.folder / "asked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.startswith(words or "")]
+
+    def field(self, name: str, of: str = "job") -> str:
+        said = self.slurm.ask("scontrol", "show", of, self.job if of == "job" else of)
+        return next((word.partition("=")[2] for word in said.split() if word.startswith(f"{name}=")), "")
+
+    def node(self, name: str) -> str:
+        return self.slurm.ask("scontrol", "show", "node", name)
+
+    def tell(self, kind: str = "gpu_lost", name: str = "i1", revision: int = 0) -> None:
+        now_s = time.time()
+        suspects = (Suspect(score=0.9, reason="it fell off", node=self.bad),)
+        incident = IncidentRecord(
+            id=name, job=self.name, kind=kind, severity="sev1", state="opened", revision=revision,  # type: ignore[arg-type]
+            opened_at_s=now_s, updated_at_s=now_s, reason="GPU 3 fell off the bus", suspects=suspects,
+        )  # fmt: skip
+        self.bus.publish(INCIDENTS, self.name, incident)
+        self.bus.flush()
+
+    def story(self) -> list[tuple[str, str]]:
+        return [
+            (a.id, a.outcome) for message in self.bus.read(ACTIONS) if isinstance(a := message.record, ActionRecord)
+        ]
+
+    def until(self, true: Callable[[], object]) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while not true():
+            log = (self.folder / "engine.log").read_text()[-3000:] if self.engine else ""
+            if time.monotonic() > end_s:
+                job = self.slurm.ask("scontrol", "show", "job", self.job)
+                raise AssertionError("\n".join([str(self.story()), *self.asked(), job, log]))
+            time.sleep(0.1)
+
+    @property
+    def bad(self) -> str:
+        """The node at fault: the first of those that the job was on at first."""
+        return min(node for _, node in self.starts()[:2])
+
+    def went_elsewhere(self) -> bool:
+        """Whether the job was started once more, away from that node and from what its owner had excluded."""
+        after = {node for _, node in self.starts()[2:]}
+        return len(self.starts()) == 4 and not after & {self.bad, "n5"}
+
+    def running(self, starts: int = 2) -> None:
+        self.until(lambda: len(self.starts()) == starts and self.field("JobState") == "RUNNING")
+
+    def done(self, action: str = "i1/evict/1") -> None:
+        self.until(lambda: (action, "done") in self.story())
+
+    def close(self) -> None:
+        self.kill_engine()
+        self.bus.close()
+        self.slurm.signal_controller(signal.SIGCONT)
+        self.slurm.ask("scancel", "--user=root")
+        for node in NODES:
+            self.slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        for node in NODES:
+            self.slurm.wait_for_state("IDLE", node=node)
+
+
+@pytest.fixture
+def world(slurm: Slurm, tmp_path: Path) -> Iterator[World]:
+    made = World(slurm, tmp_path)
+    yield made
+    made.close()
+
+
+def moved_once(world: World) -> None:
+    """The job runs on other nodes, after one requeue; the node is out with our reason; the rest is as it was."""
+    world.running(starts=4)
+    assert world.went_elsewhere()
+    assert (world.field("Restarts"), world.field("ExcNodeList")) == ("1", f"n5,{world.bad}")
+    assert "Comment=night run trainwarden[" in world.slurm.ask("scontrol", "show", "job", world.job)
+    assert "State=IDLE+DRAIN" in world.node(world.bad)
+    assert "Reason=trainwarden:i1/evict/1" in world.node(world.bad)
+    time.sleep(1.0)  # time for something to happen twice
+    assert world.field("Restarts") == "1"
+    assert len(world.starts()) == 4
+    assert [outcome for action, outcome in world.story() if action == "i1/evict/1"].count("started") == 1
+    assert not [action for action, _ in world.story() if action != "i1/evict/1"]
+
+
+def test_a_node_at_fault_is_drained_and_the_job_runs_elsewhere(world: World) -> None:
+    world.running()
+    world.start_engine()
+    world.tell()
+    world.done()
+    moved_once(world)
+    asked = [line.partition(" Comment=")[0] for line in world.asked() if " Comment=" not in line]
+    assert asked == [
+        f"update NodeName={world.bad} State=DRAIN Reason=trainwarden:i1/evict/1 gpu_lost: GPU 3 fell off the bus",
+        f"requeuehold {world.job}",
+        f"update JobId={world.job} ExcNodeList=n5,{world.bad}",
+        f"release {world.job}",
+    ]
+
+
+def test_what_is_delivered_again_is_not_done_again(world: World) -> None:
+    world.running()
+    world.start_engine()
+    world.tell()
+    world.tell()
+    world.done()
+    for revision in (0, 0, 1):
+        world.tell(revision=revision)
+    world.kill_engine()
+    world.start_engine()
+    world.tell(revision=2)
+    time.sleep(3.0)
+    moved_once(world)
+    assert len(world.asked("requeuehold")) == 1
+
+
+def test_two_engines_of_one_group_move_it_once(world: World) -> None:
+    world.running()
+    world.start_engine()
+    first = world.engine
+    assert first is not None
+    world.start_engine()
+    try:
+        world.tell()
+        world.done()
+        moved_once(world)
+    finally:
+        first.kill()
+        first.wait()
+    assert len(world.asked("requeuehold")) == 1
+
+
+STEPS: Final = ("update JobId=* Comment=", "update NodeName=", "requeuehold", "update JobId=* ExcNodeList=", "release")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.thorough
+def test_an_engine_killed_at_any_step_leaves_it_to_the_next(world: World, step: str, when: str) -> None:
+    world.running()
+    (world.folder / "aim").write_text(step)
+    if when == "before":
+        (world.folder / "first").touch()
+    world.start_engine()
+    world.tell()
+    assert world.engine is not None
+    assert world.engine.wait(PATIENCE_S) == -signal.SIGKILL
+    (world.folder / "first").unlink(missing_ok=True)
+    world.start_engine()
+    world.done()
+    moved_once(world)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_controller_that_is_away_is_waited_for(world: World, how: str) -> None:
+    """Away before the fault is told: nothing is begun. Away in the midst of it: it goes on afterwards."""
+    world.running()
+    time.sleep(6.0)  # a controller keeps its state five seconds later: one killed before has forgotten the job
+    away = signal.SIGSTOP if how == "stopped" else signal.SIGKILL
+    back = (lambda: world.slurm.signal_controller(signal.SIGCONT)) if how == "stopped" else world.slurm.start_controller
+    world.slurm.signal_controller(away)
+    world.start_engine()
+    world.tell()
+    time.sleep(5.0)
+    assert world.story() == []
+    back()
+    world.until(lambda: world.asked("requeuehold"))
+    world.slurm.signal_controller(away)
+    time.sleep(5.0)
+    back()
+    world.done()
+    moved_once(world)
+
+
+def test_a_node_that_a_person_has_drained_keeps_the_persons_words(world: World) -> None:
+    world.running()
+    world.slurm.ask("scontrol", "update", f"NodeName={world.bad}", "State=DRAIN", "Reason=fan of anna, ask her")
+    world.start_engine()
+    world.tell()
+    world.done()
+    world.running(starts=4)
+    assert "Reason=fan of anna, ask her [" in world.node(world.bad)
+    assert not world.asked("update NodeName")
+    assert world.went_elsewhere()
+
+
+def test_a_person_who_resumes_the_node_or_holds_the_job_meanwhile_is_obeyed(world: World) -> None:
+    world.running()
+    spares = {"n1", "n2", "n3", "n4"} - {node for _, node in world.starts()}
+    for node in spares:
+        world.slurm.ask("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=no spare")
+    world.start_engine()
+    world.tell()
+    world.until(lambda: world.asked("release"))
+    world.slurm.ask("scontrol", "hold", world.job)
+    world.slurm.ask("scontrol", "update", f"NodeName={world.bad}", "State=RESUME")
+    world.slurm.ask("scontrol", "update", f"NodeName={min(spares)}", "State=RESUME")
+    time.sleep(8.0)
+    assert "State=IDLE " in world.node(world.bad)
+    assert world.field("JobState") == "PENDING"
+    assert len(world.asked("release")) == 1
+    world.slurm.ask("scontrol", "release", world.job)
+    world.done()
+    world.running(starts=4)
+    assert world.went_elsewhere()
+
+
+FAILS_ONCE: Final = """#!/bin/sh
+srun sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME >> {folder}/starts'
+[ "$SLURM_RESTART_COUNT" ] || exit 3
+sleep 600
+"""
+
+
+@pytest.mark.parametrize(("kind", "action"), [("crash", "i1/restart/1"), ("gpu_lost", "i1/evict/1")])
+def test_a_job_that_has_failed_is_brought_back(world: World, kind: str, action: str) -> None:
+    world.running()
+    world.slurm.ask("scancel", world.job)
+    (world.folder / "starts").unlink()
+    world.submit(FAILS_ONCE)
+    world.until(lambda: world.field("JobState") == "FAILED")
+    world.start_engine()
+    world.tell(kind)
+    world.done(action)
+    world.running(starts=4)
+    assert world.went_elsewhere() or kind == "crash"
+    assert world.field("Restarts") == "1"
+
+
+def test_a_job_that_may_not_be_requeued_is_left_alone_with_the_reason(world: World) -> None:
+    world.running()
+    world.slurm.ask("scontrol", "update", f"JobId={world.job}", "Requeue=0")
+    world.start_engine()
+    world.tell()
+    world.until(lambda: ("i1/evict/1", "failed") in world.story())
+    [ended] = [a for m in world.bus.read(ACTIONS) if isinstance(a := m.record, ActionRecord) and a.outcome == "failed"]
+    assert "was submitted with --no-requeue" in ended.why
+    assert world.asked() == []
+    assert world.field("JobState") == "RUNNING"
