@@ -116,8 +116,8 @@ def _dual(worth: Floats) -> _Dual:
     low = _at(worth, 0.0)
     if low.unused >= 0:
         return low
-    finite = worth[np.isfinite(worth)]
-    high = _at(worth, 2.0 * float(finite.max() - finite.min()))  # nothing is worth a unit there
+    each = (worth[:, 1:] - worth[:, :1]) / np.arange(1, worth.shape[1])
+    high = _at(worth, 2.0 * float(each.max()))  # nothing is worth a unit there
     lowest = high
     for _ in range(MAX_CUTS):
         price = (high.upper - low.upper + low.unused * low.price - high.unused * high.price) / (

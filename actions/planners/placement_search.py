@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ LEAST_GAIN = 1e-3  # less than measurements are good for: not worth moving a ran
 STRAGGLER = 1.1  # times the median GPU (Falcon, section 4.3)
 EQUAL = 1.0 + 1e-9
 SAMPLE = 256  # partners of one held-up rank; more find little that these do not
+LEAST_TRIED = 32  # held-up ranks that the work must do for
 CRITICAL = 16  # ranks that are tried to be relieved before the search gives up
 
 
@@ -42,7 +43,8 @@ def search(layout: Layout, today: Ints) -> Found:
     """
     before_s = float(iteration_s(layout, today[None])[0])
     stay = Found(today, before_s, before_s, exact=True)
-    if before_s <= _bound_s(layout) * EQUAL:
+    one_group = layout.pp == 1 and 1 in (layout.tp, layout.dp)  # whoever lies where, the links and times are the same
+    if one_group or before_s <= _bound_s(layout) * EQUAL:
         return stay
     kinds, kind = np.unique(np.stack([layout.node, layout.compute_s]), axis=1, return_inverse=True)
     counts = np.bincount(kind.reshape(-1), minlength=kinds.shape[1])
@@ -94,11 +96,12 @@ def _local(layout: Layout, today: Ints) -> Ints:
     rng = np.random.default_rng(0)  # the same answer for the same question
     placement, work = today.copy(), 0.0
     second_s, strain_s = _judged(layout, placement[None])
-    cost = layout.ranks * max(layout.tp, layout.dp)
+    cost = layout.ranks * (layout.tp + layout.dp / layout.tp)  # where tensor-parallel groups lie on one node each
+    sample = int(min(max(MOST_WORK / cost / LEAST_TRIED, 2), SAMPLE))
     while work < MOST_WORK:
         for rank in _critical(layout, placement):
             found = None
-            for swapped in _swaps(layout, placement, rank, rng):
+            for swapped in _swaps(layout, placement, rank, lambda places: _some(places, sample, rng)):
                 work += cost * len(swapped)
                 seconds, strains = _judged(layout, swapped)
                 place = int(np.lexsort((strains, np.round(seconds / second_s[0], 9)))[0])
@@ -154,23 +157,23 @@ def _ends(layout: Layout, placement: Ints, group: Ints) -> tuple[int, int]:
     return int(group[one]), int(group[other])
 
 
-def _swaps(layout: Layout, placement: Ints, rank: int, rng: np.random.Generator) -> Iterator[Ints]:
+def _swaps(layout: Layout, placement: Ints, rank: int, some: Callable[[Ints], Ints]) -> Iterator[Ints]:
     """Placements with `rank`'s whole node swapped with another; its tensor-parallel group; its GPU alone."""
     node = layout.node[placement]
     mine = np.flatnonzero(node == node[rank])
-    nodes = [np.flatnonzero(node == other) for other in _some(np.delete(np.arange(node.max() + 1), node[rank]), rng)]
+    nodes = [np.flatnonzero(node == other) for other in some(np.delete(np.arange(node.max() + 1), node[rank]))]
     if len(mine) > 1 and any(len(theirs) == len(mine) for theirs in nodes):
         yield _swapped(placement, mine, np.stack([theirs for theirs in nodes if len(theirs) == len(mine)]))
     blocks = np.arange(layout.ranks).reshape(-1, layout.tp)
     if 1 < layout.tp < layout.ranks and not np.array_equal(mine, blocks[rank // layout.tp]):
-        others = _some(np.delete(np.arange(len(blocks)), rank // layout.tp), rng)
+        others = some(np.delete(np.arange(len(blocks)), rank // layout.tp))
         yield _swapped(placement, blocks[rank // layout.tp], blocks[others])
     # Of each stage the GPUs that differ most, those on the same node, and some others.
     by_stage = np.argsort(layout.compute_s[placement.reshape(layout.pp, -1)], axis=1)
     starts = np.arange(layout.pp)[:, None] * (layout.tp * layout.dp)
     telling = (starts + by_stage[:, [0, -1]]).reshape(-1)
     near = np.flatnonzero(layout.node[placement] == layout.node[placement[rank]])
-    others = np.unique(np.concatenate([telling, near, _some(np.arange(layout.ranks), rng)]))
+    others = some(np.unique(np.concatenate([telling, near, some(np.arange(layout.ranks))])))
     yield _swapped(placement, np.array([rank]), others[others != rank][:, None])
 
 
@@ -182,5 +185,5 @@ def _swapped(placement: Ints, mine: Ints, others: Ints) -> Ints:
     return swapped
 
 
-def _some(places: Ints, rng: np.random.Generator) -> Ints:
-    return places if len(places) <= SAMPLE else rng.choice(places, SAMPLE, replace=False)
+def _some(places: Ints, most: int, rng: np.random.Generator) -> Ints:
+    return places if len(places) <= most else rng.choice(places, most, replace=False)

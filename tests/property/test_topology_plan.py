@@ -159,3 +159,12 @@ def test_noise_moves_nobody_of_a_large_job() -> None:
     answer = of(Topology().answer(question))
     assert answer.moves == ()
     assert not answer.exact
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(1, 4096), (4096, 1)])
+def test_one_group_of_all_is_alike_however_it_lies(tp: int, dp: int) -> None:
+    """Looking at every pair of its members for every swap took three minutes."""
+    compute_s = {gpu: 0.1 + 0.1 * (gpu % 7) for gpu in range(4096)}
+    question = TopologyQuestion(tp, dp, 1, 8, list(range(4096)), compute_s, 200.0, 16, {"0-1": 1.0}, Exchanged(1, 1e9))
+    answer = of(Topology().answer(question))
+    assert (answer.moves, answer.exact) == ((), True)
