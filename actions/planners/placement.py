@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MOST_PAIRS = 1 << 21  # pairs of GPUs looked at together: 16 MB an array
+MANY = 128  # members of a group from which on it is faster to look at its nodes, each once, than at all pairs
 
 
 class Layout(NamedTuple):
@@ -114,7 +115,7 @@ def iteration_s(layout: Layout, placements: Ints) -> Floats:
 
 def parts(layout: Layout, placements: Ints) -> list[Ints]:
     """`placements` in parts that fit into memory."""
-    at_once = max(1, MOST_PAIRS // (layout.ranks * max(layout.tp, layout.dp)))
+    at_once = max(1, MOST_PAIRS // (layout.ranks * min(max(layout.tp, layout.dp), MANY)))
     return [placements[start : start + at_once] for start in range(0, len(placements), at_once)]
 
 
@@ -138,8 +139,19 @@ def terms(layout: Layout, placements: Ints) -> Terms:
 
 def slowest(byte_s: Floats, groups: Ints) -> Floats:
     """Seconds per byte of the slowest link in each group [..., members]."""
-    members = np.arange(groups.shape[-1])
+    members = groups.shape[-1]
+    if members > MANY:
+        worst = [links_of(byte_s, group)[0].max() for group in groups.reshape(-1, members)]
+        return np.array(worst).reshape(groups.shape[:-1])
     links = byte_s[groups[..., :, None], groups[..., None, :]]
-    links[..., members, members] = 0.0  # nobody sends to himself
-    worst: Floats = links.max(axis=(-1, -2))
-    return worst
+    links[..., np.arange(members), np.arange(members)] = 0.0  # nobody sends to himself
+    of_groups: Floats = links.max(axis=(-1, -2))
+    return of_groups
+
+
+def links_of(byte_s: Floats, group: Ints) -> tuple[Floats, Ints]:
+    """Seconds per byte between the nodes of a group [members], each once; and a place in it for each such node."""
+    there, place, members = np.unique(group, return_index=True, return_counts=True)
+    links = byte_s[np.ix_(there, there)]
+    np.fill_diagonal(links, np.where(members > 1, links.diagonal(), 0.0))
+    return links, place

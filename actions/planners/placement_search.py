@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actions.planners.placement import Floats, Ints, Layout, iteration_s, parts, slowest, terms
+from actions.planners.placement import MANY, Floats, Ints, Layout, iteration_s, links_of, parts, slowest, terms
 
 MOST_ARRANGEMENTS = 50_000  # under a second; eight GPUs that all differ have 40,320
-MOST_WORK = 2e8  # pairs of GPUs that the local search looks at: some seconds
+MOST_WORK = 3e8  # pairs of GPUs that the local search looks at: some seconds
 LEAST_GAIN = 1e-3  # less than measurements are good for: not worth moving a rank
 STRAGGLER = 1.1  # times the median GPU (Falcon, section 4.3)
 EQUAL = 1.0 + 1e-9
 SAMPLE = 256  # partners of one held-up rank; more find little that these do not
 LEAST_TRIED = 32  # held-up ranks that the work must do for
+LEAST_SAMPLE = 48  # fewer partners find nothing
 CRITICAL = 16  # ranks that are tried to be relieved before the search gives up
 
 
@@ -96,8 +97,10 @@ def _local(layout: Layout, today: Ints) -> Ints:
     rng = np.random.default_rng(0)  # the same answer for the same question
     placement, work = today.copy(), 0.0
     second_s, strain_s = _judged(layout, placement[None])
-    cost = layout.ranks * (layout.tp + layout.dp / layout.tp)  # where tensor-parallel groups lie on one node each
-    sample = int(min(max(MOST_WORK / cost / LEAST_TRIED, 2), SAMPLE))
+    of_group = layout.node[today.reshape(layout.pp, layout.dp, layout.tp)[0, :, 0]]
+    pairs = layout.dp**2 if layout.dp <= MANY else len(np.unique(of_group)) ** 2
+    cost = layout.ranks * layout.tp + layout.ranks / (layout.tp * layout.dp) * pairs  # groups on one node each
+    sample = int(min(max(MOST_WORK / cost / LEAST_TRIED, LEAST_SAMPLE), SAMPLE))
     while work < MOST_WORK:
         for rank in _critical(layout, placement):
             found = None
@@ -149,12 +152,10 @@ def _critical(layout: Layout, placement: Ints) -> list[int]:
 
 
 def _ends(layout: Layout, placement: Ints, group: Ints) -> tuple[int, int]:
-    """The two members of `group` with the slowest link between them."""
-    nodes = layout.node[placement[group]]
-    links = layout.byte_s[nodes[:, None], nodes[None, :]]
-    np.fill_diagonal(links, -1.0)
-    one, other = divmod(int(links.argmax()), len(group))
-    return int(group[one]), int(group[other])
+    """Two members of `group` on the nodes with the slowest link between them."""
+    links, place = links_of(layout.byte_s, layout.node[placement[group]])
+    one, other = divmod(int(links.argmax()), len(links))
+    return int(group[place[one]]), int(group[place[other]])
 
 
 def _swaps(layout: Layout, placement: Ints, rank: int, some: Callable[[Ints], Ints]) -> Iterator[Ints]:

@@ -14,6 +14,7 @@ from actions.planners.placement_search import search
 from trainwarden.errors import DataError
 
 MAX_RANKS = 65_536
+MAX_NODES = 4096  # links between all of them are 128 MB
 _PAIR = re.compile(r"([0-9]{1,7})-([0-9]{1,7})", re.ASCII)
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
@@ -138,6 +139,8 @@ def _layout(question: TopologyQuestion, gpus: list[int]) -> Layout:
     if unknown is not None:
         raise DataError(f"compute_s has no time of GPU {unknown}")
     nodes, node = np.unique(np.array(gpus) // question.gpus_per_node, return_inverse=True)
+    if len(nodes) > MAX_NODES:
+        raise DataError(f"placement is on {len(nodes)} nodes; up to {MAX_NODES} can be planned for")
     byte_s = np.full((len(nodes), len(nodes)), 8e-9 / question.default_gbps)  # bits of a byte, giga
     np.fill_diagonal(byte_s, 0.0)
     place = {number: at for at, number in enumerate(nodes.tolist())}

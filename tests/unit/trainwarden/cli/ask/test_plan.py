@@ -158,6 +158,11 @@ A = {"name": "a", "throughput": [0, 1, None]}
         ("topology", {**TOPOLOGY, "pp": 3}, "tp x dp x pp is 6 ranks, but placement has 4"),
         ("topology", {**TOPOLOGY, "placement": [8, 9, 9, 11]}, "GPU 9 has two ranks in placement"),
         ("topology", {**TOPOLOGY, "placement": [8, 9, 10, 13]}, "compute_s has no time of GPU 13"),
+        (
+            "topology",
+            {**TOPOLOGY, "dp": 2049, "placement": [*range(4098)], "compute_s": dict.fromkeys(range(4098), 1)},
+            "placement is on 4098 nodes; up to 4096 can be planned for",
+        ),
         ("topology", {**TOPOLOGY, "gbps": {"node1": 1}}, "gbps: 'node1' is no pair of node numbers like 0-1"),
         ("cluster", {**CLUSTER, "tasks": [A, A]}, "task 'a' is named twice"),
         ("cluster", {**CLUSTER, "tasks": [{**A, "now": 2}]}, "task 'a' has 2 GPUs now, but its throughput"),
