@@ -1,4 +1,4 @@
-"""Solvers: how to split micro-batches, and when a remedy has earned its price.
+"""Solvers: how to split micro-batches, share out GPUs and place ranks, and when a remedy has earned its price.
 
 Read `actions.planners.microbatches` first.
 """

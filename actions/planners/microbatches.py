@@ -10,9 +10,10 @@ broken faster.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from actions.planners.microbatch_ties import least_variance
 from trainwarden.errors import DataError
@@ -61,6 +62,8 @@ def solve(micro_batch_s: Sequence[float], total: int) -> Counts:
     Traceback (most recent call last):
     trainwarden.errors.DataError: 1 micro-batches cannot give each of 2 groups at least one
     """
+    if len(micro_batch_s) >= ARRAY_GROUPS and find_spec("numpy") is not None:
+        return _solve_arrays(micro_batch_s, total)
     times = _checked(micro_batch_s, total)
     counts = _fewest_seconds(times, total)
     finish_s = max(map(float.__mul__, times, map(float, counts)))
@@ -93,47 +96,78 @@ def even(groups: int, total: int) -> Counts:
 
 
 def _checked(micro_batch_s: Sequence[float], total: int) -> list[float]:
-    groups = len(micro_batch_s)
+    _check_counts(len(micro_batch_s), total)
+    times = list(map(float, micro_batch_s))
+    # The bounds keep products and squares of all allowed counts finite and above zero; NaN is within no bounds.
+    _refuse(times, next((group for group, time_s in enumerate(times) if not MIN_S <= time_s <= MAX_S), None))
+    return times
+
+
+def _refuse(times: Sequence[float], group: int | None) -> None:
+    if group is not None:
+        raise DataError(f"micro-batch time {times[group]!r} of group {group} is not within {MIN_S} to {MAX_S} seconds")
+
+
+def _check_counts(groups: int, total: int) -> None:
     if not 0 < groups <= MAX_GROUPS:
         raise DataError(f"{groups} groups: a split needs between 1 and {MAX_GROUPS}")
     if isinstance(total, bool) or not isinstance(total, int) or total > MAX_TOTAL:
         raise DataError(f"the total of {total!r} micro-batches is no whole number up to {MAX_TOTAL}")
     if total < groups:
         raise DataError(f"{total} micro-batches cannot give each of {groups} groups at least one")
-    times = list(map(float, micro_batch_s))
-    # The bounds keep products and squares of all allowed counts finite and above zero; NaN is within no bounds.
-    wrong = next((group for group, time_s in enumerate(times) if not MIN_S <= time_s <= MAX_S), None)
-    if wrong is not None:
-        raise DataError(f"micro-batch time {times[wrong]!r} of group {wrong} is not within {MIN_S} to {MAX_S} seconds")
-    return times
 
 
 def _fewest_seconds(times: list[float], total: int) -> list[int]:
     """Counts with the least greatest product; ties in any order."""
-    bound_s = _lower_bound_s(times, total)
-    if len(times) >= ARRAY_GROUPS and find_spec("numpy") is not None:
-        bound_s = _raised_bound_s(times, total, bound_s)
     # A hair less than the bound: rounding must not hand out a unit too many.
-    bound_s *= 1.0 - 1e-9
+    bound_s = _lower_bound_s(times, total) * (1.0 - 1e-9)
     counts = [int(bound_s / time_s) or 1 for time_s in times]
-    left = total - sum(counts)
+    _hand_out(times, counts, range(len(times)), total - sum(counts))
+    return counts
+
+
+def _hand_out(times: Sequence[float], counts: list[int], groups: Iterable[int], left: int) -> None:
+    """Give `left` more units, each to whoever of `groups` would finish it first."""
     if left <= 0:
-        return counts
-    heap = [((count + 1) * time_s, group) for group, (count, time_s) in enumerate(zip(counts, times, strict=True))]
+        return
+    heap = [((counts[group] + 1) * times[group], group) for group in groups]
     heapq.heapify(heap)
     for _ in range(left):
         group = heap[0][1]
         counts[group] += 1
         heapq.heapreplace(heap, ((counts[group] + 1) * times[group], group))
-    return counts
 
 
-def _raised_bound_s(times: list[float], total: int, bound_s: float) -> float:
-    """`bound_s` raised by bisection while not all of `total` fit below it, so that few units are left for the heap."""
+def _solve_arrays(micro_batch_s: Sequence[float], total: int) -> Counts:
+    """`solve` for many groups, by arrays of shape (groups,)."""
     np = import_module("numpy")
-    t = np.array(times)
-    low, high = bound_s, bound_s + max(times)
-    for _ in range(60):
+    _check_counts(len(micro_batch_s), total)
+    t = np.array(micro_batch_s, dtype=np.float64)
+    wrong = np.flatnonzero(~((t >= MIN_S) & (t <= MAX_S)))
+    _refuse(micro_batch_s, int(wrong[0]) if len(wrong) else None)
+    bound_s = _bound_s(t, total) * (1.0 - 1e-9)
+    held = np.maximum(np.floor(bound_s / t), 1.0)
+    left = total - int(held.sum())
+    following = (held + 1.0) * t
+    # Of the next `left` units none goes to a group that is not among the `left` groups with the soonest next unit.
+    near = np.argpartition(following, left)[:left] if 0 < left < len(t) else np.arange(len(t))
+    if 0 < left < len(t) and following[near].max() <= (following + t)[near].min():
+        held[near] += 1.0  # one each, as nobody's second comes before another's first
+        left = 0
+    times, counts = t.tolist(), held.astype(np.int64).tolist()
+    _hand_out(times, counts, near.tolist(), left)
+    given = np.array(counts, dtype=np.float64)
+    finish_s = float((given * t).max())
+    if bool(((given + 1.0) * t > finish_s).all()):
+        return tuple(counts)
+    return least_variance(times, total, finish_s)
+
+
+def _bound_s(t: Any, total: int) -> float:
+    """Seconds within which not all of `total` can be done, but all except a few, by bisection."""
+    np = import_module("numpy")
+    low, high = 0.0, float(t.max()) * (total / len(t) + 1.0)
+    for _ in range(200):  # bits of a double, and the way down from the slowest to the fastest group
         middle = (low + high) / 2.0
         if not low < middle < high:
             break

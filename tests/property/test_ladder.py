@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actions.planners.ladder import Ladder, Strategy
+from actions.planners.questions.ladder import LadderPlan, LadderQuestion, Remedy, Step
+from tests.examples import examples
 from trainwarden.records import ActionKind
 
 KINDS: tuple[ActionKind, ...] = ("ignore", "rebalance", "move_topology", "restart_job")
@@ -54,3 +57,43 @@ def test_the_ladder_costs_at_most_three_times_the_optimum_and_one_iteration(
 def test_the_bound_is_nearly_reached_so_it_could_fail() -> None:
     overheads = [1.0, 2.0, 4.0, 8.0]
     assert pay(overheads, 0.001, 10**5, 3) > 2.8 * 8.0
+
+
+@given(incidents(), st.lists(st.floats(0.0, 3.0), max_size=60))
+def test_the_planner_applies_what_the_engine_would(
+    incident: tuple[list[float], float, int, int | None], slow_s: list[float]
+) -> None:
+    overheads = incident[0]
+    ladder = Ladder(Strategy(kind, overhead) for kind, overhead in zip(KINDS, overheads, strict=False))
+    applied: set[ActionKind] = set()
+    steps = []
+    for iteration, seconds in enumerate(slow_s, start=1):
+        ladder.accumulate(iteration, seconds, 1.0)
+        strategy = ladder.due(applied)
+        if strategy is not None and seconds > 1.0:
+            applied.add(strategy.kind)
+            steps.append(Step(iteration, strategy.kind))
+    remedies = [Remedy(kind, overhead) for kind, overhead in zip(KINDS, overheads, strict=False)]
+    answer = LadderPlan().answer(LadderQuestion(1.0, slow_s, remedies[::-1]))
+    assert list(answer.steps) == steps
+
+
+REMEDIES = st.lists(st.one_of(st.just(1.0), st.floats(0.0, 10.0)), max_size=5)
+
+
+@examples(300)
+@given(REMEDIES, st.lists(st.floats(0.0, 5.0), max_size=80), st.booleans())
+def test_a_planned_ladder_costs_at_most_its_ratio_times_the_optimum(
+    overheads: list[float], slow_s: list[float], doubled: bool
+) -> None:
+    if doubled:  # each at least twice the one before
+        overheads = [overhead * 3**place for place, overhead in enumerate(sorted(overheads), start=1)]
+    remedies = [Remedy(f"r{place}", overhead) for place, overhead in enumerate(overheads)]
+    answer = LadderPlan().answer(LadderQuestion(1.0, slow_s, remedies))
+    losses = [max(0.0, seconds - 1.0) for seconds in slow_s]
+    assert answer.optimum_s == pytest.approx(min([sum(losses), *([max(overheads)] if overheads else [])]))
+    ratio = 3.0 if doubled else len(overheads) + 1.0
+    # Impact is seen only at the end of an iteration, and one strategy is applied after each.
+    slack = sum(sorted(losses)[-len(overheads) :]) if overheads else 0.0
+    assert answer.cost_s <= ratio * answer.optimum_s + slack + 1e-6
+    assert [step.iteration for step in answer.steps] == sorted({step.iteration for step in answer.steps})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from actions.planners import microbatch_ties, microbatches
 from actions.planners.microbatches import even, finish_s, solve
+from actions.planners.questions.microbatches import Microbatches, MicrobatchesQuestion
 from tests.examples import examples
 from trainwarden.errors import DataError
 
@@ -86,13 +88,29 @@ def test_ties_broken_by_arrays_are_broken_as_by_lists(
         assert distances[1] == pytest.approx(distances[0], rel=1e-9, abs=1e-12)
 
 
-@examples(30)
-@given(st.lists(SECONDS, min_size=20, max_size=150), st.integers(0, 600))
-def test_the_bound_raised_by_arrays_leaves_the_answer_as_it_is(times: list[float], extra: int) -> None:
+@examples(100)
+@given(st.lists(SECONDS, min_size=1, max_size=150), st.integers(0, 600))
+@example([0.1] * 100, 50)  # ties: half of the groups take one more
+@example([1e-9] * 20 + [1e9] * 20, 5)  # what is left goes to few groups, several units each
+def test_arrays_and_lists_end_equally_soon(times: list[float], extra: int) -> None:
     total = len(times) + extra
-    bound_s = microbatches._lower_bound_s(times, total)
-    raised_s = microbatches._raised_bound_s(times, total, bound_s)
-    assert bound_s <= raised_s <= one_at_a_time(times, total)
+    counts = microbatches._solve_arrays(times, total)
+    assert sum(counts) == total
+    assert min(counts) >= 1
+    assert finish_s(times, counts) == one_at_a_time(times, total)
+
+
+@examples(100)
+@given(st.lists(SECONDS, min_size=1, max_size=8), st.integers(0, 30), st.randoms())
+def test_weighted_groups_average_to_the_loss_of_the_even_split(times: list[float], extra: int, random: Random) -> None:
+    answer = Microbatches().answer(MicrobatchesQuestion(times, len(times) + extra))
+    losses = [[random.random() for _ in range(count)] for count in answer.micro_batches]
+    of_groups = [
+        weight * math.fsum(group) / len(group) for weight, group in zip(answer.weights, losses, strict=True)
+    ]  # fmt: skip
+    all_losses = [loss for group in losses for loss in group]
+    assert math.fsum(of_groups) / len(times) == pytest.approx(math.fsum(all_losses) / len(all_losses))
+    assert math.fsum(answer.weights) / len(times) == pytest.approx(1.0)
 
 
 @given(st.integers(1, 50), st.integers(0, 500))
@@ -114,6 +132,7 @@ def test_extreme_times_and_totals_still_add_up(times: list[float], extra: int) -
     [([], 4), ([1.0, 1.0], 1), ([1.0, 0.0], 4), ([1.0, -1.0], 4), ([math.nan], 4), ([1.0, math.inf], 4), ([1.0], 2.5)],
 )
 def test_impossible_input_is_refused_in_one_sentence(times: list[float], total: int) -> None:
-    with pytest.raises(DataError) as caught:
-        solve(times, total)
-    assert "\n" not in str(caught.value)
+    for way in (solve, microbatches._solve_arrays):
+        with pytest.raises(DataError) as caught:
+            way(times, total)
+        assert "\n" not in str(caught.value)

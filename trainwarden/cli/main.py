@@ -106,6 +106,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.plan:plan",
         "Ask a planner.",
     ),
+    "profile": Entry(
+        "trainwarden.cli.learn.profile:profile",
+        "Measure throughput by number of GPUs from recorded jobs, for `plan cluster`; exit code 1 if none says any.",
+    ),
     "bench": Entry(
         "trainwarden.cli.setup.bench:bench",
         "Measure speed, overhead and quality of detection, each beside a named peer where there is one.",

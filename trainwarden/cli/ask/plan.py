@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
 import typer
 
 from trainwarden.cli.shared.options import Json
@@ -14,47 +14,51 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 
 
-class Question(msgspec.Struct, forbid_unknown_fields=True):
-    """What is asked of the planner of micro-batches: ``{"micro_batch_s": [...], "total": M}``."""
-
-    micro_batch_s: list[float]
-    total: int
-
-
 def plan(
-    what: Annotated[Literal["microbatches"], typer.Argument(help="Which planner.")],
+    what: Annotated[Literal["microbatches", "topology", "ladder", "cluster"], typer.Argument(help="Which planner.")],
     source: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON input; - is standard input.")] = "-",
     *,
     json: Json = None,
+    example: Annotated[bool, typer.Option("--example", help="Print an input that may be asked, and end.")] = False,
 ) -> int:
     """Ask a planner.
 
-    Example: echo '{"micro_batch_s": [1, 1, 2], "total": 12}' | trainwarden plan microbatches
+    Example: trainwarden plan cluster --example | trainwarden plan cluster --json
     """
-    from actions.planners.microbatches import solve
+    from actions.planners.questions.protocol import read
 
-    del what  # one planner so far; the word keeps the command line stable as others come
+    planner = _planner(what)
     voice = Voice(json)
-    question = _question(source)
-    counts = solve(question.micro_batch_s, question.total)
-    slowest_s = max(m * t for m, t in zip(counts, question.micro_batch_s, strict=True))
-    voice.say(f"{' '.join(map(str, counts))}  (slowest rank {slowest_s:.4f} s)")
-    voice.answer({"micro_batches": list(counts), "iteration_s": slowest_s})
+    if example:
+        voice.say(planner.example)
+        return 0
+    answer = planner.answer(read(what, planner.question, _input(source)))
+    voice.say(planner.line(answer))
+    voice.answer(answer)
     return 0
 
 
-def _question(source: str) -> Question:
-    """What `source` (a file, or ``-`` for standard input) asks.
+def _planner(name: str) -> Any:
+    from actions.planners.questions import CATALOG
+
+    module, _, attribute = CATALOG[name].partition(":")
+    try:
+        return getattr(import_module(module), attribute)()
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise ConfigError(f"plan {name}: numpy is not installed; pip install 'trainwarden[detect]'") from error
+
+
+def _input(source: str) -> bytes:
+    """What `source` (a file, or ``-`` for standard input) holds.
 
     Raises
     ------
     ConfigError
-        If the input is not that object.
+        If it cannot be read.
     """
     try:
-        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        return msgspec.json.decode(raw, type=Question)
+        return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
         raise ConfigError(f"plan: '{source}' cannot be read ({error.strerror})") from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"plan: input must be {{'micro_batch_s': [...], 'total': M}}: {error}") from error

@@ -20,7 +20,9 @@ from trainwarden.errors import ConfigError
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Parts of names.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Parts of names, or a whole topic like planners.")
+    ] = None,
     *,
     json: Json = None,
     table: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
@@ -67,7 +69,7 @@ def _measured(names: Sequence[str], voice: Voice) -> Iterator[tuple[dict[str, An
     one_blas_thread()  # as the services run
     for file in files:
         module: ModuleType = importlib.import_module(f"tests.benchmarks.{file.stem}")
-        wanted = [name for name in module.NAMES if not names or any(word in name for word in names)]
+        wanted = _wanted(file.stem.removeprefix("bench_"), module.NAMES, names)
         if not wanted:
             continue
         voice.say(f"running {file.stem} ...")
@@ -75,6 +77,19 @@ def _measured(names: Sequence[str], voice: Voice) -> Iterator[tuple[dict[str, An
         run = module.benchmarks(wanted, voice.say) if hasattr(module, "TABLES") else module.benchmarks()
         for row in run:
             yield row, row["name"] in wanted
+
+
+def _wanted(topic: str, there_are: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Which of the benchmarks of a file about `topic` are asked for by `words`; without words all.
+
+    Examples
+    --------
+    >>> _wanted("planners", ["microbatch_ms", "cluster_ms"], ["planners"])
+    ['microbatch_ms', 'cluster_ms']
+    >>> _wanted("planners", ["microbatch_ms", "cluster_ms"], ["cluster", "hook"])
+    ['cluster_ms']
+    """
+    return [name for name in there_are if not words or topic in words or any(word in name for word in words)]
 
 
 def _machine() -> dict[str, Any]:
