@@ -107,3 +107,12 @@ def test_the_incident_ends_when_steps_go_on():
         told(job, Stand(LAYOUT, steps=place % 4 + 1).counts(), end_s, end_s - 0.01)
     (incident,) = Run().play(job.records, job.end_s + 5.0).incidents
     assert incident.state == "closed"
+
+
+def test_a_job_that_stands_still_by_its_counts_is_kept():
+    job = standing(running(12), Stand(LAYOUT, **FAULTS["device"]).counts(), 4.0)
+    handler = Run().play(job.records, job.end_s + 3.9).handler
+    watch, other = handler._jobs[JOB], handler._made(JOB)
+    assert watch.collectives._counts.explanation is not None
+    other.restore(watch.kept())
+    assert other.kept() == watch.kept()
