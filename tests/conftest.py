@@ -18,6 +18,9 @@ settings.register_profile("shared", max_examples=100 if THOROUGH else 25, deadli
 settings.load_profile("shared")
 # tslearn is compared with on a few small series; compiling it takes longer than all of them.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
+# Several workers share the cores: threads of the linear algebra that spin for each other double what training takes.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 
 def _refuse(reason: str) -> NoReturn:
