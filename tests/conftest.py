@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import settings
 
 from tests.examples import THOROUGH
 from tests.servers.kafka import KafkaBroker, ServerMissing
+
+SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
 
 settings.register_profile("shared", max_examples=100 if THOROUGH else 25, deadline=None)  # machines are shared
 settings.load_profile("shared")
@@ -68,6 +71,13 @@ def _started(folder: Path) -> Iterator[KafkaBroker]:
         yield broker
     finally:
         broker.stop()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no system test is asked for, files of nothing else are not imported: torch alone takes six seconds."""
+    if collection_path.suffix != ".py" or not str(config.option.markexpr).startswith("not system"):
+        return None
+    return bool(SYSTEM_ALONE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 collect_ignore = ["hook_artefact.py", "data"]  # the first may be imported only before the package is
