@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -78,6 +79,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or not str(config.option.markexpr).startswith("not system"):
         return None
     return bool(SYSTEM_ALONE.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+def pytest_collection() -> None:
+    """Thousands of tests that all stay are made: looking for garbage among them is a fifth of collecting."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 collect_ignore = ["hook_artefact.py", "data"]  # the first may be imported only before the package is
