@@ -81,14 +81,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(SYSTEM_ALONE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Thousands of tests that all stay are made: looking for garbage among them is a fifth of collecting."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 collect_ignore = ["hook_artefact.py", "data"]  # the first may be imported only before the package is
