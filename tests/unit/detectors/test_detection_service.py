@@ -236,7 +236,7 @@ def test_a_job_that_is_stopped_and_let_go_many_times_a_second_does_not_hang() ->
 # -- slowness ----------------------------------------------------------------------------------------------------
 
 
-QUICK = {(2, 1.5), (3, 2.0), (8, 3.0)}
+QUICK = {(2, 1.5), (3, 2.0), (4, 1.5), (8, 3.0)}
 
 
 @pytest.mark.parametrize(
