@@ -53,7 +53,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 -m '$(QUICK)' --doctest-modules --ignore=tests/scripts --ignore=examples \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(QUICK)' --doctest-modules --ignore=tests/scripts --ignore=examples \
 		trainwarden collectors detectors trainer_offline actions dashboards tests
 
 bench: install

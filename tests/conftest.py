@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +16,15 @@ from hypothesis import settings
 from tests.examples import THOROUGH
 from tests.servers.kafka import KafkaBroker, ServerMissing
 
+SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
+
 settings.register_profile("shared", max_examples=100 if THOROUGH else 25, deadline=None)  # machines are shared
 settings.load_profile("shared")
 # tslearn is compared with on a few small series; compiling it takes longer than all of them.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
+# Several workers share the cores: threads of the linear algebra that spin for each other double what training takes.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -65,6 +72,24 @@ def _started(folder: Path) -> Iterator[KafkaBroker]:
         yield broker
     finally:
         broker.stop()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no system test is asked for, files of nothing else are not imported: torch alone takes six seconds."""
+    if collection_path.suffix != ".py" or not str(config.option.markexpr).startswith("not system"):
+        return None
+    return bool(SYSTEM_ALONE.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests that all stay are made: looking for garbage among them is a fifth of collecting."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 collect_ignore = ["hook_artefact.py", "data"]  # the first may be imported only before the package is

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Final
 
-from detectors.logs.rules import LogRules
+from detectors.logs.rules import shipped_rules
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import IncidentRecord, LogRecord
 from trainwarden.topics import LOGS
@@ -115,7 +114,7 @@ def _first_error(lines: list[Line]) -> Line | None:
     """The first line of a source that names a cause, else the first that names an effect; put back with its rule."""
     found: tuple[int, Line] | None = None
     for place, line in enumerate(lines):
-        rule = _rules().match(line.text)
+        rule = shipped_rules().match(line.text)
         if rule is None or rule.role not in ("root", "cascade", "app"):
             continue
         told = Line(line.time_s, line.node, line.source, line.rank, line.text, rule.id, rule.role == "root")
@@ -134,8 +133,3 @@ def _last_of_suspect(by_source: dict[tuple[str, str], list[Line]], suspected: se
         if lines[0].rank in suspected:
             return lines[-LINES_BEFORE:]
     return []
-
-
-@cache
-def _rules() -> LogRules:
-    return LogRules()

@@ -65,8 +65,10 @@ class CountWatch:
             self._longest_s = max(self._longest_s, self._lasted_s)
             self._told = None
         self._lasted_s = still_s
+        if counts is None or window.phase in _PAUSES or not still_s > LEAST_S:
+            return None
         typical_s = _typical_s(window)
-        if counts is None or window.phase in _PAUSES or not still_s > max(EXPLAINS * typical_s, LEAST_S):
+        if not still_s > EXPLAINS * typical_s:
             return None
         found = blame(_heard(counts, window))
         if found is None:

@@ -12,7 +12,7 @@ from detectors.facts.failures import Failures
 from detectors.facts.nodes import NodeConfig
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window
-from detectors.logs.rules import LogRules
+from detectors.logs.rules import LogRules, shipped_rules
 from detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
@@ -56,7 +56,7 @@ class HardEvent:
             root_patience_s=config.root_patience_s,
             words_patience_s=config.words_patience_s,
             outlived_s=config.outlived_s,
-            rules=rules or LogRules(),
+            rules=rules or shipped_rules(),
         )
         self._devices = DeviceFaults(config)
         self._collectives = CollectiveFaults()

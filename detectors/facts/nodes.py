@@ -53,6 +53,8 @@ def pipeline_is_silent(window: Window, config: NodeConfig) -> bool:
 
 def lost_nodes(window: Window, config: NodeConfig) -> dict[str, str]:
     """Nodes that are lost now, each with the reason."""
+    if not any(for_s > config.node_silent_s for for_s in window.node_silent_s.values()):
+        return {}
     usual_s = _usual_s(window)
     outlived_s = window.still_s + config.node_silent_s + (usual_s or config.unknown_s) * config.still_steps
     silent = {node: for_s for node, for_s in window.node_silent_s.items() if config.node_silent_s < for_s <= outlived_s}

@@ -66,8 +66,10 @@ def quiet_median(values: Floats) -> Floats:
         return np.full(values.shape[1:], np.nan)
     ordered = np.sort(values, axis=0)  # NaN last
     count = np.isfinite(values).sum(axis=0)
-    low = np.maximum(count - 1, 0) // 2
-    high = np.minimum(count // 2, values.shape[0] - 1)
+    rows = values.shape[0]
+    if (count == rows).all():
+        return np.asarray((ordered[(rows - 1) // 2] + ordered[rows // 2]) / 2.0)
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, rows - 1)
     if values.ndim == 1:
         return np.asarray((ordered[low] + ordered[high]) / 2.0)
     middle: Floats = (

@@ -131,8 +131,8 @@ class Window:
 
     def busy_s(self, rows: slice) -> npt.NDArray[np.float64]:
         """Duration of the steps without their pauses [rows, ranks]."""
-        pause = np.nan_to_num(self.pause_s[rows].astype(np.float64))
-        return np.maximum(self.duration_s[rows] - pause, 1e-6)
+        pause = self.pause_s[rows].astype(np.float64)
+        return np.maximum(self.duration_s[rows] - np.where(np.isnan(pause), 0.0, pause), 1e-6)
 
     def work_s(self, rows: slice) -> npt.NDArray[np.float64]:
         """Compute time as if every rank had the same share of micro-batches [rows, ranks].
@@ -155,9 +155,14 @@ def job_duration_s(window: Window, rows: slice) -> npt.NDArray[np.float64]:
     Pauses are taken out per rank, so ranks that wait for another rank's pause would still show it in their
     wait: the shortest busy time tells a pause of one rank from slowness of all.
     """
-    busy = window.busy_s(rows)
-    pause = np.nan_to_num(window.pause_s[rows].astype(np.float64)).max(axis=1, initial=0.0)
-    plain = quiet_median(busy.T)
-    # A rank's pause (checkpoint on rank 0) makes the others wait for it: their duration minus that pause.
-    with_pause = quiet_median(window.duration_s[rows].astype(np.float64).T) - pause
-    return np.where(pause > 0, np.maximum(np.minimum(plain, with_pause), 0.05 * plain), plain)
+    if not len(window.steps[rows]):
+        return np.zeros(0)
+    plain = quiet_median(window.busy_s(rows).T)
+    pause = np.fmax.reduce(window.pause_s[rows].astype(np.float64), axis=1, initial=0.0)
+    paused = np.flatnonzero(pause > 0)
+    if paused.size:
+        # A rank's pause (checkpoint on rank 0) makes the others wait for it: their duration minus that pause.
+        duration, own = window.duration_s[rows][paused].astype(np.float64), plain[paused]
+        with_pause = quiet_median(duration.T) - pause[paused]
+        plain[paused] = np.maximum(np.minimum(own, with_pause), 0.05 * own)
+    return plain

@@ -18,7 +18,7 @@ from detectors.job.common_mode import quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import LogLine, Window, job_duration_s
 from detectors.logs.findings import Consequences, Finding, finding_vote, moved_on
-from detectors.logs.rules import LogRule, LogRules, load_xids
+from detectors.logs.rules import LogRule, LogRules, load_xids, shipped_rules
 from detectors.logs.storms import LogStorms, Source, StormConfig
 from detectors.protocol import Role
 from trainwarden.errors import DetectorError
@@ -79,7 +79,7 @@ class LogWindow:
 
     def __init__(self, config: LogWindowConfig) -> None:
         self._config = config
-        self._rules = LogRules(Path(config.rules) if config.rules else None)
+        self._rules = LogRules(Path(config.rules)) if config.rules else shipped_rules()
         self._xids = load_xids()
         self._storms = LogStorms(config)
         self._consequences = Consequences()

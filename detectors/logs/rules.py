@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -143,6 +144,18 @@ class LogRules:
         left: list[int] = [place for place in self._set.Match(line) or () if place not in self._explained]
         rule = self.rules[min(left)] if left else None
         return rule if rule is not None and rule.role in _OUTRANKS_ADVICE else None
+
+
+@cache
+def shipped_rules() -> LogRules:
+    """The rules shipped, read once: detectors of all jobs share the automaton, which never changes.
+
+    Examples
+    --------
+    >>> shipped_rules().match("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB").id
+    'cuda.out_of_memory'
+    """
+    return LogRules()
 
 
 def load_xids(path: Path | None = None) -> dict[int, Xid]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +22,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def circles_of_files(root: Path) -> list[str]:
     """Files that import each other, directly or by way of others, as ``a <-> b``."""
-    return sorted(" <-> ".join(circle) for circle in circles(imports(modules(root))))
+    return sorted(" <-> ".join(circle) for circle in circles(_graph(root)[1]))
 
 
 def circles_of_rooms(root: Path) -> list[str]:
     """Rooms that import each other."""
-    known = modules(root)
-    return sorted(" <-> ".join(circle) for circle in circles(rooms(imports(known), known)))
+    known, graph = _graph(root)
+    return sorted(" <-> ".join(circle) for circle in circles(rooms(graph, known)))
 
 
 def long_files(root: Path) -> list[str]:
@@ -74,6 +75,13 @@ def rooms_without_a_door(root: Path) -> list[str]:
             if named is None or named[1] not in known or not named[1].startswith(f"{name}."):
                 found.append(name)
     return found
+
+
+@cache
+def _graph(root: Path) -> tuple[dict[str, Path], dict[str, set[str]]]:
+    """The modules of a checkout, and who imports whom."""
+    known = modules(root)
+    return known, imports(known)
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:

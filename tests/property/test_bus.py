@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.doubles import ManualClock
+from tests.examples import examples
 from trainwarden.bus.embedded.consumer import EmbeddedConsumer
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.records import EventRecord, LogRecord, Record
@@ -217,4 +218,4 @@ class BusMachine(RuleBasedStateMachine):
 
 
 TestBusMachine = BusMachine.TestCase
-TestBusMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBusMachine.settings = settings(examples(60), stateful_step_count=40)

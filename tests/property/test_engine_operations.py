@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine_doubles import Killed, Rig
+from tests.examples import examples
 from trainwarden.launching import Capabilities, Verb
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 from trainwarden.topics import INCIDENTS
@@ -127,4 +128,4 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestEngine.settings = settings(examples(40), stateful_step_count=25)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actions.launchers.local.microbatch_plan import PlanFile
+from tests.examples import examples
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
 from trainwarden.launching import Progress
@@ -117,4 +118,4 @@ class Operations(RuleBasedStateMachine):
 
 NAMES_OF = {kind: [name for name, its in KINDS.items() if its == kind] for kind in ("restart", "rebalance")}
 TestOperations = Operations.TestCase
-TestOperations.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestOperations.settings = settings(examples(40), stateful_step_count=30)

@@ -8,6 +8,7 @@ from functools import cache
 
 from dashboards.alerts.table import RECORDINGS
 from dashboards.exposition import families
+from tests.house import parsed
 from tests.places import ROOT
 from trainwarden.catalogue import CATALOGUE
 
@@ -36,7 +37,7 @@ def own_names() -> frozenset[str]:
     for place, services in PLACES.items():
         path = ROOT / place
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(file)):
                 if _tells(node):
                     found |= {f"trainwarden_{service}_{node.args[0].value}" for service in services}
     return frozenset(found)

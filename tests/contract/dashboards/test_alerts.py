@@ -18,10 +18,13 @@ from tests.contract.dashboards.metric_names import known_names, names_in
 TEST = FOLDER / "prometheus" / "trainwarden.test.yml"
 
 
-@pytest.mark.parametrize("name", sorted(generated()))
+TODAY = generated()
+
+
+@pytest.mark.parametrize("name", sorted(TODAY))
 def test_a_built_file_is_of_today(name: str) -> None:
     """`make dashboards` writes them."""
-    assert (FOLDER / name).read_text(encoding="utf-8") == generated()[name]
+    assert (FOLDER / name).read_text(encoding="utf-8") == TODAY[name]
 
 
 def test_what_is_not_of_today_is_said_and_written(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,9 +32,9 @@ def played(job: Job) -> Run:
 
 
 def test_a_host_that_looks_slow_opens_nothing_and_moves_nothing() -> None:
-    known = played(hosts_see(Job(ranks=8).run(120), odd_host, basis="log"))
+    known = played(hosts_see(Job(ranks=8).run(80), odd_host, basis="log"))
     assert [(one.kind, one.suspects[0].rank) for one in known.revisions[:1]] == [("slow_compute", 2)]
-    run = played(hosts_see(Job(ranks=8).run(120), odd_host, accelerator="cuda"))
+    run = played(hosts_see(Job(ranks=8).run(80), odd_host, accelerator="cuda"))
     assert run.revisions == []
     votes = run.verdicts[-1].votes
     assert votes["peer_deviation"].opinion == "abstain"
@@ -44,7 +44,7 @@ def test_a_host_that_looks_slow_opens_nothing_and_moves_nothing() -> None:
 @pytest.mark.parametrize("basis", ["host", "device_step"])
 def test_a_job_that_slows_down_is_told_without_a_culprit(basis: str) -> None:
     """Rank 2 computes longer and all wait for it: by durations alone nobody is to blame."""
-    job = Job(ranks=4, slow=lambda rank, step: 1.8 if rank == 2 and step >= 50 else 1.0).run(120)
+    job = Job(ranks=4, slow=lambda rank, step: 1.8 if rank == 2 and step >= 50 else 1.0).run(90)
     run = played(hosts_see(job, lambda rank, step: 1.0, basis=basis, accelerator="cuda"))
     first = run.revisions[0]
     assert (first.kind, first.suspects) == ("slow_job", ())
@@ -62,7 +62,7 @@ def test_a_job_that_slows_down_is_told_without_a_culprit(basis: str) -> None:
 
 
 def test_a_split_that_the_device_has_measured_names_the_rank() -> None:
-    job = Job(ranks=4, slow=lambda rank, step: 1.8 if rank == 2 and step >= 50 else 1.0).run(120)
+    job = Job(ranks=4, slow=lambda rank, step: 1.8 if rank == 2 and step >= 50 else 1.0).run(90)
     for place, (at_s, record) in enumerate(job.records):
         if isinstance(record, IterationRecord):
             told = msgspec.structs.replace(record, basis="device_step", accelerator="cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import wait
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -216,6 +217,7 @@ def test_an_incident_of_a_job_that_nobody_hears_of_is_closed_by_whoever_comes_af
     assert [one.state for one in second.incidents] == ["closed"]
 
 
+@cache
 def kept(steps: int = 60) -> tuple[Run, bytes]:
     run = Run().play(slow_job(steps).records, START_S + 0.35 * steps)
     return run, run.handler._jobs[JOB].kept()

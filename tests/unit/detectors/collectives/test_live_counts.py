@@ -32,7 +32,7 @@ def told(job: Job, counts: Counts, at_s: float, moved_s: float) -> None:
         ))  # fmt: skip
 
 
-def running(steps: int = 25) -> Job:
+def running(steps: int = 12) -> Job:
     """A job of eight ranks whose hosts never wait, as on devices."""
     job = Job(ranks=8, step_s=STEP_S, noise=0.02, node=lambda rank: LAYOUT.nodes[rank]).run(steps)
     for place, end_s in enumerate(job.ends_s):
@@ -61,8 +61,8 @@ FAULTS = {
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_hang_is_told_within_three_steps_with_its_culprit_first(kind, eager):
-    job = standing(running(), Stand(LAYOUT, eager=eager, **FAULTS[kind]).counts(), 12.0)
-    run = Run().play(job.records, job.end_s + 12.0)
+    job = standing(running(), Stand(LAYOUT, eager=eager, **FAULTS[kind]).counts(), 7.0)
+    run = Run().play(job.records, job.end_s + 7.0)
     (incident,) = run.incidents
     assert incident.kind == "hang"
     assert incident.opened_at_s - job.end_s <= 3 * STEP_S
@@ -80,30 +80,39 @@ def test_a_hang_is_told_within_three_steps_with_its_culprit_first(kind, eager):
     "how", [{"busy": True}, {"phase": "checkpoint"}, {"phase": "evaluation"}, {"phase": "data"}], ids=str
 )
 def test_a_rank_that_compiles_saves_or_evaluates_is_not_accused(how):
-    job = standing(running(), Stand(LAYOUT, **FAULTS["host"]).counts(), 20.0, **how)
-    assert Run().play(job.records, job.end_s + 20.0).incidents == []
+    job = standing(running(), Stand(LAYOUT, **FAULTS["host"]).counts(), 8.0, **how)
+    assert Run().play(job.records, job.end_s + 8.0).incidents == []
 
 
 def test_counts_that_stand_still_while_steps_go_on_are_replayed_graphs():
     job, counts = running(), Stand(LAYOUT, **FAULTS["device"]).counts()
     begin_s = job.end_s
-    job.run(12, first=25, start_s=begin_s)
+    job.run(8, first=12, start_s=begin_s)
     for tick in range(int((job.end_s - begin_s) / 0.5)):
         told(job, counts, begin_s + 0.5 * tick, begin_s)
     assert Run().play(job.records, job.end_s + 1.0).incidents == []
 
 
 def test_where_all_stand_alike_nobody_is_accused():
-    job = standing(running(), Stand(LAYOUT, stamped=False).counts(), 20.0, busy=True)
-    assert Run().play(job.records, job.end_s + 20.0).incidents == []
+    job = standing(running(), Stand(LAYOUT, stamped=False).counts(), 8.0, busy=True)
+    assert Run().play(job.records, job.end_s + 8.0).incidents == []
 
 
 def test_the_incident_ends_when_steps_go_on():
-    job = standing(running(), Stand(LAYOUT, **FAULTS["device"]).counts(), 12.0)
+    job = standing(running(), Stand(LAYOUT, **FAULTS["device"]).counts(), 7.0)
     last_s = max(at_s for at_s, _ in job.records)
     steps = len(job.ends_s)
-    job.run(10, first=steps, start_s=last_s)
+    job.run(6, first=steps, start_s=last_s)
     for place, end_s in enumerate(job.ends_s[steps:]):
         told(job, Stand(LAYOUT, steps=place % 4 + 1).counts(), end_s, end_s - 0.01)
     (incident,) = Run().play(job.records, job.end_s + 5.0).incidents
     assert incident.state == "closed"
+
+
+def test_a_job_that_stands_still_by_its_counts_is_kept():
+    job = standing(running(), Stand(LAYOUT, **FAULTS["device"]).counts(), 4.0)
+    handler = Run().play(job.records, job.end_s + 3.9).handler
+    watch, other = handler._jobs[JOB], handler._made(JOB)
+    assert watch.collectives._counts.explanation is not None
+    other.restore(watch.kept())
+    assert other.kept() == watch.kept()

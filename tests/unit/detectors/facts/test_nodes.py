@@ -30,7 +30,7 @@ def standing(job: Job, seconds: float, **beat: str) -> None:
 
 
 def test_the_silence_of_all_nodes_is_about_the_pipeline_and_names_none() -> None:
-    job = job_of(16, 90)
+    job = job_of(16, 60)
     silent_s = job.end_s - 12.0
     records = without(job, lambda at_s, record: isinstance(record, HeartbeatRecord) and at_s > silent_s)
     (incident,) = played(records, job.end_s)
@@ -39,15 +39,15 @@ def test_the_silence_of_all_nodes_is_about_the_pipeline_and_names_none() -> None
 
 
 def test_the_silence_of_most_nodes_is_about_the_pipeline_whatever_the_others_do() -> None:
-    job = job_of(16, 40)
-    standing(job, 12.0, phase="wait")
+    job = job_of(16, 25)
+    standing(job, 9.0, phase="wait")
     records = without(job, lambda at_s, record: at_s > job.end_s and int(record.node[4:]) < 9)  # type: ignore[attr-defined]
-    assert "node_lost" not in [incident.kind for incident in played(records, job.end_s + 12.0)]
+    assert "node_lost" not in [incident.kind for incident in played(records, job.end_s + 9.0)]
 
 
 def test_while_steps_are_made_nobody_is_lost() -> None:
-    job = job_of(4, 100)
-    silent_s = job.end_s - 20.0
+    job = job_of(4, 60)
+    silent_s = job.end_s - 12.0
 
     def gone(at_s: float, record: Record) -> bool:
         return isinstance(record, HeartbeatRecord | IterationRecord) and record.node == "node3" and at_s > silent_s
@@ -66,8 +66,8 @@ def test_an_agent_that_is_started_anew_is_no_lost_node(phase: str) -> None:
 
 
 def test_a_node_without_which_the_job_went_on_is_not_lost_when_the_job_stands_still_later() -> None:
-    job = job_of(4, 100)
-    silent_s = job.end_s - 20.0
+    job = job_of(4, 60)
+    silent_s = job.end_s - 12.0
     standing(job, 12.0, phase="wait")
     kept = without(job, lambda at_s, record: record.node == "node3" and at_s > silent_s)  # type: ignore[attr-defined]
     (incident,) = played(kept, job.end_s + 10.0)
@@ -76,14 +76,14 @@ def test_a_node_without_which_the_job_went_on_is_not_lost_when_the_job_stands_st
 
 def test_an_agent_that_goes_away_while_the_others_write_a_checkpoint_is_no_lost_node() -> None:
     job = job_of(4, 40)
-    standing(job, 20.0, phase="checkpoint")
+    standing(job, 10.0, phase="checkpoint")
     kept = without(job, lambda at_s, record: record.node == "node3" and at_s > job.end_s + 1.0)  # type: ignore[attr-defined]
-    assert played(kept, job.end_s + 18.0) == []
+    assert played(kept, job.end_s + 9.0) == []
 
 
 def lost(phase: str) -> Job:
     """Node 3 of four is gone, and the ranks of the others stay where they are."""
-    job = job_of(4, 40)
+    job = job_of(4, 25)
     standing(job, 12.0, phase=phase)
     job.records = without(job, lambda at_s, record: record.node == "node3" and at_s > job.end_s)  # type: ignore[attr-defined]
     return job
@@ -115,7 +115,7 @@ def test_after_a_shrink_the_node_is_not_missed_any_more(told_by: str) -> None:
     job.add(at_s + 1.0, event(kind, at_s + 1.0, 0, life=1, world_size=6))
     job.add(at_s + 1.0, event("restart", at_s + 1.0, operation="a", stage="done"))
     job.ranks, job.life = 6, 1
-    job.run(100, first=30, start_s=at_s + 2.0)
+    job.run(40, first=30, start_s=at_s + 2.0)
     run = Run().play(job.records, job.end_s)
     (incident,) = [one for one in run.incidents if one.kind == "node_lost"]
     assert incident.state == "closed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -128,6 +129,25 @@ def test_a_pause_of_one_rank_is_not_the_jobs_duration() -> None:
         steps(0, 0, took_s=3.0, pause_s=(2.0,)), steps(1, 0, took_s=3.0, wait_s=(2.1,)), steps(2, 0, took_s=3.0)
     )  # fmt: skip
     assert job_duration_s(state.window(START_S), slice(None)).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_jobs_duration_equals_the_plain_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    took_s, pause_s = rng.uniform(1.0, 3.0, (6, 5)), rng.uniform(0.0, 2.0, (6, 5))
+    pause_s[rng.random((6, 5)) < 0.7] = np.nan
+    pause_s[::2] = 0.0
+    took_s[rng.random((6, 5)) < 0.2 * (seed % 3)] = np.nan
+    window = replace(fed(beat(*range(5), at_s=1.0)).window(1.0), duration_s=took_s, pause_s=pause_s, steps=np.arange(6))
+    for row, found in enumerate(job_duration_s(window, slice(None))):
+        pauses = np.where(np.isnan(pause_s[row]), 0.0, pause_s[row])
+        known = np.isfinite(took_s[row])
+        if not known.any():
+            assert np.isnan(found)
+            continue
+        plain = np.median(np.maximum(took_s[row] - pauses, 1e-6)[known])
+        without = np.median(took_s[row][known]) - pauses.max()
+        assert found == pytest.approx(max(min(plain, without), 0.05 * plain) if pauses.max() > 0 else plain)
 
 
 def test_progress_is_when_something_last_changed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ def metrics(seed: int, samples: int) -> Any:
     return np.sin(np.arange(samples)[:, None] / np.arange(3.0, 7.0)) + random.normal(0.0, 0.1, (samples, 4))
 
 
+@cache
 def trained(seed: int = 0) -> ModelBundle:
     normal = [(Entity("n", f"d{one}", one), np.arange(400.0), metrics(seed + one, 400)) for one in range(5)]
     return ModelBundle.fit({"gpu": normal}, {"gpu": NAMES}, CONFIG, seed=0)

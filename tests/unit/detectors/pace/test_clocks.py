@@ -49,7 +49,7 @@ def as_sent(job: Job, node: str, offset: Offset) -> list[tuple[float, Record]]:
 
 
 def played(job: Job, offset: Offset) -> list[IncidentRecord]:
-    return Run().play(as_sent(job, "node1", offset), job.end_s + 11.0).incidents
+    return Run().play(as_sent(job, "node1", offset), job.end_s + 6.0).incidents
 
 
 def stepped(by_s: float, at_s: float) -> Offset:

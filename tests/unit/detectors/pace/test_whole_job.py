@@ -44,8 +44,17 @@ def told(job: Job) -> list[IncidentRecord]:
     return Run().play(job.records, job.end_s + 3.0).incidents
 
 
-@pytest.mark.parametrize(("growth", "within"), [(1.11, 15), (1.24, 8), (1.6, 8)])
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(
+    ("growth", "within", "ranks"),
+    [
+        (1.11, 15, 4),
+        (1.6, 8, 1),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in ((1.11, 15, 1), (1.24, 8, 1), (1.24, 8, 4), (1.6, 8, 4))
+        ),
+    ],
+)
 def test_a_job_that_is_slow_on_all_ranks_is_told_live(growth: float, within: int, ranks: int) -> None:
     (incident,) = told(slower(growth, 80, 140, 180, ranks=ranks))
     assert (incident.kind, incident.severity, incident.suspects) == ("slow_job", "sev3", ())

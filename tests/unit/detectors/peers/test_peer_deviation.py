@@ -23,8 +23,17 @@ def slowed(seed: int = 0, rows: int = 200, ranks: int = 10, noise: float = 0.03,
     return work
 
 
-@pytest.mark.parametrize("ratio", [1.3, 1.5, 2.0, 3.0])
-@pytest.mark.parametrize("ranks", [2, 4, 10, 64])
+QUICK = {(1.3, 2), (2.0, 4), (3.0, 10), (1.5, 64)}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ranks"),
+    [
+        pytest.param(ratio, ranks, marks=[] if (ratio, ranks) in QUICK else pytest.mark.thorough)
+        for ratio in (1.3, 1.5, 2.0, 3.0)
+        for ranks in (2, 4, 10, 64)
+    ],
+)
 def test_a_slow_rank_is_named_where_it_begins_and_ends(ratio: float, ranks: int) -> None:
     (spell,) = watched(slowed(ranks=ranks, r1=(100, 149, ratio)))
     assert (spell.rank, spell.basis, spell.evidence) == (1, "self", "duration")

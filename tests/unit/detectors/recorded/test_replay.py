@@ -197,9 +197,9 @@ def test_one_missing_sample_is_held_and_a_longer_gap_stays_a_gap() -> None:
 
 def test_durations_of_hosts_before_a_device_accuse_nobody() -> None:
     """Where the file says that times are the host's and who waited is not in it, a device did the work."""
-    table = recordings.iterations(ranks=6, noise=0.01)
+    table = recordings.iterations(180, ranks=6, noise=0.01)
     nothing = np.full_like(table.compute_s, np.nan)
-    seen = np.where((table.rank == 2) & (table.step >= 150), 1.8, 1.0) * table.duration_s
+    seen = np.where((table.rank == 2) & (table.step >= 100), 1.8, 1.0) * table.duration_s
     alone = dataclasses.replace(table, duration_s=seen, compute_s=nothing, wait_s=nothing)
     found = {}
     for basis in ("", "host", "device_step"):

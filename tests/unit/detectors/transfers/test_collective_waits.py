@@ -11,7 +11,14 @@ from detectors.calls.joined import Calls
 from detectors.transfers.collective_waits import CollectiveWaits
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, joined, judged, window_of
 
-LAYOUTS = (Layout(1, 32, 1), Layout(8, 4, 1), Layout(4, 2, 4), Layout(1, 4, 8), Layout(8, 2, 2))
+LAYOUTS = [
+    Layout(4, 2, 4),
+    Layout(8, 4, 1),
+    *(
+        pytest.param(layout, marks=pytest.mark.thorough)
+        for layout in (Layout(1, 32, 1), Layout(1, 4, 8), Layout(8, 2, 2))
+    ),
+]
 
 
 def some(calls: Calls, rows: np.ndarray) -> Calls:
