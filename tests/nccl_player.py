@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from tests.places import DATA
 SOURCE = DATA / "nccl_profiler" / "player.c"
 CompilerMissing = build.NoCompilerError
 SEND = 16
+_LOADED = 1  # type of a segment of an ELF file that is loaded
 
 
 def compile_plugin(folder: Path, *flags: str) -> tuple[Path, Path]:
@@ -33,6 +35,14 @@ def compile_plugin(folder: Path, *flags: str) -> tuple[Path, Path]:
     if done.returncode:
         raise AssertionError(f"the player does not compile:\n{done.stderr}")
     return plugin, player
+
+
+def held_bytes(plugin: Path) -> int:
+    """Memory that the library takes once loaded, its tables and code: its loadable segments (ELF, 64 bits)."""
+    image = plugin.read_bytes()
+    first, each, number = struct.unpack_from("<Q", image, 32)[0], *struct.unpack_from("<2H", image, 54)
+    segments = [struct.unpack_from("<2I6Q", image, first + each * place) for place in range(number)]
+    return sum(int(segment[6]) for segment in segments if segment[0] == _LOADED)
 
 
 def environ(folder: Path, **more: str) -> dict[str, str]:

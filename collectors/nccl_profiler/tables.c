@@ -7,21 +7,23 @@
 #define CHANNELS 64
 #define PEERS 4096
 #define PROBES 32
-#define GRAIN_NS 2048            /* the GPU's clock steps by 1024 */
+#define TICK_NS 1024             /* the GPU's clock steps by so much */
+#define GRAIN 2                  /* of them */
 #define SLACK_NS 1000000         /* a call is told of after its launch, by a thread that may be held up */
 #define DRIFT 5000               /* one part of that, between the clocks of GPU and host */
-#define SAME_BATCH_NS 16384      /* calls of one launch begin together */
+#define SAME_BATCH 16            /* ticks: calls of one launch begin together */
 #define LONGEST_NS 3600000000000 /* of a kernel */
 #define SECOND_CHANCES 3
+#define MOST_BYTES 1000000 /* of a rank, file and tables */
 
 struct slot {
-    word serial, call, start, channel;
+    word serial, call, start; /* `call` is its number (56 bits) and the channel (8) */
 };
 
 struct judged { /* of one communicator, by the threads that bring its stamps */
     _Atomic int64_t offset; /* host time less GPU time is at most this */
     word offset_at, failures;
-    word started[CHANNELS], stopped[CHANNELS];
+    word newest[CHANNELS]; /* 0, or the ticks at which the call before began (32 bits) and ended (32) */
 };
 
 struct peer {
@@ -35,6 +37,9 @@ static struct peer peers[PEERS];
 static _Atomic bool taken[TW_COMMS];
 static word generations, next_place, alive[TW_COMMS]; /* generation of the one that lives in a place */
 static _Atomic uint32_t hints[TW_COMMS];
+_Static_assert(sizeof(struct tw_file) + sizeof tw_ordinals + sizeof kernels + sizeof judged + sizeof peers +
+                       sizeof taken + sizeof alive + sizeof hints <= MOST_BYTES,
+               "a rank pays at most 1 MB");
 
 static uint64_t get(word *at) { return atomic_load_explicit(at, memory_order_relaxed); }
 static void put(word *at, uint64_t value) { atomic_store_explicit(at, value, memory_order_relaxed); }
@@ -118,10 +123,7 @@ uint32_t tw_comm_begin(struct tw_file *file, const struct tw_named *named) {
         struct judged *of = &judged[place];
         put(&of->offset_at, 0);
         put(&of->failures, 0);
-        for (int i = 0; i < CHANNELS; i++) {
-            put(&of->started[i], 0);
-            put(&of->stopped[i], 0);
-        }
+        for (int i = 0; i < CHANNELS; i++) put(&of->newest[i], 0);
         put(&alive[place], generation);
         put(&comm->generation_again, generation);
         atomic_store_explicit(&comm->generation, generation, memory_order_release);
@@ -188,16 +190,16 @@ void tw_kernel_begin(uint64_t number, uint64_t call, uint64_t stamp, uint32_t ch
     struct slot *slot = &kernels[number % KERNELS];
     put(&slot->serial, 0);
     atomic_thread_fence(memory_order_release);
-    put(&slot->call, call);
+    put(&slot->call, call << 8 | (channel & 0xff));
     put(&slot->start, stamp);
-    put(&slot->channel, channel);
     atomic_store_explicit(&slot->serial, number, memory_order_release);
 }
 
 bool tw_kernel_end(uint64_t number, struct tw_kernel *kernel) {
     struct slot *slot = &kernels[number % KERNELS];
     if (!number || atomic_load_explicit(&slot->serial, memory_order_acquire) != number) return false;
-    *kernel = (struct tw_kernel){get(&slot->call), get(&slot->start), (uint32_t)get(&slot->channel)};
+    uint64_t call = get(&slot->call);
+    *kernel = (struct tw_kernel){call >> 8, get(&slot->start), (uint32_t)(call & 0xff)};
     return atomic_compare_exchange_strong(&slot->serial, &number, 0);
 }
 
@@ -217,12 +219,13 @@ static bool before_its_call(struct judged *of, const struct tw_kernel *kernel, u
     return false;
 }
 
+/* Ticks of 32 bits come round after 73 minutes; what lies up to half of that apart is told in its order. */
 static bool overlaps(struct judged *of, const struct tw_kernel *kernel, uint64_t stop) {
-    uint32_t channel = kernel->channel % CHANNELS;
-    uint64_t started = get(&of->started[channel]), stopped = get(&of->stopped[channel]);
-    put(&of->started[channel], kernel->start);
-    put(&of->stopped[channel], stop);
-    return kernel->start > started + SAME_BATCH_NS && kernel->start + GRAIN_NS < stopped;
+    uint32_t start = (uint32_t)(kernel->start / TICK_NS);
+    uint64_t now = (uint64_t)start << 32 | (uint32_t)(stop / TICK_NS);
+    uint64_t before = atomic_exchange_explicit(&of->newest[kernel->channel % CHANNELS], now, memory_order_relaxed);
+    uint32_t started = (uint32_t)(before >> 32), stopped = (uint32_t)before;
+    return before && (int32_t)(start - started) > SAME_BATCH && (int32_t)(stopped - start) > GRAIN;
 }
 
 int tw_judge(uint32_t place, const struct tw_kernel *kernel, uint64_t stop, uint64_t enqueued, uint64_t now, bool alone) {

@@ -80,12 +80,16 @@ class JoinedStep:
 
     Attributes
     ----------
-    kernel_s, transfer_s : float [ranks]
-        Seconds in the kernels of joined calls, and what these took at least; the difference is waiting.
-    joined, told : int [ranks]
-        Calls that were joined, and that the rank has told.
+    kernel_s : float [ranks]
+        Seconds in the kernels of all calls that make ranks wait, joined or not: what was not computing.
+    wait_s : float [ranks]
+        Seconds of those joined that the rank waited for others.
+    measured, joined, told : int [ranks]
+        Such calls, those of them that were joined, and all that the rank has told.
+    turns : int [ranks]
+        Messages that the rank exchanges with one neighbour in one direction, the most: the micro-batches of a pipeline.
     kinds : bool [ranks, kinds]
-        Of which kinds a rank's joined calls are; ranks that make the same do the same work.
+        Of which kinds a rank's calls are; ranks that make the same do the same work.
     blind : int array
         Communicators whose synchronising calls were told and not measured.
     period_s : float
@@ -95,18 +99,15 @@ class JoinedStep:
     step: int
     time_s: float
     kernel_s: Floats
-    transfer_s: Floats
+    wait_s: Floats
+    measured: Ints
     joined: Ints
     told: Ints
+    turns: Ints
     kinds: Flags
     links: Links = field(default_factory=Links.none)
     blind: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     period_s: float = float("nan")
-
-    @property
-    def wait_s(self) -> Floats:
-        """Seconds that each rank waited for others [ranks]."""
-        return self.kernel_s - self.transfer_s
 
 
 def join(calls: Calls, sizes: Ints, trusted: Flags, ranks: int, *, at: tuple[int, float]) -> JoinedStep:
@@ -122,23 +123,20 @@ def join(calls: Calls, sizes: Ints, trusted: Flags, ranks: int, *, at: tuple[int
         Columns of the job.
     at : step and time
     """
-    stamped = calls.part(np.isfinite(calls.device_s) & trusted[calls.comm])
-    together = stamped.part(SYNCHRONISES[stamped.function])
-    kernel_s, transfer_s = np.zeros(ranks), np.zeros(ranks)
-    joined = np.zeros(ranks, dtype=np.int64)
-    links, counted = [], []
-    for found in (_collectives(together, sizes), _pairs(stamped)):
+    paired = np.isin(calls.function, (SEND, RECV))
+    stamped = calls.part((paired | SYNCHRONISES[calls.function]) & np.isfinite(calls.device_s) & trusted[calls.comm])
+    kernel_s, wait_s, joined, links = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks, dtype=np.int64), []
+    kernel_s += np.bincount(stamped.column, weights=stamped.device_s, minlength=ranks)
+    for found in (_collectives(stamped.part(SYNCHRONISES[stamped.function]), sizes), _pairs(stamped)):
         if found is not None:
             used, shortest_s, of_links = found
-            kernel_s += np.bincount(used.column, weights=used.device_s, minlength=ranks)
-            transfer_s += np.bincount(used.column, weights=shortest_s, minlength=ranks)
+            wait_s += np.bincount(used.column, weights=used.device_s - shortest_s, minlength=ranks)
             joined += np.bincount(used.column, minlength=ranks)
             links.append(of_links)
-            counted.append(_kinds(used, sizes, ranks))
     return JoinedStep(
-        step=at[0], time_s=at[1], kernel_s=kernel_s, transfer_s=transfer_s, joined=joined,
-        told=np.bincount(calls.column, minlength=ranks), links=_merged(links),
-        kinds=np.hstack([np.zeros((ranks, 0), dtype=np.bool_), *counted]),
+        step=at[0], time_s=at[1], kernel_s=kernel_s, wait_s=wait_s, joined=joined, links=_merged(links),
+        measured=np.bincount(stamped.column, minlength=ranks), told=np.bincount(calls.column, minlength=ranks),
+        turns=_turns(calls.part(paired), sizes, ranks), kinds=_kinds(stamped, sizes, ranks),
         blind=_blind(calls, sizes.size),
     )  # fmt: skip
 
@@ -252,13 +250,19 @@ def _pairs(calls: Calls) -> Joined | None:
     return used, np.concatenate((shortest_s, shortest_s)), links
 
 
+def _turns(calls: Calls, sizes: Ints, ranks: int) -> Ints:
+    """How often each rank sends to, or receives from, the same neighbour; in groups of more than a pair."""
+    calls, turns = calls.part(sizes[calls.comm] > 2), np.zeros(ranks, dtype=np.int64)
+    key = (((calls.comm * 2 + (calls.function == SEND)) << 17 | calls.column) << 17) | (calls.peer + 1)
+    key, number = np.unique(key, return_counts=True)
+    np.maximum.at(turns, (key >> 17) & ((1 << 17) - 1), number)
+    return turns
+
+
 def _kinds(calls: Calls, sizes: Ints, ranks: int) -> Flags:
-    """Of which kinds each rank's calls are: function, size of the communicator, of a pair also the direction."""
-    upward = (calls.peer > calls.column).astype(np.int64)
-    towards = np.where((calls.peer >= 0) & np.isin(calls.function, (SEND, RECV)), upward, 0)
+    """Of which kinds each rank's calls are: function, and of those of a whole group its size."""
     size = np.where(np.isin(calls.function, (SEND, RECV)), 0, sizes[calls.comm] if calls.comm.size else 0)
-    code = (size * FUNCTIONS + calls.function) * 2 + towards
-    names, place = _distinct(code)
+    names, place = _distinct(size * FUNCTIONS + calls.function)
     found = np.zeros((ranks, names.size), dtype=np.bool_)
     found[calls.column, place] = True
     return found

@@ -70,7 +70,7 @@ class CountWatch:
         typical_s = _typical_s(window)
         if not still_s > EXPLAINS * typical_s:
             return None
-        found = blame(_heard(counts, window))
+        found = blame(heard(counts, window))
         if found is None:
             return None
         self.explanation = _finding(found, counts, window, still_s)
@@ -152,9 +152,9 @@ def _tuple(columns: Ints) -> tuple[int, ...]:
     return tuple(sorted(columns.tolist()))
 
 
-def _heard(counts: Counts, window: Window) -> Counts:
-    """Only what ranks have said of late; where all have, a size that is not told is that of the known ranks."""
-    fresh = ~(counts.silent_s[counts.column] > STALE_S)
+def heard(counts: Counts, window: Window, within_s: float = STALE_S) -> Counts:
+    """What ranks have said `within_s`; where all have, a size that is not told is that of the known ranks."""
+    fresh = ~(counts.silent_s[counts.column] > within_s)
     lanes = ("comm", "column", "place", "enqueued", "started", "finished", "still_s")
     if not fresh.all():
         counts = replace(counts, **{name: getattr(counts, name)[fresh] for name in lanes})

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from detectors.job.rings import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from detectors.job.window import Window
+from detectors.pace.held_up import held_up_by
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
@@ -31,7 +32,10 @@ _PAUSES: Final = frozenset(PHASES[code] for code in KNOWN_PAUSES)
 _AT_WORK: Final = _PAUSES | {"busy", "computing"}
 _STARTS: Final = frozenset({"start", "restart"})
 _ALONE: Final = {"computing": "it computes on without a step or a collective call"}
+_UNKNOWN: Final = "some ranks wait, and who holds them up is not known"
 _ALL: Final = {
+    "sleeping": _UNKNOWN,
+    "busy": _UNKNOWN,
     "all_waiting": "all ranks wait in collectives",
     "computing": "all ranks compute on without a step or a collective call",
 }
@@ -207,22 +211,24 @@ class HangWatch:
     def _absent(self, still: _Still, absent: Flags) -> Standstill:
         """The others wait in a collective to which `absent` ranks have not come."""
         config, beats, size = self._config, still.window.beats, absent.size
-        used_s = np.nan_to_num(beats.cpu_s[:size] - beats.cpu_at_progress_s[:size])
-        span_s = np.maximum(beats.still_s[:size], 1e-3)
-        busy = absent & (used_s > BUSY_SHARE * span_s)
         known = absent & np.isin(beats.phase[:size], KNOWN_PAUSES)
         if known.any():
             kind = PHASES[int(beats.phase[:size][known][0])]
             patience_s = self._patience_s(still, kind, config.pause_s, config.hang_ratio)
-            return still.because(kind, patience_s, np.flatnonzero(absent), f"it has been in {kind} since")
-        if busy.any():
+            return still.because(kind, patience_s, np.flatnonzero(known), f"it has been in {kind} since")
+        culprits, told = absent, ""
+        if (absent & still.window.asynchronous).any():
+            culprits, told = held_up_by(still.window, absent, still.lasted_s)
+        used_s = np.nan_to_num(beats.cpu_s[:size] - beats.cpu_at_progress_s[:size])
+        busy = used_s > BUSY_SHARE * np.maximum(beats.still_s[:size], 1e-3)
+        if busy[culprits if culprits.any() else absent].any():
             kind, what = "busy", "it computes on and has not come to the collective"
             least_s = config.pause_s if still.window.phase in _STARTS else config.busy_s
             patience_s = self._patience_s(still, kind, least_s, config.busy_ratio)
         else:
             kind, what = "sleeping", "it sleeps outside any collective"
             patience_s = self._patience_s(still, kind, config.sleeping_s, config.hang_ratio)
-        return still.because(kind, patience_s, np.flatnonzero(absent), what)
+        return still.because(kind, patience_s, np.flatnonzero(culprits), told or what)
 
     def _nobody_waits(self, still: _Still, absent: Flags) -> Standstill:
         """No rank is seen to wait: all compute, or sit in a device's kernels; who holds up whom cannot be told."""

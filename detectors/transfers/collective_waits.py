@@ -18,7 +18,8 @@ from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
 from detectors.protocol import Role, abstain
 from detectors.transfers.contract_stream import late_rank_records
-from detectors.transfers.lateness import Lateness, alike
+from detectors.transfers.lateness import Lateness
+from detectors.transfers.likes import likes
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -95,7 +96,7 @@ class CollectiveWaits:
         """Take in the sampled steps that were joined since the last window."""
         self._follow_nodes(window)
         for step in window.calls:
-            if not _planned(window, step.step) and (step.joined > 0).sum() > 1:
+            if not _planned(window, step.step) and (step.measured > 0).sum() > 1:
                 self._take(step, window)
 
     def score(self, window: Window) -> Vote:
@@ -106,7 +107,7 @@ class CollectiveWaits:
             return abstain("warm-up")
         if not self._open:
             compared = (
-                f"{np.isfinite(self._memory.shares[-1]).sum()} ranks compared over {self._memory.kept} sampled steps"
+                f"{np.isfinite(self._memory.ratios[-1]).sum()} ranks compared over {self._memory.kept} sampled steps"
             )
             return Vote(opinion="normal", reason=compared)
         late = sorted(self._open.values(), key=lambda spell: -spell.share)[:MAX_SUSPECTS]
@@ -154,8 +155,9 @@ class CollectiveWaits:
             self._nodes = window.nodes
 
     def _take(self, step: JoinedStep, window: Window) -> None:
-        codes = alike(step, window.roles)
-        self._memory.push(step, codes, _step_s(window, step))
+        alike = likes(step, window)
+        codes = alike.codes
+        self._memory.push(step, alike, _step_s(window, step))
         found = np.where(window.live, self._memory.found(self._config.least_share, self._config.sure), 0)
         late = found > 0
         crowd = np.bincount(codes, weights=late) > np.maximum(1.0, MOST * np.bincount(codes))

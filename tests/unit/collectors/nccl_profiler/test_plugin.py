@@ -52,6 +52,13 @@ def test_layout_is_the_same_in_both_languages(built, tmp_path):
     assert layout.FILE_BYTES <= 1 << 20
 
 
+def test_a_rank_pays_no_more_than_a_megabyte(built):
+    """The file and all that the library itself holds, its code too: what its loadable segments take."""
+    held = nccl_player.held_bytes(built[0])
+    assert held > layout.CALLS * 8
+    assert layout.FILE_BYTES + held <= 1_000_000
+
+
 @pytest.mark.parametrize(("version", "nccl"), [(4, "22705"), (5, "22907")])
 def test_a_sampled_call_is_told_with_the_longest_of_its_channels(built, tmp_path, version, nccl):
     with Player(built, tmp_path, version, PLAYER_NCCL=nccl) as player:

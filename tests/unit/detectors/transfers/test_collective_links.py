@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from detectors.pace.change_point import ChangePoint
 from detectors.transfers.collective_links import CollectiveLinks
+from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, judged, window_of
+from trainwarden.records import Vote
 
 WIDE = Layout(4, 2, 4)
 
@@ -47,6 +50,17 @@ def test_a_group_without_likes_is_evidence_and_opens_nothing():
     told = judged(Ranks(Layout(1, 16, 1), seed=1, faults=(Fault("dp", 0, 0.5, 25),)), 60)
     assert told.links is None
     assert (told.newest["links"].opinion, told.newest["links"].verified) == ("anomalous", False)
+
+
+def test_a_group_without_likes_and_a_slower_job_are_two_witnesses():
+    layout = Layout(1, 16, 1)
+    ensemble = Ensemble(EnsembleConfig(), {"links": CollectiveLinks.role, "pace": ChangePoint.role})
+    link = judged(Ranks(layout, seed=1, faults=(Fault("dp", 0, 0.5, 25),)), 60).newest["links"]
+    slower = Vote(opinion="anomalous", score=0.8, kind="slow_job", severity="sev3", verified=True)
+    (found,) = ensemble.candidates(window_of(layout), {"links": link, "pace": slower})
+    assert (found.kind, [one.node for one in found.suspects]) == ("slow_link", ["node0", "node1"])
+    usual = Vote(opinion="normal")
+    assert ensemble.candidates(window_of(layout), {"links": link, "pace": usual}) == []
 
 
 def test_relief_is_seen():

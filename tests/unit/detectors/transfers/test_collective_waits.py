@@ -9,6 +9,7 @@ import pytest
 
 from detectors.calls.joined import Calls
 from detectors.transfers.collective_waits import CollectiveWaits
+from detectors.transfers.lateness import Lateness
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, joined, judged, window_of
 
 LAYOUTS = [
@@ -73,6 +74,45 @@ def test_a_slow_link_makes_nobody_late():
     told = judged(Ranks(Layout(8, 4, 1), seed=3, faults=(Fault("nic", 10, 1.5, 20),)), 45)
     assert told.waits is None
     assert told.links is not None
+
+
+def test_a_pipeline_that_is_mostly_empty_hides_nobody():
+    """Two micro-batches in sixteen stages: ranks compute an eighth of the time, and wait in turns for the rest."""
+    ranks = Ranks(Layout(2, 4, 16), seed=5, faults=(Fault("late", 45, 0.15, 12),), micro_batches=2)
+    told = judged(ranks, 24)
+    step, vote = told.waits
+    assert step <= 17
+    assert [suspect.rank for suspect in vote.suspects] == [45]
+    assert "1.1" in vote.reason
+    assert told.accused == {45}
+
+
+def test_a_stage_with_more_layers_is_not_late():
+    """All of its ranks compute longer than other stages', one of them longer still."""
+    ranks = Ranks(Layout(2, 2, 8), seed=5, noise=0.02, faults=(Fault("late", 13, 0.15, 20),))
+    ranks._own[ranks.layout.grid[3].ravel()] *= 1.2
+    told = judged(ranks, 36)
+    assert told.waits[0] >= 20
+    assert told.accused == {13}
+
+
+def test_neighbours_of_ranks_without_records_are_not_late():
+    """What they wait for these is in kernels too, though it cannot be joined."""
+    ranks = Ranks(Layout(2, 2, 8), seed=3, noise=0.02, faults=(Fault("late", 9, 0.15, 20),))
+    told = judged(ranks, 36, lambda calls, step: some(calls, np.flatnonzero(~np.isin(calls.column, (14, 27)))))
+    assert told.waits[0] >= 20
+    assert told.accused == {9}
+
+
+def test_a_single_much_longer_step_among_long_ones_is_not_enough():
+    """Four standard errors in the mean, but for one step of five."""
+    lateness, noise = Lateness(), np.random.default_rng(0).normal(0.0, 0.06, (12, 64))
+    noise[-4:, 7] = 0.16, 0.42, 0.16, 0.16
+    lateness.widen(64)
+    lateness.ratios[-12:], lateness.count = np.log1p(noise), 12
+    assert not lateness.found(0.06, 6.0).any()
+    lateness.ratios[-4:, 7] = np.log1p(0.24)
+    assert np.flatnonzero(lateness.found(0.06, 6.0)).tolist() == [7]
 
 
 def test_relief_ends_the_spell():
