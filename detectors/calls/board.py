@@ -146,11 +146,12 @@ class CallBoard:
         device_s = np.array(record.device_s or (None,) * size, dtype=np.float64)[sane]
         device_s[~((device_s >= 0.0) & (device_s < MAX_DEVICE_S))] = np.nan
         rows = np.stack((codes[of], function, seqs, call_bytes, np.clip(peers[sane], -1, 65_535).astype(np.int64)))
-        paired = np.isin(function, (SEND, RECV))
+        paired = (rows[_FUNCTION] == SEND) | (rows[_FUNCTION] == RECV)
         if paired.any():
             self._table.carries_pairs(rows[_COMM, paired])
-        for step in np.unique(steps).tolist():
-            self._add(step, column, (rows[:, steps == step], device_s[steps == step]), record.time_s)
+        for step in sorted(set(steps.tolist())):
+            own = steps == step
+            self._add(step, column, (rows[:, own], device_s[own]), record.time_s)
         self._tells[column] = True
         if record.enqueued_s:
             first = sane & (np.array(record.steps) == steps[0])
@@ -170,8 +171,9 @@ class CallBoard:
         if step <= self._closed:
             self.counts["late"] += device_s.size
             return
-        chunks = self._open.setdefault(step, {}).setdefault(column, [])
-        told_s = self._told_at.setdefault(step, np.full(self._newest_s.size, np.nan))
+        if step not in self._open:
+            self._open[step], self._told_at[step] = {}, np.full(self._newest_s.size, np.nan)
+        chunks = self._open[step].setdefault(column, [])
         keys = _keys(rows)
         _, first = np.unique(keys, return_index=True)
         new = np.zeros(keys.size, dtype=np.bool_)
@@ -184,7 +186,7 @@ class CallBoard:
         elif new.any():
             chunks.append((rows[:, new], device_s[new]))
             self._rows += int(new.sum())
-        told_s[column] = time_s
+        self._told_at[step][column] = time_s
 
     def _drop(self, step: int) -> dict[int, list[Chunk]]:
         told = self._open.pop(step)

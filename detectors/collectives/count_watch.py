@@ -42,23 +42,18 @@ class Blame:
 
 
 class CountWatch:
-    """Follows the table of counts while a job stands still.
-
-    Attributes
-    ----------
-    explanation : CollectiveFinding or None
-        What the table says now, to explain a hang that others see.
-    """
+    """Follows the table of counts while a job stands still."""
 
     def __init__(self) -> None:
-        self.explanation: CollectiveFinding | None = None
         self._lasted_s = 0.0
         self._longest_s = 0.0
         self._told: str | None = None
 
-    def follow(self, window: Window) -> CollectiveFinding | None:
-        """A hang that is certain by the table alone, once; None while anything moves or the job pauses."""
-        self.explanation = None
+    def follow(self, window: Window) -> tuple[CollectiveFinding | None, bool]:
+        """What the table says of a standstill, and whether it is a hang by that alone, which is so once.
+
+        None while anything moves or the job pauses.
+        """
         counts = window.counts
         still_s = 0.0 if counts is None else _still_s(window, counts)
         if still_s < self._lasted_s:
@@ -67,15 +62,15 @@ class CountWatch:
         self._lasted_s = still_s
         typical_s = _typical_s(window)
         if counts is None or window.phase in _PAUSES or not still_s > max(EXPLAINS * typical_s, LEAST_S):
-            return None
+            return None, False
         found = blame(_heard(counts, window))
         if found is None:
-            return None
-        self.explanation = _finding(found, counts, window, still_s)
-        if still_s <= self._patience_s(found, window, typical_s) or self._told == self.explanation.reason[:64]:
-            return None
-        self._told = self.explanation.reason[:64]
-        return self.explanation
+            return None, False
+        said = _finding(found, counts, window, still_s)
+        if still_s <= self._patience_s(found, window, typical_s) or self._told == said.reason[:64]:
+            return said, False
+        self._told = said.reason[:64]
+        return said, True
 
     def _patience_s(self, found: Blame, window: Window, typical_s: float) -> float:
         """How long a standstill like this may last."""

@@ -107,3 +107,16 @@ def test_the_incident_ends_when_steps_go_on():
         told(job, Stand(LAYOUT, steps=place % 4 + 1).counts(), end_s, end_s - 0.01)
     (incident,) = Run().play(job.records, job.end_s + 5.0).incidents
     assert incident.state == "closed"
+
+
+@pytest.mark.thorough
+def test_another_service_goes_on_in_the_midst_of_a_standstill_that_counts_explain():
+    job = standing(running(), Stand(LAYOUT, **FAULTS["host"]).counts(), 6.0, busy=True)
+    run = Run().play(job.records, job.end_s + 5.0)
+    watch, other = run.handler._jobs[JOB], run.handler._made(JOB)
+    assert watch.collectives._counted
+    other.restore(watch.kept())
+    now_s = job.end_s + 40.0
+    told, again = watch.score(now_s), other.score(now_s)
+    assert told == again
+    assert told
