@@ -119,6 +119,8 @@ class CallBoard:
             if late:
                 self._tells[:size] &= np.isfinite(told_s) | ~live
             out.append(self._join(step, size))
+            if 2 * np.isfinite(told_s).sum() > np.isfinite(newest_s[live]).sum():  # else one damaged number may be all
+                self._closed = max(self._closed, step)
         return tuple(out)
 
     def view(self) -> Counts:
@@ -197,7 +199,6 @@ class CallBoard:
     def _join(self, step: int, ranks: int) -> JoinedStep:
         time_s = float(np.nanmax(self._told_at[step], initial=0.0))
         told = self._drop(step)
-        self._closed = max(self._closed, step)
         chunks = [chunk for own in told.values() for chunk in own]
         column = np.repeat(
             np.array(list(told), dtype=np.int64),

@@ -96,6 +96,16 @@ def test_what_contradicts_itself_is_counted_and_never_fatal(changes, kind):
     assert state.take_counts()[kind] == (7 if kind == "lost" else 1)
 
 
+def test_a_damaged_step_or_count_of_nodes_spoils_nothing_that_comes():
+    damaged = record(0, 1 << 38, 100.5, sizes=(), node_counts=(1 << 70,), comms=("damaged",))
+    state = fed(*step_of(0, 100.0), damaged)
+    for step, at_s in ((64, 101.0), (128, 110.0), (192, 120.0)):
+        for one in (*step_of(step, at_s), *step_of(step, at_s + 1.0, **NO_CALLS)):
+            state.feed(one)
+        (shown,) = [one for one in state.window(at_s + 1.0).calls if one.step == step]
+        assert shown.joined.tolist() == [2, 2, 2, 2]
+
+
 def test_kernels_that_ran_impossibly_long_are_not_measured():
     state = fed(*(record(rank, 0, 100.0, device_s=(-1.0, 1e9)) for rank in range(4)))
     assert not state.window(100.0, last=True).calls[0].joined.any()
