@@ -230,6 +230,8 @@ class JobState:
         self._news.events.append(record)
         self._heard(record.time_s)
         if record.kind == "job_start":
+            if self.finished:
+                self._silence = Silence()  # nobody was missed meanwhile
             self.finished, self.finished_s = False, None
             self._steps.repaced_left = WARM_UP_STEPS  # whoever starts a program anew may have changed it
             self._feed_size(record)
