@@ -54,7 +54,7 @@ class CountWatch:
 
         None while anything moves or the job pauses.
         """
-        counts = window.counts
+        counts = None if window.counts is None else _heard(window.counts, window)
         still_s = 0.0 if counts is None else _still_s(window, counts)
         if still_s < self._lasted_s:
             self._longest_s = max(self._longest_s, self._lasted_s)
@@ -63,7 +63,7 @@ class CountWatch:
         typical_s = _typical_s(window)
         if counts is None or window.phase in _PAUSES or not still_s > max(EXPLAINS * typical_s, LEAST_S):
             return None, False
-        found = blame(_heard(counts, window))
+        found = blame(counts)
         if found is None:
             return None, False
         said = _finding(found, counts, window, still_s)
@@ -151,7 +151,7 @@ def _heard(counts: Counts, window: Window) -> Counts:
     lanes = ("comm", "column", "place", "enqueued", "started", "finished", "still_s")
     if not fresh.all():
         counts = replace(counts, **{name: getattr(counts, name)[fresh] for name in lanes})
-    if np.isin(np.flatnonzero(window.live), counts.column).all() and not counts.sizes.all():
+    if not counts.sizes.all() and np.isin(np.flatnonzero(window.live), counts.column).all():
         known = np.bincount(counts.comm, minlength=counts.sizes.size)
         counts = replace(counts, sizes=np.where(counts.sizes == 0, known, counts.sizes))
     return counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from detectors.calls.board import MAX_OPEN
 from detectors.job.plain import Plain
 from detectors.job.state import JobState
 from detectors.job.step_assembly import Pending
@@ -55,6 +56,30 @@ def test_a_step_is_waited_for_no_longer_than_that():
                                                device_s=(), enqueued_s=()))  # fmt: skip
     state.feed(record(0, 64, 106.0))
     assert [one.step for one in state.window(106.0).calls] == [0]
+
+
+def test_a_rank_that_tells_no_calls_any_more_is_waited_for_once():
+    state = fed(*step_of(0, 100.0), *step_of(64, 101.0)[:3])
+    for at_s in (101.0, 107.0):
+        for one in step_of(0, at_s, **NO_CALLS):
+            state.feed(one)
+    assert [one.step for one in state.window(107.0).calls] == [0, 64]
+    for one in (*step_of(128, 108.0)[:3], *step_of(0, 109.0, **NO_CALLS)):
+        state.feed(one)
+    assert [one.step for one in state.window(109.0).calls] == [128]
+
+
+def test_ranks_that_do_not_sample_together_fill_no_memory():
+    state = fed(*(record(place % 4, 64 * place, 100.0) for place in range(MAX_OPEN + 4)))
+    assert [one.step for one in state.window(100.0).calls] == [0, 64, 128, 192]
+
+
+def test_calls_of_communicators_that_are_forgotten_are_forgotten_too():
+    nowhere = {name: () for name in ("comms", "groups", "sizes", "places", "node_counts", "enqueued", "started",
+                                     "finished", "moved_s")}  # fmt: skip
+    state = fed(*step_of(0, 100.0), *step_of(0, 101.0, **NO_CALLS, **nowhere)[1:])
+    state.feed(record(0, 64, 102.0, incarnation="2", comms=("new",)))
+    assert [one.step for one in state.window(103.0, last=True).calls] == [64]
 
 
 def test_how_long_a_step_takes_is_told_by_each_ranks_own_clock():
