@@ -140,11 +140,12 @@ class DetectionHandler:
         outputs: list[Output] = []
         for message in messages:
             standing = self._reading.standing(message)
-            if standing == "live":
-                self._clock.heard(message)
+            at_s, set_s = self._clock.heard(message) if standing == "live" else (message.time_s, 0.0)
+            for watch in self._jobs.values() if set_s > 0.0 else ():
+                watch.state.clocks.bus_set(set_s)
             if self._keeper.has(message) or _of_models(message):
                 continue
-            is_urgent = self._take(message, told=standing == "old")
+            is_urgent = self._take(message, at_s, told=standing == "old")
             if message.key in self._jobs:
                 self._keeper.heard(message)
             if standing != "live":
@@ -189,9 +190,9 @@ class DetectionHandler:
         detectors = {name: choice.made() for name, choice in self._chosen.items()}
         return self._models.given(JobWatch(job, detectors, self._config, self._metrics, self._models.champion))
 
-    def _take(self, message: Message, *, told: bool) -> bool:
-        """Feed one message; True if it should be judged at once. `told`: the group has handled it before."""
-        if message.time_s < self._aside_until_s.get(message.key, 0.0):
+    def _take(self, message: Message, at_s: float, *, told: bool) -> bool:
+        """Feed what came at `at_s`; True if it should be judged at once. `told`: the group has handled it before."""
+        if at_s < self._aside_until_s.get(message.key, 0.0):
             self._metrics.count("records_aside_total", "Records of jobs that are set aside.")
             return False
         self._aside_until_s.pop(message.key, None)
@@ -201,13 +202,13 @@ class DetectionHandler:
             for record in self._past.pop(message.key, []):
                 watch.joiner.resume(record)
         try:
-            watch.state.feed(message.record, message.time_s)
+            watch.state.feed(message.record, at_s)
         except Exception as error:
             self._metrics.count("errors_total", "Records that broke what they were fed to.", kind=type(error).__name__)
             log.exception("record refused", extra={"fields": {"job": message.key, "topic": message.topic}})
             if not told:  # else whoever handled it has said so
                 self._dead.append((message.topic, letter_of(message, error)))
-        watch.heard_s, watch.partition = max(watch.heard_s, message.time_s), message.partition
+        watch.heard_s, watch.partition = max(watch.heard_s, at_s), message.partition
         return isinstance(message.record, EventRecord) and message.record.kind in URGENT
 
     def _follow(self, message: Message, urgent: bool, *, live: bool) -> list[Output]:

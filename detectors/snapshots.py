@@ -27,7 +27,7 @@ log = logging.getLogger("trainwarden.detection")
 EVERY_S: Final = 30.0
 SHARE: Final = 0.02  # of the service's time at most; with many or large jobs snapshots are further apart
 PART_BYTES: Final = 600_000  # in base64 below `trainwarden.topics.MAX_RECORD_BYTES`
-MAX_BYTES: Final = 256 << 20  # unpacked, of one job: 16,384 ranks need about 200 MB
+MAX_BYTES: Final = 512 << 20  # unpacked, of one job: 16,384 ranks need about 300 MB
 SLOTS: Final = 2  # snapshots of one job that are kept
 _FASTEST: Final = 1  # zlib: a third of the time of its default for a tenth more bytes
 

@@ -50,7 +50,7 @@ class MemoryConsumer:
 
 
 class MemoryBus:
-    """Keeps what was flushed; `away` makes every flush fail until it is turned off."""
+    """Keeps what was flushed, stamped in that order; `away` makes every flush fail until it is turned off."""
 
     def __init__(self) -> None:
         self.kept: dict[str, list[Message]] = {}
@@ -67,7 +67,7 @@ class MemoryBus:
             raise BusUnavailable("away")
         for topic, key, record in self.queued:
             kept = self.kept.setdefault(topic.name, [])
-            kept.append(Message(topic.name, 0, len(kept), 0.0, key, record))
+            kept.append(Message(topic.name, 0, len(kept), float(sum(map(len, self.kept.values()))), key, record))
         self.queued.clear()
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> Any:

@@ -14,7 +14,7 @@ JsonObject = dict[str, Any]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One record as it came from the bus, with its place there."""
+    """One record as it came from the bus, with its place there; `stamped`: `time_s` is the bus's, not its sender's."""
 
     topic: str
     partition: int
@@ -22,6 +22,7 @@ class Message(msgspec.Struct, frozen=True):
     time_s: float
     key: str
     record: Record
+    stamped: bool = True
 
 
 class Consumer(Protocol):

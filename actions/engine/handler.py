@@ -138,7 +138,7 @@ class EngineHandler:
 
     def _take(self, memory: Memory, message: Message) -> None:
         if self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB):
-            memory.take(message.record, message.offset)
+            memory.take(message.record, message.offset, message.time_s)
 
     def _listen(self) -> set[str] | None:
         """Take in what people and other engines have said; of which jobs. None while this engine cannot hear it."""

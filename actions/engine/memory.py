@@ -23,11 +23,13 @@ _PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 0, "started": 1, "don
 class Case:
     """One incident as it last was, with the ladder of what it has cost.
 
-    `fresh` tells whether its newest revision brought evidence of its own or only repeats an earlier one's.
+    `fresh` tells whether its newest revision brought evidence of its own or only repeats an earlier one's, `said_s`
+    when that came to the bus.
     """
 
     def __init__(self, incident: IncidentRecord, ladder: Ladder) -> None:
         self.fresh = True
+        self.said_s: float | None = None
         self.incident = incident
         self.ladder = ladder
         self.slowness = slow.Slowness()
@@ -64,11 +66,17 @@ class Memory:
         Makes the ladder of a new incident of some kind.
     adoptions : Adoptions, optional
         What ranks were heard to run by; that is so whoever acts on their job.
+
+    Attributes
+    ----------
+    said_s : dict of str to float
+        When the newest record of an action came to the bus, whose clock is one for all.
     """
 
     def __init__(self, new_ladder: Callable[[IncidentKind], Ladder], adoptions: Adoptions | None = None) -> None:
         self.cases: dict[str, Case] = {}
         self.actions: dict[str, ActionRecord] = {}
+        self.said_s: dict[str, float] = {}
         self.under_way: dict[str, ActionRecord] = {}
         self.approved: dict[str, Approval] = {}
         self.denied: dict[str, str] = {}
@@ -78,36 +86,47 @@ class Memory:
         self._of_incident: dict[str, list[str]] = defaultdict(list)
         self._stops: dict[str, tuple[int, str | None]] = {}
 
-    def take(self, record: Record, offset: int = 0) -> None:
+    def take(self, record: Record, offset: int = 0, at_s: float | None = None) -> None:
         """Take one record in; a repeat or an older revision changes nothing.
 
         Parameters
         ----------
         offset : int
             Of a command, its place on the bus: the bus keeps the order of what was said, clocks do not.
+        at_s : float, optional
+            When it came to the bus; None: it has not come there yet.
         """
         match record:
             case IncidentRecord():
                 case = self.cases.get(record.id)
                 if case is None:
-                    self.cases[record.id] = Case(record, self._new_ladder(record.kind))
+                    case = self.cases[record.id] = Case(record, self._new_ladder(record.kind))
                 elif record.revision > case.incident.revision:
                     case.take(record)
+                if record == case.incident:
+                    case.said_s = at_s
             case ActionRecord():
-                known = self.actions.get(record.id)
-                if known is None:
-                    self._of_incident[record.incident].append(record.id)
-                if known is None or _follows(record, known):
-                    self.actions[record.id] = record
-                    self.under_way.pop(record.id, None)
-                    if record.outcome == "started":
-                        self.under_way[record.id] = record
+                self._take_action(record, at_s)
             case CommandRecord():
                 self._take_command(record, offset)
             case EventRecord():
                 self.adoptions.take(record)
             case _:
                 pass
+
+    def _take_action(self, action: ActionRecord, at_s: float | None) -> None:
+        known = self.actions.get(action.id)
+        if known is None:
+            self._of_incident[action.incident].append(action.id)
+        if known is None or _follows(action, known):
+            self.actions[action.id] = action
+            self.under_way.pop(action.id, None)
+            if action.outcome == "started":
+                self.under_way[action.id] = action
+            if at_s is None:
+                self.said_s.pop(action.id, None)
+            else:
+                self.said_s[action.id] = at_s
 
     def _take_command(self, command: CommandRecord, offset: int) -> None:
         if command.kind in ("stop", "resume"):
@@ -146,6 +165,7 @@ class Memory:
             self.cases.pop(name, None)
             for action in self._of_incident.pop(name, ()):
                 del self.actions[action]
+                self.said_s.pop(action, None)
                 self.under_way.pop(action, None)
                 self.approved.pop(action, None)
                 self.denied.pop(action, None)

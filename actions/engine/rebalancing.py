@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.engine.brakes import carried_out, ended_s
+from actions.engine.brakes import carried_out
 from actions.engine.remedies import Rebalance
 from actions.engine.view import Intent, View
 from actions.planners import slow
@@ -67,11 +67,15 @@ def relief(view: View, rung: Rebalance) -> Intent | None:
 
 
 def _measured_since(view: View, rung: Rebalance, action: ActionRecord) -> bool:
-    """Whether the evidence at hand was measured well after `action`, with its split in force."""
-    heard_s = view.case.incident.updated_at_s - ended_s(action)
+    """Whether the evidence at hand was told well after `action`, with its split in force.
+
+    Detection's clock may be another than ours: which came later is told by the bus.
+    """
+    told_s, done_s = view.case.said_s, view.memory.said_s.get(action.id)
+    if told_s is None or done_s is None or told_s <= done_s:
+        return False
     seen = view.case.slowness.slow_iterations - int(action.plan.get("slow_iterations", 0))
-    settled = view.rules.brakes.settled(view.now_s, action) and seen >= rung.settle_iterations
-    return heard_s > 0.0 and settled
+    return view.rules.brakes.settled(view.now_s, action) and seen >= rung.settle_iterations
 
 
 def _in_force(view: View) -> tuple[int, ...]:

@@ -120,6 +120,8 @@ class CallBoard:
             if late:
                 self._tells[:size] &= np.isfinite(told_s) | ~live
             out.append(self._join(step, size))
+            if 2 * np.isfinite(told_s).sum() > np.isfinite(newest_s[live]).sum():  # else one damaged number may be all
+                self._closed = max(self._closed, step)
         return tuple(out)
 
     def view(self) -> Counts:
@@ -147,11 +149,12 @@ class CallBoard:
         device_s = np.array(record.device_s or (None,) * size, dtype=np.float64)[sane]
         device_s[~((device_s >= 0.0) & (device_s < MAX_DEVICE_S))] = np.nan
         rows = np.stack((codes[of], function, seqs, call_bytes, np.clip(peers[sane], -1, 65_535).astype(np.int64)))
-        paired = np.isin(function, (SEND, RECV))
+        paired = (rows[_FUNCTION] == SEND) | (rows[_FUNCTION] == RECV)
         if paired.any():
             self._table.carries_pairs(rows[_COMM, paired])
-        for step in np.unique(steps).tolist():
-            self._add(step, column, (rows[:, steps == step], device_s[steps == step]), record.time_s)
+        for step in sorted(set(steps.tolist())):
+            own = steps == step
+            self._add(step, column, (rows[:, own], device_s[own]), record.time_s)
         self._tells[column] = True
         if record.enqueued_s:
             first = sane & (np.array(record.steps) == steps[0])
@@ -171,8 +174,9 @@ class CallBoard:
         if step <= self._closed:
             self.counts["late"] += device_s.size
             return
-        chunks = self._open.setdefault(step, {}).setdefault(column, [])
-        told_s = self._told_at.setdefault(step, np.full(self._newest_s.size, np.nan))
+        if step not in self._open:
+            self._open[step], self._told_at[step] = {}, np.full(self._newest_s.size, np.nan)
+        chunks = self._open[step].setdefault(column, [])
         keys = _keys(rows)
         _, first = np.unique(keys, return_index=True)
         new = np.zeros(keys.size, dtype=np.bool_)
@@ -185,7 +189,7 @@ class CallBoard:
         elif new.any():
             chunks.append((rows[:, new], device_s[new]))
             self._rows += int(new.sum())
-        told_s[column] = time_s
+        self._told_at[step][column] = time_s
 
     def _drop(self, step: int) -> dict[int, list[Chunk]]:
         told = self._open.pop(step)
@@ -196,7 +200,6 @@ class CallBoard:
     def _join(self, step: int, ranks: int) -> JoinedStep:
         time_s = float(np.nanmax(self._told_at[step], initial=0.0))
         told = self._drop(step)
-        self._closed = max(self._closed, step)
         chunks = [chunk for own in told.values() for chunk in own]
         column = np.repeat(
             np.array(list(told), dtype=np.int64),

@@ -226,7 +226,7 @@ class CountTable:
         self._groups.append(record.groups[index] if index < len(record.groups) else "")
         for lane in ("sizes", "nodes", "trusted", "paired"):
             setattr(self, f"_{lane}", _roomy(getattr(self, f"_{lane}"), code + 1))
-        self._sizes[code], self._nodes[code], self._trusted[code] = size, max(0, min(nodes, size or nodes)), True
+        self._sizes[code], self._nodes[code], self._trusted[code] = size, max(0, min(nodes, size or MAX_SIZE)), True
         self._paired[code] = False
         return code
 

@@ -42,42 +42,37 @@ class Blame:
 
 
 class CountWatch:
-    """Follows the table of counts while a job stands still.
-
-    Attributes
-    ----------
-    explanation : CollectiveFinding or None
-        What the table says now, to explain a hang that others see.
-    """
+    """Follows the table of counts while a job stands still."""
 
     def __init__(self) -> None:
-        self.explanation: CollectiveFinding | None = None
         self._lasted_s = 0.0
         self._longest_s = 0.0
         self._told: str | None = None
 
-    def follow(self, window: Window) -> CollectiveFinding | None:
-        """A hang that is certain by the table alone, once; None while anything moves or the job pauses."""
-        self.explanation = None
-        counts = window.counts
+    def follow(self, window: Window) -> tuple[CollectiveFinding | None, bool]:
+        """What the table says of a standstill, and whether it is a hang by that alone, which is so once.
+
+        None while anything moves or the job pauses.
+        """
+        counts = None if window.counts is None else heard(window.counts, window)
         still_s = 0.0 if counts is None else _still_s(window, counts)
         if still_s < self._lasted_s:
             self._longest_s = max(self._longest_s, self._lasted_s)
             self._told = None
         self._lasted_s = still_s
         if counts is None or window.phase in _PAUSES or not still_s > LEAST_S:
-            return None
+            return None, False
         typical_s = _typical_s(window)
         if not still_s > EXPLAINS * typical_s:
-            return None
-        found = blame(heard(counts, window))
+            return None, False
+        found = blame(counts)
         if found is None:
-            return None
-        self.explanation = _finding(found, counts, window, still_s)
-        if still_s <= self._patience_s(found, window, typical_s) or self._told == self.explanation.reason[:64]:
-            return None
-        self._told = self.explanation.reason[:64]
-        return self.explanation
+            return None, False
+        said = _finding(found, counts, window, still_s)
+        if still_s <= self._patience_s(found, window, typical_s) or self._told == said.reason[:64]:
+            return said, False
+        self._told = said.reason[:64]
+        return said, True
 
     def _patience_s(self, found: Blame, window: Window, typical_s: float) -> float:
         """How long a standstill like this may last."""
@@ -158,7 +153,7 @@ def heard(counts: Counts, window: Window, within_s: float = STALE_S) -> Counts:
     lanes = ("comm", "column", "place", "enqueued", "started", "finished", "still_s")
     if not fresh.all():
         counts = replace(counts, **{name: getattr(counts, name)[fresh] for name in lanes})
-    if np.isin(np.flatnonzero(window.live), counts.column).all() and not counts.sizes.all():
+    if not counts.sizes.all() and np.isin(np.flatnonzero(window.live), counts.column).all():
         known = np.bincount(counts.comm, minlength=counts.sizes.size)
         counts = replace(counts, sizes=np.where(counts.sizes == 0, known, counts.sizes))
     return counts

@@ -94,10 +94,10 @@ class LiveCollectives:
 
     def _of_counts(self, window: Window) -> tuple[EventRecord, ...]:
         """What the counts tell by themselves; what only explains a hang that others see is kept for `explain`."""
-        certain, said = self._counts.follow(window), self._counts.explanation
+        said, certain = self._counts.follow(window)
         found = () if said is None else self._events([said], window, window.end_s, "nccl_counts")
-        self._counted = () if certain is not None else found
-        return found if certain is not None else ()
+        self._counted = () if certain else found
+        return found if certain else ()
 
     def explain(self, votes: Mapping[str, Vote]) -> tuple[EventRecord, ...]:
         """What counts and the dumps that were asked for say, once, if some of `votes` sees a hang."""

@@ -85,6 +85,11 @@ class Ahead:
         ahead_s = self.of(name) + by_s
         self._ahead_s[name] = 0.0 if abs(ahead_s) <= SEEMS_RIGHT_S else ahead_s
 
+    def most(self, name: Name, unknown_s: float) -> float:
+        """The most that clock `name` has seemed to be ahead of late, `unknown_s` if it was not heard."""
+        _, most_s, before_s = self._most_s.get(name, (0.0, unknown_s, unknown_s))
+        return max(most_s, before_s)
+
     def of(self, name: Name) -> float:
         """How far clock `name` is ahead; 0 if it seems right, or nothing is known of it."""
         return self._ahead_s.get(name, 0.0)
@@ -127,6 +132,12 @@ class NodeClocks:
             ahead_s = newest_s - at_s  # its clock is not known yet, but nothing comes before it was
         return record if ahead_s == 0.0 else _earlier(record, ahead_s)
 
+    def bus_set(self, by_s: float) -> None:
+        """The bus has been set forward by `by_s`, and the nodes have not."""
+        for name, (said_s, unset_s, at_s) in self._newest.items():
+            self._newest[name] = said_s, unset_s, at_s + by_s
+            self._ahead.set(name, -by_s)
+
     def _heard(self, name: Name, record: HeartbeatRecord, at_s: float) -> None:
         said_s, unset_s = record.time_s, record.monotonic_s
         self._of_node[name[0]] = name
@@ -147,24 +158,51 @@ class NodeClocks:
 
 
 class BusClock:
-    """A service's clock by that of the bus, as what has just come shows it."""
+    """A service's clock by that of the bus, as what has just come shows it.
+
+    It never goes back: where the bus is set back, what it stamps from then on is put on the clock of before.
+    """
 
     def __init__(self, own: Clock) -> None:
         self._own = own
         self._bus = Ahead()
         self._set_s = own.now_s() - own.monotonic_s()
         self._seemed_s = 0.0  # how far ahead the bus was by what came last
+        self._back_s = 0.0  # how far the bus is set back
+        self._newest: dict[tuple[str, int], tuple[int, float, float]] = {}  # by log: offset, stamp, steady clock then
 
-    def heard(self, message: Message) -> None:
-        """`message` has come, which the bus has just stamped."""
-        now_s = self._own.now_s()
-        set_s, seems_s = now_s - self._own.monotonic_s(), message.time_s - now_s
-        by_s, more_s = set_s - self._set_s, seems_s - self._seemed_s
-        # The bus may go by the same clock: then it was set as well.
-        if abs(by_s) > SEEMS_RIGHT_S and abs(more_s + by_s) < abs(more_s):
+    def heard(self, message: Message) -> tuple[float, float]:
+        """`message` has just come: when the bus has stamped it, and how far it has been set forward since the last."""
+        now_s, steady_s = self._own.now_s(), self._own.monotonic_s()
+        if not message.stamped:
+            return self.now_s(), 0.0
+        log, at_s = (message.topic, message.partition), message.time_s + self._back_s
+        offset, before_s, then_s = self._newest.get(log, (message.offset, at_s, steady_s))
+        if message.offset > offset and at_s < before_s - SEEMS_RIGHT_S:  # a log is written in order
+            back_s = before_s + steady_s - then_s - at_s
+            self._back_s, at_s = self._back_s + back_s, at_s + back_s
+        at_s, forward_s = self._forward(at_s, now_s, now_s - steady_s)
+        self._newest[log] = message.offset, at_s, steady_s
+        self._seemed_s = at_s - now_s
+        self._bus.heard(_BUS, at_s, now_s)
+        return at_s, forward_s
+
+    def _forward(self, at_s: float, now_s: float, set_s: float) -> tuple[float, float]:
+        """The stamp, and how far the bus was set forward, beyond what it had been set back."""
+        by_s, self._set_s = set_s - self._set_s, set_s
+        seems_s = at_s - now_s
+        alone = abs(seems_s - self._seemed_s + by_s) < abs(seems_s - self._seemed_s)  # else the bus was set as well
+        if abs(by_s) > SEEMS_RIGHT_S and alone:
             self._bus.set(_BUS, -by_s)
-        self._set_s, self._seemed_s = set_s, seems_s
-        self._bus.heard(_BUS, message.time_s, now_s)
+        with_us_s = 0.0 if alone else by_s
+        forward_s = max(with_us_s, seems_s - self._bus.most(_BUS, seems_s))  # nothing comes before it was
+        if forward_s <= SEEMS_RIGHT_S:
+            return at_s, 0.0
+        again_s = min(forward_s, self._back_s)
+        self._back_s -= again_s
+        if with_us_s > 0.0:
+            self._bus.set(_BUS, -again_s)
+        return at_s - again_s, forward_s - again_s
 
     def now_s(self) -> float:
         """See `trainwarden.clock.Clock`."""

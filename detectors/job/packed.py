@@ -19,7 +19,7 @@ _DAMAGE = (
     msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error,
     RuntimeError,
 )  # fmt: skip
-MAX_STATE_BYTES = 1 << 30  # 16,384 ranks need about 200 MB; anything above is no state of ours
+MAX_STATE_BYTES = 1 << 30  # 16,384 ranks need about 300 MB; anything above is no state of ours
 
 
 def pack(kind: str, plain: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.clocks import MAX_TIME_S
+from detectors.job.packed import pack, unpack
 from trainwarden.records import HeartbeatRecord
 
 Ints = npt.NDArray[np.int64]
@@ -24,6 +25,8 @@ PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 WAIT: Final = PHASE_CODE["wait"]
 EXIT: Final = PHASE_CODE["exit"]
 MAX_COUNT: Final = 2**53  # larger numbers are damage
+_KIND: Final = "step_ring"
+_BY_ROW: Final = ("_steps", "_epochs", "_ends_s", "_quiet", "_repaced")
 KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 
 
@@ -50,9 +53,7 @@ class StepRing:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._start = 0
-        self._end = 0
-        self.first_seq = 0
+        self._start = self._end = self.first_seq = 0
         self._values = np.full((len(COLUMNS), 2 * rows, 0), np.nan, dtype=np.float32)
         self._steps = np.zeros(2 * rows, dtype=np.int64)
         self._epochs = np.zeros(2 * rows, dtype=np.int64)
@@ -75,7 +76,7 @@ class StepRing:
         """Add one row, `values` [5, ranks]; its sequence number."""
         if self._end == 2 * self._rows:
             keep = slice(self._end - self._rows, self._end)
-            for array in (self._steps, self._epochs, self._ends_s, self._quiet, self._repaced):
+            for array in (getattr(self, name) for name in _BY_ROW):
                 array[: self._rows] = array[keep].copy()
             self._values[:, : self._rows] = self._values[:, keep].copy()
             self._start, self._end = 0, self._rows
@@ -100,6 +101,24 @@ class StepRing:
             return False
         self._values[:, row, column] = cell
         return True
+
+    def state(self) -> bytes:
+        """For `restore`: the rows that are kept."""
+        return pack(
+            _KIND, {"first_seq": self.first_seq},
+            {"values": self.values} | {name: getattr(self, name)[self._view] for name in _BY_ROW},
+        )  # fmt: skip
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what `state` gave."""
+        plain, arrays = unpack(_KIND, state)
+        fresh = StepRing(self._rows)
+        fresh.widen(arrays["values"].shape[2])
+        fresh.first_seq, fresh._end = int(plain["first_seq"]), arrays["values"].shape[1]
+        fresh._values[:, : fresh._end] = arrays["values"]
+        for name in _BY_ROW:
+            getattr(fresh, name)[: fresh._end] = arrays[name]
+        vars(self).update(vars(fresh))
 
     @property
     def _view(self) -> slice:

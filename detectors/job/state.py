@@ -50,7 +50,7 @@ class JobState:
         self.world_size = 0
         self._size_at_s = float("-inf")
         self.restarts = 0
-        self._clocks = NodeClocks()
+        self.clocks = NodeClocks()
         self._silence = Silence()
         self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
         self._steps = StepAssembly(rows)
@@ -63,7 +63,7 @@ class JobState:
     def feed(self, record: Record, at_s: float | None = None) -> None:
         """Take in one record of this job; `at_s` is its stamp of the bus, None where one clock has told all."""
         if at_s is not None:
-            record = self._clocks.on_bus(record, at_s)
+            record = self.clocks.on_bus(record, at_s)
         if isinstance(record, IterationRecord):
             self._feed_iterations(record)
         elif isinstance(record, HeartbeatRecord):
@@ -230,6 +230,8 @@ class JobState:
         self._news.events.append(record)
         self._heard(record.time_s)
         if record.kind == "job_start":
+            if self.finished:
+                self._silence = Silence()  # nobody was missed meanwhile
             self.finished, self.finished_s = False, None
             self._steps.repaced_left = WARM_UP_STEPS  # whoever starts a program anew may have changed it
             self._feed_size(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from detectors.service import DetectionHandler
@@ -72,8 +72,12 @@ class RememberingBus:
 class Run:
     """Drives a `DetectionHandler` through a job's records in the order of their time, ticking ten times a second.
 
-    The clock of the bus is `bus_ahead_s` ahead of the service's, by which the records are sent.
+    The clock of the bus is `bus_ahead_s` ahead of the service's, by which the records are sent; `stamp` tells it of a
+    time and a record instead, `stamped` whether that is the bus's.
     """
+
+    stamp: Callable[[float, Record], float] | None = None
+    stamped = True
 
     def __init__(
         self,
@@ -101,7 +105,8 @@ class Run:
             batch = []
             while place < len(pending) and pending[place][0] <= now_s:
                 at_s, record = pending[place]
-                batch.append(Message(topic_of(record).name, 0, len(self.bus.log), at_s + self.bus_ahead_s, JOB, record))
+                stamp_s = self.stamp(at_s, record) if self.stamp else at_s + self.bus_ahead_s
+                batch.append(Message(topic_of(record).name, 0, len(self.bus.log), stamp_s, JOB, record, self.stamped))
                 self.bus.log.append(batch[-1])
                 place += 1
             self.bus.position = len(self.bus.log)

@@ -114,9 +114,9 @@ def told(job: Job, nodes: tuple[str, ...] = (), off_s: float = 0.0, bus_ahead_s:
     return told_of(by_clocks_of(nodes, off_s, job.records), until_s(job), bus_ahead_s)
 
 
-def told_of(sent: Sent, end_s: float, bus_ahead_s: float = 0.0) -> list[tuple[Any, ...]]:
+def told_of(sent: Sent, end_s: float, bus_ahead_s: float = 0.0, run: Run | None = None) -> list[tuple[Any, ...]]:
     """The same, of what is sent."""
-    run = Run(bus_ahead_s=bus_ahead_s).play(sent, end_s)
+    run = (run or Run(bus_ahead_s=bus_ahead_s)).play(sent, end_s)
     opened_s = {one.id: one.opened_at_s for one in run.revisions if one.state == "opened"}
     return [
         (
@@ -229,3 +229,32 @@ def test_a_service_that_takes_a_job_over_goes_on_by_the_same_clock(off_s: float)
     second.play([(at_s - off_s, one) for at_s, one in sent if at_s > cut_s], until_s(job) - off_s)
     assert [(one.kind, one.suspects[0].rank) for one in second.incidents] == [("crash", 2), ("crash", 3)]
     assert [one.state == "closed" for one in second.incidents] == [True, False]
+
+
+def stamped_by(stamp: Callable[[float, Record], float], *, stamped: bool = True) -> Run:
+    """A service on a bus of which `stamp` tells the time."""
+    run = Run()
+    run.stamp, run.stamped = stamp, stamped
+    return run
+
+
+@pytest.mark.parametrize("lasts_s", [5.0, LASTS_S])
+@pytest.mark.parametrize("off_s", [-90.0, 90.0])
+@pytest.mark.parametrize("story", [two_crashes, storm])
+def test_a_bus_whose_clock_is_set_and_perhaps_set_back_changes_nothing(
+    story: Callable[[], Job], off_s: float, lasts_s: float
+) -> None:
+    job, expected = by_one_clock(story)
+    set_s = START_S + 5.0
+    run = stamped_by(lambda at_s, _: at_s + (off_s if set_s <= at_s < set_s + lasts_s else 0.0))
+    found = told_of(by_clocks_of((), 0.0, job.records), until_s(job), run=run)
+    assert [one[:3] for one in found] == [one[:3] for one in expected]
+    assert [one[4] > LASTS_S / 1.5 for one in found] == [one[4] > LASTS_S / 1.5 for one in expected]
+
+
+@pytest.mark.parametrize("off_s", [-60.0, 60.0])
+@pytest.mark.parametrize("story", [two_crashes, exceptions_of_two])
+def test_stamps_of_senders_are_not_taken_for_those_of_the_bus(story: Callable[[], Job], off_s: float) -> None:
+    job, expected = by_one_clock(story)
+    run = stamped_by(lambda at_s, one: at_s + (off_s if getattr(one, "node", "") == "node0" else 0.0), stamped=False)
+    assert_same(told_of(by_clocks_of(("node0",), off_s, job.records), until_s(job), run=run), expected)

@@ -17,7 +17,7 @@ from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.pace.change_point import ChangePoint
 from detectors.reading import Reading
-from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
+from detectors.snapshots import EVERY_S, MAX_BYTES, SHARE, Cadence, Place, newest, none_of, parts_of
 from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
@@ -243,6 +243,27 @@ def test_damaged_memory_is_refused_with_one_error_or_harmless(seed: int) -> None
         damaged[place] = int(rng.integers(0, 256))
     with suppress(DetectorError):
         fresh(run).restore(bytes(damaged[: int(rng.integers(1, len(damaged) + 1))] if seed % 2 else damaged))
+
+
+@pytest.mark.thorough
+def test_memory_of_a_job_of_16_384_ranks_is_not_too_large() -> None:
+    """Of a sixteenth of them."""
+    job = Job(ranks=1024, node=lambda rank: f"node{rank // 8}").run(3)
+    watch = Run().play(job.records, job.end_s + 0.5).handler._jobs[JOB]
+    ring = watch.state._steps.ring
+    for step in range(3, 300):
+        ring.append(step, 0, START_S + step, False, np.ones((5, 1024), dtype=np.float32))
+    kept = watch.kept()
+    assert 16 * len(kept) < MAX_BYTES
+    again = Run().handler._made(JOB)
+    again.restore(kept)
+    rings = ring, again.state._steps.ring
+    for step in range(300, 600):
+        for one in rings:
+            one.append(step, 0, START_S + step, False, np.full((5, 1024), step, dtype=np.float32))
+    assert rings[0].first_seq == rings[1].first_seq
+    assert np.array_equal(rings[0].steps, rings[1].steps)
+    assert np.array_equal(rings[0].values, rings[1].values, equal_nan=True)
 
 
 @pytest.mark.thorough

@@ -16,6 +16,7 @@ from trainwarden.protocols import Message
 from trainwarden.topics import Topic
 
 CLOSE_TIMEOUT_MS = 3_000
+_BY_BUS = 1  # LogAppendTime; topics that others have made may hold the sender's CreateTime
 
 
 def read_all(clients: Clients, topic: Topic[Any], from_time_s: float | None, decoder: Decoder) -> Iterator[Message]:
@@ -82,7 +83,8 @@ def message_of(raw: Any, topic: str, decoder: Decoder) -> Message | None:
     if record is None:
         return None
     key = (raw.key or b"").decode(errors="replace")
-    return Message(topic, raw.partition, raw.offset, raw.timestamp / 1000, key, record)
+    stamped = raw.timestamp_type == _BY_BUS
+    return Message(topic, raw.partition, raw.offset, raw.timestamp / 1000, key, record, stamped)
 
 
 def offsets_at(

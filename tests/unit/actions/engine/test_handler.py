@@ -414,6 +414,23 @@ def test_a_split_in_force_is_tuned_only_by_measurements_made_under_it() -> None:
     assert rig.launcher.splits[1][2] < 3
 
 
+@pytest.mark.parametrize("off_s", [-200.0, 0.0, 90.0])
+def test_which_measurements_were_made_under_a_split_is_told_by_no_clock(off_s: float) -> None:
+    rig = Rig()
+    rig.launcher.phase, rig.adopting = "running", False
+    rig.tell(incident := rig.incident(kind="slow_compute", evidence=slow_evidence()))
+    rig.clock.sleep(10.0)
+    before = slow_evidence(slow_iterations=30, compute_s=[0.3, 0.3, 0.9, 0.3])
+    rig.tell(incident := rig.later(incident, evidence=before, updated_at_s=rig.clock.now_s() + off_s))
+    rig.adopt(0, 1, 2, 3)
+    for _ in range(3):
+        rig.tick(60.0)
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+    under = slow_evidence(slow_iterations=60, compute_s=[0.35, 0.35, 0.9, 0.35], micro_batches=[7, 7, 3, 7])
+    rig.tell(rig.later(incident, evidence=under, updated_at_s=rig.clock.now_s() + off_s))
+    assert len(rig.launcher.splits) == 2
+
+
 def test_restart_is_the_last_rung_and_costs_its_overhead_first() -> None:
     rig, incident = rebalanced()
     still = {"compute_s": [0.35, 0.35, 0.3, 0.35], "micro_batches": [7, 7, 3, 7], "iteration_s": 0.4}

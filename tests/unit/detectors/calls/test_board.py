@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from detectors.calls.board import MAX_OPEN
 from detectors.job.plain import Plain
 from detectors.job.state import JobState
 from detectors.job.step_assembly import Pending
@@ -57,6 +58,30 @@ def test_a_step_is_waited_for_no_longer_than_that():
     assert [one.step for one in state.window(106.0).calls] == [0]
 
 
+def test_a_rank_that_tells_no_calls_any_more_is_waited_for_once():
+    state = fed(*step_of(0, 100.0), *step_of(64, 101.0)[:3])
+    for at_s in (101.0, 107.0):
+        for one in step_of(0, at_s, **NO_CALLS):
+            state.feed(one)
+    assert [one.step for one in state.window(107.0).calls] == [0, 64]
+    for one in (*step_of(128, 108.0)[:3], *step_of(0, 109.0, **NO_CALLS)):
+        state.feed(one)
+    assert [one.step for one in state.window(109.0).calls] == [128]
+
+
+def test_ranks_that_do_not_sample_together_fill_no_memory():
+    state = fed(*(record(place % 4, 64 * place, 100.0) for place in range(MAX_OPEN + 4)))
+    assert [one.step for one in state.window(100.0).calls] == [0, 64, 128, 192]
+
+
+def test_calls_of_communicators_that_are_forgotten_are_forgotten_too():
+    nowhere = {name: () for name in ("comms", "groups", "sizes", "places", "node_counts", "enqueued", "started",
+                                     "finished", "moved_s")}  # fmt: skip
+    state = fed(*step_of(0, 100.0), *step_of(0, 101.0, **NO_CALLS, **nowhere)[1:])
+    state.feed(record(0, 64, 102.0, incarnation="2", comms=("new",)))
+    assert [one.step for one in state.window(103.0, last=True).calls] == [64]
+
+
 def test_how_long_a_step_takes_is_told_by_each_ranks_own_clock():
     records = [one for step, at_s in ((0, 100.0), (64, 228.0)) for one in step_of(step, at_s)]
     shifted = [msgspec.structs.replace(one, enqueued_s=tuple(at + 5000 * one.rank for at in one.enqueued_s))
@@ -94,6 +119,16 @@ def test_what_contradicts_itself_is_counted_and_never_fatal(changes, kind):
     state = fed(*step_of(0, 100.0), record(0, 1, 101.0, **changes), *step_of(2, 102.0))
     assert state.window(102.0, last=True).calls[0].step == 0
     assert state.take_counts()[kind] == (7 if kind == "lost" else 1)
+
+
+def test_a_damaged_step_or_count_of_nodes_spoils_nothing_that_comes():
+    damaged = record(0, 1 << 38, 100.5, sizes=(), node_counts=(1 << 70,), comms=("damaged",))
+    state = fed(*step_of(0, 100.0), damaged)
+    for step, at_s in ((64, 101.0), (128, 110.0), (192, 120.0)):
+        for one in (*step_of(step, at_s), *step_of(step, at_s + 1.0, **NO_CALLS)):
+            state.feed(one)
+        (shown,) = [one for one in state.window(at_s + 1.0).calls if one.step == step]
+        assert shown.joined.tolist() == [2, 2, 2, 2]
 
 
 def test_kernels_that_ran_impossibly_long_are_not_measured():

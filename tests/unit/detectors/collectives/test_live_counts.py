@@ -98,6 +98,33 @@ def test_where_all_stand_alike_nobody_is_accused():
     assert Run().play(job.records, job.end_s + 8.0).incidents == []
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(("silent", "told"), [(CULPRIT, []), (7, ["hang"])])
+def test_what_a_rank_said_long_ago_accuses_it_no_more_and_hides_no_other(silent, told):
+    job = running()
+    ended = len(job.records)
+    standing(job, Stand(LAYOUT, **FAULTS["host"]).counts(), 12.0)
+    kept = [
+        (at_s, one) for place, (at_s, one) in enumerate(job.records)
+        if place < ended or not (isinstance(one, CollectivesRecord) and one.rank == silent)
+    ]  # fmt: skip
+    assert [one.kind for one in Run().play(kept, job.end_s + 12.0).incidents] == told
+
+
+@pytest.mark.thorough
+def test_a_standstill_that_went_over_by_itself_is_waited_for_the_next_time():
+    counts = Stand(LAYOUT, **FAULTS["host"]).counts()
+    job = standing(running(), counts, 8.0)
+    for _ in range(2):
+        first = len(job.ends_s)
+        job.run(10, first=first, start_s=max(at_s for at_s, _ in job.records))
+        for place, end_s in enumerate(job.ends_s[first:]):
+            told(job, Stand(LAYOUT, steps=place % 4 + 1).counts(), end_s, end_s - 0.01)
+        standing(job, counts, 8.0)
+    run = Run().play(job.records, max(at_s for at_s, _ in job.records))
+    assert [one.kind for one in run.incidents] == ["hang"]
+
+
 def test_the_incident_ends_when_steps_go_on():
     job = standing(running(), Stand(LAYOUT, **FAULTS["device"]).counts(), 7.0)
     last_s = max(at_s for at_s, _ in job.records)
@@ -109,10 +136,14 @@ def test_the_incident_ends_when_steps_go_on():
     assert incident.state == "closed"
 
 
-def test_a_job_that_stands_still_by_its_counts_is_kept():
-    job = standing(running(), Stand(LAYOUT, **FAULTS["device"]).counts(), 4.0)
-    handler = Run().play(job.records, job.end_s + 3.9).handler
-    watch, other = handler._jobs[JOB], handler._made(JOB)
-    assert watch.collectives._counts.explanation is not None
+@pytest.mark.thorough
+def test_another_service_goes_on_in_the_midst_of_a_standstill_that_counts_explain():
+    job = standing(running(), Stand(LAYOUT, **FAULTS["host"]).counts(), 6.0, busy=True)
+    run = Run().play(job.records, job.end_s + 5.0)
+    watch, other = run.handler._jobs[JOB], run.handler._made(JOB)
+    assert watch.collectives._counted
     other.restore(watch.kept())
-    assert other.kept() == watch.kept()
+    now_s = job.end_s + 40.0
+    told, again = watch.score(now_s), other.score(now_s)
+    assert told == again
+    assert told

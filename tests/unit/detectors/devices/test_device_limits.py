@@ -87,6 +87,15 @@ def test_peers_are_peers_whose_samples_come_at_other_moments():
     assert memory.broken(START_S + 150.0).tolist() == [3]
 
 
+def test_devices_that_are_gone_are_no_peers():
+    memory = LimitMemory(LIMITS["gpu.memory_hot"])
+    for tick in range(20):
+        rows, celsius = (np.arange(6), 80.0) if tick < 10 else (np.arange(6, 9), 97.0)
+        at_s = START_S + 15.0 * tick + (3600.0 if tick >= 10 else 0.0)
+        memory.take(rows, np.full(rows.size, celsius), np.full(rows.size, at_s))
+    assert memory.broken(at_s).tolist() == []
+
+
 @pytest.mark.parametrize("every_s", [5.0, 15.0, 40.0, 59.0, 60.0, 120.0, 300.0])
 @pytest.mark.parametrize(("a_minute", "broken"), [(7.0, False), (9.0, True)])
 def test_a_rate_is_the_same_however_far_apart_the_samples_are(every_s, a_minute, broken):

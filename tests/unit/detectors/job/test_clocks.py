@@ -143,6 +143,31 @@ def test_a_service_goes_by_the_clock_of_the_bus(off_s: float) -> None:
     assert clock.monotonic_s() == own.monotonic_s()
 
 
+@pytest.mark.parametrize("logs", [1, 3])
+@pytest.mark.parametrize("off_s", [-90.0, 90.0])
+def test_a_service_goes_on_though_the_bus_is_set_and_set_back(off_s: float, logs: int) -> None:
+    own = ManualClock(1000.0)
+    clock = BusClock(own)
+    forward_s = []
+    for second in range(60):
+        own.sleep(1.0)
+        bus_s = own.now_s() + (off_s if 20 <= second < 40 else 0.0)
+        at_s, more_s = clock.heard(Message("topic", second % logs, second, bus_s - 0.1, "j", beat(0.0)))
+        forward_s += [more_s] if more_s else []
+        ahead_s = 90.0 if off_s > 0.0 and second >= 20 else 0.0  # it does not go back
+        assert (at_s, clock.now_s()) == (pytest.approx(own.now_s() + ahead_s, abs=1.2),) * 2
+    assert forward_s == ([pytest.approx(90.0)] if off_s > 0.0 else [])
+
+
+def test_what_comes_late_or_again_is_no_bus_that_was_set() -> None:
+    own = ManualClock(1000.0)
+    clock = BusClock(own)
+    for offset in (*range(50), *range(20, 74)):
+        own.sleep(1.5 if own.now_s() < 1075.0 else 0.01)  # it falls behind, begins again, and catches up
+        stamp_s = 1000.0 + offset
+        assert clock.heard(Message("topic", 0, offset, stamp_s, "j", beat(0.0))) == (stamp_s, 0.0)
+
+
 class TwoClocks:
     """A wall clock that can be set, and another one that cannot."""
 

@@ -241,3 +241,15 @@ def test_what_a_process_beside_the_trainer_does_is_not_the_ranks() -> None:
     state.feed(event("process_start", START_S + 4, 0, **told))
     state.feed(event("process_exit", START_S + 5, 0, code=1, **told))
     assert [one.kind for one in state.window(START_S + 6).events] == ["process_start", "process_exit"]
+
+
+def test_nobody_was_missed_between_an_end_and_the_next_start_under_the_same_name() -> None:
+    state = fed(beat(0, 1, at_s=START_S), event("job_end", START_S + 1.0))
+    state.count_silence(30.0)
+    state.feed(event("job_start", START_S + 31.0, world_size=2))
+    state.count_silence(0.5)
+    assert max(state.window(START_S + 31.5).node_silent_s.values(), default=0.0) <= 0.5
+    state.feed(beat(0, 1, at_s=START_S + 32.0, life="b"))
+    state.feed(event("job_start", START_S + 32.0, world_size=2))  # the launcher's word, after that of the ranks
+    state.count_silence(2.0)
+    assert state.window(START_S + 34.0).node_silent_s == {"n": 2.0}

@@ -63,6 +63,13 @@ def test_a_straggler_is_named_by_its_collectives(tmp_path, ending):
     assert answer["input"]["collectives"] > 10_000
 
 
+@pytest.mark.thorough
+def test_calls_are_of_the_processes_that_the_iterations_name(tmp_path):
+    folder = written(tmp_path, Fault("late", 5, 0.2, 30), iterations=True)
+    pd.read_csv(folder / "iterations.csv").assign(incarnation="p7").to_csv(folder / "iterations.csv", index=False)
+    assert [one["rank"] for one in found(folder)["stragglers"] if one["evidence"] == "collectives"] == [5]
+
+
 def test_a_slow_pair_is_two_suspects_with_their_nodes(tmp_path):
     answer = found(written(tmp_path, Fault("pair", 5, 0.5, 30), iterations=True))
     (incident,) = answer["incidents"]

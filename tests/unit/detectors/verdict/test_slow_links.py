@@ -33,7 +33,10 @@ def test_they_are_two_incidents_that_stay_two():
 
 
 def test_a_rank_that_is_both_is_one():
-    assert incidents({"links": vote("slow_link", 5), "waits": vote("slow_compute", 5)}) == [("slow_link", [5])]
+    votes = {"links": vote("slow_link", 5), "waits": vote("slow_compute", 5)}
+    assert incidents(votes) == [("slow_link", [5])]
+    ensemble = Ensemble(EnsembleConfig(), dict.fromkeys(votes, ROLE))
+    assert len(ensemble.candidates(JobState("job").window(10.0), votes)) == 1
 
 
 def test_a_slow_job_goes_with_whoever_is_named():

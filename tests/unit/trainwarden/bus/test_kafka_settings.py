@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.consumer.fetcher import ConsumerRecord
 
 from trainwarden.bus.address import connect
+from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka import buffers as kafka_buffers
 from trainwarden.bus.kafka.buffers import Buffers
 from trainwarden.bus.kafka.client import Clients
 from trainwarden.bus.kafka.engine import KafkaConfig
+from trainwarden.bus.kafka.read import message_of
 from trainwarden.errors import ConfigError
+from trainwarden.protocols import Message
+from trainwarden.records import HeartbeatRecord
 from trainwarden.settings import parse
+from trainwarden.topics import HEARTBEATS
 
 SERVERS = ["broker:9092"]
 
@@ -125,3 +131,13 @@ def test_buffers_are_full_by_bytes_and_by_records_and_forget(monkeypatch: pytest
     assert buffers.full() == {"large"}
     buffers.keep_only({"few"})
     assert (buffers.full(), buffers.first_offset("many"), buffers.take().timestamp) == (set(), None, 5)
+
+
+@pytest.mark.parametrize(("timestamp_type", "stamped"), [(0, False), (1, True)])
+def test_who_has_stamped_a_message_is_known(timestamp_type: int, *, stamped: bool) -> None:
+    record = HeartbeatRecord(job="j", node="n", time_s=1.0)
+    raw = ConsumerRecord(
+        HEARTBEATS.name, 0, None, 7, 1500, timestamp_type, b"j", HEARTBEATS.encode(record), [], None, 1, 1, 0
+    )
+    found = message_of(raw, HEARTBEATS.name, Decoder({HEARTBEATS.name: HEARTBEATS}, None))
+    assert found == Message(HEARTBEATS.name, 0, 7, 1.5, "j", record, stamped)
