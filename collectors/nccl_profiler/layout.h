@@ -1,4 +1,4 @@
-/* What lies in the shared file rank-<rank>-<pid>.nccl, and how the plug-in's two sources meet.
+/* What lies in the shared file rank-<rank>-<pid>-<start>.nccl, and how the plug-in's two sources meet.
  *
  * Every word has 64 bits in the machine's own byte order: writer and readers share the machine. Times are nanoseconds
  * of CLOCK_MONOTONIC; what the GPU stamped appears as durations alone. layout.py says the same in Python.
@@ -28,10 +28,8 @@ struct tw_header {
     uint64_t magic; /* written last */
     uint64_t abi, pid, start_ticks, pid_namespace, interface, nccl_version, born_ns, kernel_mode, every;
     uint64_t spare[54];
-    /* Written from outside: 1 + the number of the step in progress (0: not told), and the step up to which every
-     * step is to be sampled. */
-    word step, sample_until;
-    uint64_t spare_control[62];
+    word step; /* written from outside: 1 + the number of the step in progress; 0: not told */
+    uint64_t spare_control[63];
     word calls; /* records of the ring claimed so far: number n lies in place n % TW_CALLS */
     uint64_t spare_calls[7];
     word kernels; /* kernel events so far */

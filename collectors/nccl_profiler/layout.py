@@ -1,4 +1,4 @@
-"""What lies in the file ``rank-<rank>-<pid>.nccl``: `layout.h` in Python."""
+"""What lies in the file ``rank-<rank>-<pid>-<start>.nccl``: `layout.h` in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS_BEGIN: Final = COMMS_BEGIN + COMMS * COMM.size
 FILE_BYTES: Final = CALLS_BEGIN + CALLS * CALL.size
 
 HEADER: Final = struct.Struct(f"@{HEADER_BYTES // 8}Q")
-AT_STEP, AT_SAMPLE_UNTIL, AT_CALLS, AT_KERNELS, AT_COUNTS = 64, 65, 128, 136, 144
+AT_STEP, AT_CALLS, AT_KERNELS, AT_COUNTS = 64, 128, 136, 144
 
 UNTRUSTED, CAPTURED, CLOSED = 1, 2, 4
 VOID: Final = 1

@@ -69,9 +69,9 @@ def _has_another() -> bool:
 
 def _tell(memory: Memory, steps: Steps) -> bool:
     """Map the control words of this process's file, if it is there by now."""
-    own = re.compile(rf"^rank-\d+-{os.getpid()}(-\d+)?\.nccl$")
+    own = f"-{os.getpid()}-{memory.ticks}.nccl"
     for name in os.listdir(memory.folder):
-        if not own.match(name):
+        if not name.endswith(own):
             continue
         words = _control(os.path.join(memory.folder, name))
         who = (words[NCCL_AT_MAGIC], words[NCCL_AT_ABI], words[NCCL_AT_PID], words[NCCL_AT_START_TICKS])

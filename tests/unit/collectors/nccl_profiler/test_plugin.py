@@ -45,7 +45,7 @@ def warmed(player: Player, comm: int = 0) -> None:
 def test_layout_is_the_same_in_both_languages(built, tmp_path):
     with Player(built, tmp_path) as player:
         assert player.ask("layout") == [
-            layout.ABI, layout.AT_STEP, layout.AT_SAMPLE_UNTIL, layout.AT_CALLS, layout.AT_KERNELS, layout.AT_COUNTS,
+            layout.ABI, layout.AT_STEP, layout.AT_CALLS, layout.AT_KERNELS, layout.AT_COUNTS,
             layout.COMMS_BEGIN, layout.CALLS_BEGIN, layout.COMM.size, layout.FILE_BYTES,
         ]  # fmt: skip
     assert layout.FILE_BYTES <= 1 << 20
@@ -82,7 +82,7 @@ def test_other_steps_are_counted_and_nothing_more(built, tmp_path):
     assert (comm.enqueued, comm.started, comm.finished) == (1020, None, None)
 
 
-def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(built, tmp_path):
+def test_no_step_is_sampled_before_the_hook_has_told_one(built, tmp_path):
     with Player(built, tmp_path) as player:
         player.init(0)
         for seq in range(20):
@@ -90,10 +90,9 @@ def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(
         assert player.coll() == 0
         player.ask("step", 7)
         assert player.coll() == 0
-        player.ask("until", 9)
+        player.ask("step", 0)
+        player.coll()  # the first call of a step that v4 cannot have stamped
         assert player.coll() != 0
-        player.ask("step", 9)
-        assert player.coll() == 0
 
 
 @pytest.mark.parametrize(
@@ -312,12 +311,37 @@ def test_without_a_folder_it_is_off_and_says_so_in_one_line(built, tmp_path):
 
 def test_a_file_of_an_earlier_process_of_this_pid_is_left_alone(built, tmp_path):
     with Player(built, tmp_path) as player:
-        earlier = tmp_path / f"rank-3-{player.process.pid}.nccl"
+        earlier = tmp_path / f"rank-3-{player.process.pid}-1.nccl"
         earlier.write_bytes(b"earlier")
         player.init(0)
-        named = {path.name for path in tmp_path.iterdir()}
+        (other,) = set(tmp_path.iterdir()) - {earlier}
     assert earlier.read_bytes() == b"earlier"
-    assert any(name.startswith(f"rank-3-{player.process.pid}-") for name in named)
+    assert contents(other)[0].pid == player.process.pid
+
+
+def test_a_process_that_runs_another_program_has_one_file(built, tmp_path):
+    """The hook is to find that of the program that runs, and nobody is to take the other's counts for a hang."""
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("exec")
+        player.init(0)
+        _, (comm,), _ = file_of(player)
+    assert comm.enqueued == 0
+
+
+def test_a_fork_of_the_rank_ends_none_of_its_communicators(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("fork", 0)
+        player.coll()
+        _, (comm,), _ = file_of(player)
+    assert (comm.closed, comm.enqueued) == (False, 21)
+
+
+def test_signals_while_its_file_is_made_leave_it_on(built, tmp_path):
+    with Player(built, tmp_path, PLAYER_SIGNALS="3") as player:
+        player.init(0)
+        assert player.path.stat().st_size == layout.FILE_BYTES
 
 
 def test_it_is_readable_for_whom_the_folder_lets_in(built, tmp_path):

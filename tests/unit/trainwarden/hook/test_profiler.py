@@ -118,7 +118,7 @@ def test_nor_of_one_under_the_default_name(
 
 def control_file(target: Hook, **said: Any) -> Path:
     words = {"magic": NCCL_MAGIC, "abi": NCCL_ABI, "pid": os.getpid(), "ticks": target.memory.ticks} | said
-    path = Path(target.memory.folder) / f"rank-0-{os.getpid()}.nccl"
+    path = Path(target.memory.folder) / f"rank-0-{os.getpid()}-{target.memory.ticks}.nccl"
     path.write_bytes(struct.pack("@4q", *words.values()).ljust(NCCL_CONTROL_BYTES, b"\0"))
     return path
 
