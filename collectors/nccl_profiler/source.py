@@ -41,6 +41,7 @@ class CallsFile:
         self.path = path
         self.header: read.Header | None = None
         self.over = False  # its process is gone, and all of it is told
+        self.alone_since_s: float | None = None  # without a hook's file
         self._read = 0  # records of the ring
         self._newest = 0  # communicators are told once as they come; their numbers grow
         self._blocked_s: float | None = None  # since when the next record has been no whole one
@@ -156,7 +157,7 @@ class CallsFile:
             return True
         # The device goes in order: what it passed over unbegun was not to be stamped.
         passed = not call.begun and ended.get(place, 0) > call.serial
-        return passed or now_s - call.enqueued_ns / 1e9 >= _STAMPS_S
+        return passed or abs(now_s - call.enqueued_ns / 1e9) >= _STAMPS_S  # junk may say a time to come
 
     def position(self) -> JsonObject:
         """How far this one has been read."""

@@ -124,6 +124,13 @@ def test_a_call_waits_for_its_stamps_but_not_for_ever(rank: Rank, watch: Watch) 
     assert [(record.seqs, record.device_s) for record in sent] == [((3,), (None,))]
 
 
+def test_a_call_of_a_time_to_come_holds_the_others_up_no_longer(rank: Rank, watch: Watch) -> None:
+    rank.file.comm(0, enqueued=3)
+    rank.file.call(1, begun=1, ended=0, enqueued_ns=2**61)
+    rank.file.call(2)
+    assert [record.seqs for record in watch.look() if record.of] == [(1, 2)]
+
+
 def test_a_call_that_the_device_passed_over_is_told_without_a_time(rank: Rank, watch: Watch) -> None:
     """The first call of a step, which NCCL 2.27 cannot have stamped any more."""
     rank.file.comm(0, enqueued=2)
@@ -259,6 +266,27 @@ def test_a_file_waits_for_its_hook_and_goes_with_it(run_dir: Path, rank: Rank, w
     rank.stem.with_suffix(".hook").unlink()
     assert watch.look() == []
     assert not rank.file.path.exists()
+
+
+def test_a_file_that_no_hook_comes_to_is_deleted_in_the_end(run_dir: Path, rank: Rank, watch: Watch) -> None:
+    """Of a process that calls NCCL past torch: each start of it would leave one in /dev/shm."""
+    rank.file.comm(0, enqueued=1)
+    other = run_dir / "hook" / "rank-4-77.nccl"
+    other.write_bytes(b"none of ours")
+    away = rank.stem.with_suffix(".hook").rename(run_dir / "away")
+    assert watch.look() == []
+    watch.clock.sleep(3_590.0)
+    assert watch.look() == []
+    away.rename(rank.stem.with_suffix(".hook"))
+    assert len(watch.look()) == 1
+    rank.stem.with_suffix(".hook").unlink()
+    watch.restart()  # so it is not known any more whose file it was
+    watch.look()
+    assert rank.file.path.exists()
+    watch.clock.sleep(3_600.0)
+    watch.look()
+    assert not rank.file.path.exists()
+    assert other.exists()
 
 
 def test_a_rank_that_ended_is_told_to_the_end_and_once(run_dir: Path, watch: Watch) -> None:
