@@ -9,6 +9,7 @@ import pytest
 
 from collectors.gpu.fabric import PATIENCE_S, FabricInfo
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.records import EventRecord
 
 COMPLETED, IN_PROGRESS, NOT_STARTED = 3, 2, 1
 
@@ -70,6 +71,15 @@ def test_a_fabric_that_is_being_set_up_has_time_for_it(node: Node, state: int) -
     node.tick(seconds=PATIENCE_S)
     node.tick(3)
     assert node.told() == [("fabric_down", node.nvml.uuid(0))]
+
+
+def test_a_clock_that_is_set_ends_no_patience(node: Node) -> None:
+    """As while a machine starts, which is when its fabric is set up."""
+    node.tick()
+    node.nvml.set(0, fabric_state=IN_PROGRESS)
+    for wall_s in (1_000.0, 900.0, 5_000.0):
+        node.clock.sleep(1.0)
+        assert not any(isinstance(record, EventRecord) for record in node.collector.collect(wall_s))
 
 
 @pytest.mark.parametrize("state", [0, NOT_STARTED, IN_PROGRESS, None])

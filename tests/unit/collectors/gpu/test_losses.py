@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pynvml
 import pytest
 
 from collectors.gpu.xids import MAX_EVENTS
@@ -120,6 +121,24 @@ def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
     assert [event.fields["xid"] for event in node.events] == [31, 79]
 
 
+def test_a_driver_that_goes_while_its_gpus_are_listed_loses_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tick()
+    node.nvml.set(0, error=9)
+    with pytest.raises(CollectorError):
+        node.tick()
+
+    def gone(handle: object) -> str:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlDeviceGetUUID", gone)
+        with pytest.raises(CollectorError, match="does not start"):
+            node.tick()
+    node.nvml.set(0, error=None)
+    assert len(node.tick()) == 2
+    assert node.told() == []
+
+
 def test_a_driver_of_another_version_asks_for_a_new_agent(node: Node) -> None:
     node.tick()
     node.nvml.set(0, error=18)
@@ -128,6 +147,13 @@ def test_a_driver_of_another_version_asks_for_a_new_agent(node: Node) -> None:
         node.tick()
     with pytest.raises(CollectorError, match="exchanged for another version: restart the agent"):
         node.tick()
+
+
+def test_an_old_driver_tells_its_processes_and_all_else(make_node: Callable[..., Node]) -> None:
+    node = make_node(old_driver=True)
+    node.nvml.set(0, pid_0=4711)
+    values = node.tick()[node.nvml.uuid(0)]
+    assert (values["gpu_processes_count"], values["gpu_utilization_ratio"]) == (1.0, 0.97)
 
 
 @pytest.mark.parametrize("agent_again", [False, True])
