@@ -45,7 +45,7 @@ def watch_profiler(memory: Memory, steps: Steps) -> bool:
         if not _may_be_offered(torch, library):
             return True
         os.environ[_NCCLS] = library
-    return bool(library) and memory.live and _tell(memory, steps)
+    return bool(library) and _tell(memory, steps)
 
 
 def _may_be_offered(torch: Any, library: str) -> bool:

@@ -73,8 +73,9 @@ def test_not_without_cuda(library: Path, offer: Offer, monkeypatch: pytest.Monke
     assert offer() is None
 
 
-@pytest.mark.parametrize("named", ["", "off", "relative.so", "/not/there.so", "/" + "x" * 300])
+@pytest.mark.parametrize("named", ["", "off", "plugin.so", "/not/there.so", "/" + "x" * 300])
 def test_not_without_a_library(library: Path, offer: Offer, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.chdir(library.parent)  # which the program may leave before NCCL looks
     monkeypatch.setenv(OURS, named)
     assert offer() is None
 
@@ -201,6 +202,14 @@ def test_the_file_of_another_is_not_written(library: Path, make: Callable[..., H
     path = control_file(target, **said)
     assert not watch_profiler(target.memory, target.steps)
     target.marked(None)
+    assert told(path) == 0
+
+
+def test_a_link_is_not_followed(library: Path, make: Callable[..., Hook], tmp_path: Path) -> None:
+    target = make()
+    path = control_file(target)
+    path.symlink_to(path.rename(tmp_path / "of-another"))
+    assert not watch_profiler(target.memory, target.steps)
     assert told(path) == 0
 
 
