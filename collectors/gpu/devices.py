@@ -115,7 +115,8 @@ def find_instances(gpu: Gpu) -> None:
             continue  # an empty place
         # Compute instances that share a GPU instance share its memory and its counters.
         one = known.get(uuid) or Instance(gpu.uuid, number, uuid, handle, model=_model(handle))
-        found.setdefault(number, one).handle = handle
+        one.handle = handle
+        found.setdefault(number, one)
     gpu.instances = [found[number] for number in sorted(found)]
 
 
