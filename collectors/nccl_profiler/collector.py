@@ -12,7 +12,6 @@ from typing import Annotated, Final
 import msgspec
 
 from collectors.nccl_profiler.build import LIBRARY
-from collectors.nccl_profiler.layout import FILE_BYTES
 from collectors.nccl_profiler.records import CallRecords
 from collectors.nccl_profiler.source import CallsFile, Who, who_of
 from collectors.ranks import Lookout, hook_files, rank_processes
@@ -179,10 +178,8 @@ class NcclCallsCollector:
         file = self._files.pop(name)
         file.close()
         self._ranks.pop(name, None)
-        try:
+        with suppress(OSError):  # another user's
             Path(file.path).unlink(missing_ok=True)
-        except OSError:  # another user's: not to be taken in again
-            self._garbage[name] = FILE_BYTES
 
 
 def _boot(proc: Path) -> str:

@@ -111,11 +111,11 @@ class CallsFile:
         """Whether neither calls nor steps have moved for long enough to say so, again and again."""
         assert self.header is not None
         seen = (self.header.step, *((comm.generation, comm.enqueued, comm.started, comm.finished) for comm in alive))
-        if seen != self._seen or now_s < self._still_since_s:
+        if seen != self._seen:
             self._seen, self._still_since_s, self._told_s = seen, now_s, None
         if not any(comm.enqueued for comm in alive) or now_s - self._still_since_s < still_s:
             return False
-        if self._told_s is not None and 0.0 <= now_s - self._told_s < again_s:
+        if self._told_s is not None and now_s - self._told_s < again_s:
             return False
         self._told_s = now_s
         return True

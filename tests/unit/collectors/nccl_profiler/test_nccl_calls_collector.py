@@ -131,6 +131,37 @@ def test_a_call_of_a_time_to_come_holds_the_others_up_no_longer(rank: Rank, watc
     assert [record.seqs for record in watch.look() if record.of] == [(1, 2)]
 
 
+@pytest.mark.parametrize("flags", [CLOSED, UNTRUSTED])
+def test_a_call_whose_stamps_will_not_come_is_not_waited_for(rank: Rank, watch: Watch, flags: int) -> None:
+    rank.file.comm(0, enqueued=1, flags=flags)
+    rank.file.comm(1, generation=7)
+    rank.file.call(1, begun=1, ended=0, enqueued_ns=1_000 * SECOND)
+    calls, counts = watch.look()
+    assert (calls.seqs, calls.comms) == ((1,), ("000000000000ab00",))
+    assert counts.comms == ("000000000000ab00", "000000000000ab01")[flags == CLOSED :]
+
+
+def test_of_communicators_that_are_all_gone_nothing_is_told(rank: Rank, watch: Watch) -> None:
+    rank.file.comm(0, enqueued=1, flags=CLOSED)
+    assert watch.look(20.0) == []
+
+
+def test_a_position_is_that_of_one_file_alone(rank: Rank, watch: Watch) -> None:
+    rank.file.comm(0, enqueued=1)
+    rank.file.call(1)
+    watch.look()
+    rank.file.path.unlink()
+    rank.file = CallsFileWriter(rank.file.path, rank.who, born_ns=2_000)  # while the agent is away
+    rank.file.comm(0, enqueued=1)
+    rank.file.call(1, seq=77)
+    watch.restart()
+    assert watch.look()[0].seqs == (77,)
+    rank.file.path.unlink()
+    watch.restart()
+    watch.look()
+    assert watch.collector.position() == {"files": {}}
+
+
 def test_a_call_that_the_device_passed_over_is_told_without_a_time(rank: Rank, watch: Watch) -> None:
     """The first call of a step, which NCCL 2.27 cannot have stamped any more."""
     rank.file.comm(0, enqueued=2)
@@ -242,9 +273,11 @@ def test_many_calls_go_in_records_that_the_bus_takes(rank: Rank, watch: Watch) -
     for place in range(256):
         rank.file.comm(place, name=b"\x01" * 63, enqueued=2**61)
     for serial in range(1, CALLS + 1):
-        rank.file.call(serial, place=serial % 256, generation=serial % 256 + 1, seq=2**61, counted=serial == CALLS)
+        generation = serial % 256 + 1 if serial > 1 else 77  # of the first one the communicator is gone
+        rank.file.call(serial, place=serial % 256, generation=generation, seq=2**61, counted=serial == CALLS)
     records = watch.look()
-    assert sum(len(record.of) for record in records) == CALLS
+    assert sum(len(record.of) for record in records) == CALLS - 1
+    assert sum(record.lost for record in records) == 1
     assert max(len(COLLECTIVES.encode(record)) for record in records) < 900_000
 
 
