@@ -228,6 +228,39 @@ def test_calls_of_one_launch_begin_together_and_others_may_not_overlap(built, tm
     assert [calls[max(calls) - back].device_ns for back in (2, 1, 0)] == [100 * US, 99 * US, None]
 
 
+def test_sends_and_receives_share_the_stamps_of_their_channel(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        send, receive = (player.ask("p2p", 0, func, 8, "ncclInt8", 1, 1)[0] for func in ("Send", "Recv"))
+        now = player.now()
+        player.kernel(send, now, now + 100 * US)
+        player.kernel(receive, now + 50 * US, now + 150 * US)
+        _, _, calls = file_of(player)
+    assert [one.device_ns for one in calls.values()][-2:] == [100 * US, 100 * US]
+
+
+def test_no_kernel_runs_for_hours(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        stamped(player, lambda now: now, lambda now: now + 2 * 3_600_000 * MS, 101)
+        header, _, calls = file_of(player)
+    assert (header.counts.voided, calls[max(calls)].device_ns) == (1, None)
+
+
+def test_where_all_steps_are_stamped_those_sampled_are_told(built, tmp_path):
+    with Player(built, tmp_path, PLAYER_NCCL="23100", TRAINWARDEN_NCCL_KERNELS="on") as player:
+        player.init(0)
+        player.ask("step", 64)
+        assert player.coll(seq=0) != 0
+        player.ask("step", 65)
+        assert player.coll(seq=1) == 0
+        assert player.ask("mask") == [STAMPS]
+
+
 def test_handles_that_name_nothing_are_counted(built, tmp_path):
     with Player(built, tmp_path) as player:
         warmed(player)
@@ -256,9 +289,10 @@ def test_events_of_other_kinds_are_passed_over_and_unknown_ones_counted(built, t
             assert player.ask("start", 0, kind) == [0]
         assert file_of(player)[0].counts.foreign == 0
         assert player.ask("start", 0, 1 << 20) == [0]
-        player.coll(func="Unheard")
+        for func in ("Unheard", "Send"):  # which no collective is
+            player.coll(func=func)
         header, (comm,), _ = file_of(player)
-    assert (header.counts.foreign, comm.enqueued) == (2, 21)
+    assert (header.counts.foreign, comm.enqueued) == (3, 22)
 
 
 def test_a_communicator_alone_is_none_and_more_than_fit_are_counted(built, tmp_path):
