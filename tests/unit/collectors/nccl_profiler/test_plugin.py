@@ -214,6 +214,25 @@ def test_a_kernel_of_a_communicator_that_is_gone_is_none_of_its_successor(built,
     assert (newest.place, newest.enqueued, newest.started, newest.finished) == (0, 1, 0, 0)
 
 
+def test_a_communicator_does_not_inherit_the_doubts_of_its_place(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        for seq in (101, 102):
+            stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
+        player.ask("end", 0)
+        for number in range(layout.COMMS):
+            player.init(1, identity=number + 1)
+            if number < layout.COMMS - 1:
+                player.ask("end", 1)
+        player.coll(1)
+        call, now = player.coll(1), player.now()
+        player.kernel(call, now, now - 5 * US, comm=1)
+        newest = max(file_of(player)[1], key=lambda comm: comm.generation)
+    assert (newest.place, newest.trusted) == (0, True)
+
+
 def test_calls_of_one_launch_begin_together_and_others_may_not_overlap(built, tmp_path):
     with Player(built, tmp_path) as player:
         warmed(player)
