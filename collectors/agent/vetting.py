@@ -35,26 +35,17 @@ class Vetting:
             return None
         names: list[str] = []
         rows: list[tuple[float | None, ...]] = []
-        whole = True
         for name, row in zip(record.names, record.values, strict=True):
             metric = CATALOGUE.get(name)
             if metric is None:
                 self._drop(devices, "unknown_name")
-                whole = False
                 continue
             low = -math.inf if metric.low is None else metric.low
             high = math.inf if metric.high is None else metric.high
-            if not _all_pass(row, low, high):
-                whole = False
-                checked = tuple(self._checked(value, low, high) for value in row)
-                if all(value is None for value in checked):
-                    continue
-            else:
-                checked = row
-            names.append(name)
-            rows.append(checked)
-        if whole and names:
-            return record
+            checked = row if _all_pass(row, low, high) else tuple(self._checked(value, low, high) for value in row)
+            if any(value is not None for value in checked):
+                names.append(name)
+                rows.append(checked)
         if not names:
             return None
         return msgspec.structs.replace(record, names=tuple(names), values=tuple(rows))

@@ -10,9 +10,9 @@ import msgspec
 import pynvml as nvml
 
 from collectors.gpu.amd import amd_gpus
-from collectors.gpu.devices import Gpu, find_gpus, find_instances, find_processes
+from collectors.gpu.devices import OVER, Gpu, find_gpus, find_instances, find_processes
 from collectors.gpu.fabric import FabricWatch
-from collectors.gpu.reader import OVER, Reader, Row
+from collectors.gpu.reader import Reader, Row
 from collectors.gpu.xids import XidEvents
 from collectors.kernel_log import boot_id
 from collectors.ranks import Ranks
@@ -245,7 +245,7 @@ class GpuCollector:
         """One event when a GPU comes into trouble with its NVLink fabric, and one when it is well again."""
         for gpu in self._gpus:
             fabric, gpu.fabric = gpu.fabric, None
-            well = None if fabric is None else self._fabric.change(gpu.uuid, fabric, now_s)
+            well = None if fabric is None else self._fabric.change(gpu.uuid, fabric, self._clock.monotonic_s())
             if fabric is None or well is None:
                 continue
             kind: EventKind = "fabric_up" if well else "fabric_down"

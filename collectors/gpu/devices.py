@@ -15,6 +15,9 @@ NEVER = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVML
 # The device cannot be used before it has been reset, or the machine restarted.
 LOST = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_GpuNotFound, nvml.NVMLError_ResetRequired)
 
+# The driver has been unloaded or replaced under us: start over.
+OVER = (nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_LibRmVersionMismatch)
+
 
 class Instance(msgspec.Struct):
     """One MIG instance of a GPU; made anew under the same number it has another `uuid`."""
@@ -62,13 +65,21 @@ class Gpu(msgspec.Struct):
 
 
 def find_gpus(known: Mapping[str, Gpu]) -> list[Gpu]:
-    """The GPUs that say their names; what is `known` of one from before NVML was opened again is kept."""
+    """The GPUs that say their names; what is `known` of one from before NVML was opened again is kept.
+
+    Raises
+    ------
+    NVMLError
+        If they cannot be counted, or one of `OVER`.
+    """
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             bus = nvml.nvmlDeviceGetPciInfo(handle).busId
             uuid = nvml.nvmlDeviceGetUUID(handle)
+        except OVER:
+            raise
         except nvml.NVMLError:
             continue  # it does not even say its name: missed by the collector if it has been known
         gpu = Gpu(uuid, handle, bus.decode() if isinstance(bus, bytes) else bus, index, model=_model(handle))
@@ -104,7 +115,8 @@ def find_instances(gpu: Gpu) -> None:
             continue  # an empty place
         # Compute instances that share a GPU instance share its memory and its counters.
         one = known.get(uuid) or Instance(gpu.uuid, number, uuid, handle, model=_model(handle))
-        found.setdefault(number, one).handle = handle
+        one.handle = handle
+        found.setdefault(number, one)
     gpu.instances = [found[number] for number in sorted(found)]
 
 
@@ -122,7 +134,7 @@ def find_processes(gpu: Gpu, ranks: dict[int, int]) -> None:
     if gpu.lost or "processes" in gpu.missing:
         return
     try:
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)
+        running = _running(gpu.handle)
     except NEVER:
         gpu.missing.add("processes")
         return
@@ -131,6 +143,14 @@ def find_processes(gpu: Gpu, ranks: dict[int, int]) -> None:
     _take(gpu, [process.pid for process in running], ranks)
     for one in gpu.instances:
         _take(one, [process.pid for process in running if process.gpuInstanceId == one.number], ranks)
+
+
+def _running(handle: Any) -> list[Any]:
+    """Drivers before 510 have version 2, for which the binding's name without a version raises no error of NVML's."""
+    try:
+        return list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    except nvml.NVMLError_FunctionNotFound:
+        return list(nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
 
 
 def _take(device: Gpu | Instance, pids: list[int], ranks: dict[int, int]) -> None:

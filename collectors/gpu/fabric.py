@@ -104,7 +104,7 @@ class FabricWatch:
         self._since_s: dict[str, float] = {}
 
     def change(self, gpu: str, fabric: Fabric, now_s: float) -> bool | None:
-        """True if the GPU is well again by now, False if it has come into trouble, None if there is nothing to tell."""
+        """True if the GPU is well again at monotonic time `now_s`, False if it has come into trouble, else None."""
         told = self._changes.get(gpu)
         if fabric.trouble is None:
             self._since_s.pop(gpu, None)
@@ -113,7 +113,7 @@ class FabricWatch:
         if told is None or told % 2:
             return None
         since_s = self._since_s.setdefault(gpu, now_s)
-        if fabric.passing and 0.0 <= now_s - since_s < PATIENCE_S:
+        if fabric.passing and now_s - since_s < PATIENCE_S:
             return None
         self._changes[gpu] = told + 1
         return False

@@ -8,13 +8,10 @@ from typing import NamedTuple
 
 import pynvml as nvml
 
-from collectors.gpu.devices import LOST, NEVER, Gpu, Instance
+from collectors.gpu.devices import LOST, NEVER, OVER, Gpu, Instance
 from collectors.gpu.fabric import COMPLETED, NOT_SUPPORTED, read_fabric
 from collectors.gpu.fields import INSTANCE_READINGS, READINGS, Reading
 from collectors.gpu.profiling import Profiling, Take
-
-# The driver has been unloaded or replaced under us: start over.
-OVER = (nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_LibRmVersionMismatch)
 
 _SILENT_TICKS = 3  # a GPU that answers nothing at all so often is lost, whatever it calls it
 

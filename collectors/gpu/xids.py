@@ -48,9 +48,8 @@ class XidEvents:
                     data = nvml.nvmlEventSetWait(waiting, 0)
                 except nvml.NVMLError:
                     break  # a time-out: no more; anything else shows in the readings as well
-                if data.eventType == XID:
-                    number = int(data.gpuInstanceId)
-                    yield gpu, int(data.eventData), None if number == _WHOLE else number
+                number = int(data.gpuInstanceId)
+                yield gpu, int(data.eventData), None if number == _WHOLE else number
 
     def close(self) -> None:
         for wanted in self._sets.values():

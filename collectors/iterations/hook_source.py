@@ -158,8 +158,6 @@ class HookSource:
         if self.header is None or self.header.recorded <= self.steps_read:
             return []
         steps = hook.read_steps(self._descriptor, self.steps_read) or []
-        if not steps:  # overwritten, or torn
-            self.steps_read = self.header.recorded
         whole = list(takewhile(self._whole, steps))
         self.steps_read = whole[-1].serial if whole else self.steps_read
         return whole

@@ -13,7 +13,6 @@ import msgspec
 
 from collectors.nccl_profiler.build import LIBRARY
 from collectors.nccl_profiler.dense import Requests
-from collectors.nccl_profiler.layout import FILE_BYTES
 from collectors.nccl_profiler.records import CallRecords
 from collectors.nccl_profiler.source import CallsFile, Who, who_of
 from collectors.ranks import Lookout, hook_files, rank_processes
@@ -27,6 +26,7 @@ log = logging.getLogger("trainwarden.agent")
 
 _SUFFIX: Final = ".nccl"
 _GARBAGE_AFTER_LOOKS: Final = 10  # a file that is being made is whole within milliseconds
+_ALONE_S: Final = 3600.0  # who calls NCCL past torch never has a hook's file, and /dev/shm is small
 _VARIABLE: Final = b"NCCL_PROFILER_PLUGIN="
 _MAX_ENVIRON_BYTES: Final = 1 << 20
 
@@ -100,13 +100,16 @@ class NcclCallsCollector:
                 self._give_up_later(name)
                 continue
             rank = hooks.get(file.who) or self._ranks.get(name)
-            if rank is None:
-                continue  # its hook has not begun yet, and only that knows which rank it is
+            monotonic_s = self._clock.monotonic_s()
+            if rank is None:  # its hook has not begun yet, and only that knows which rank it is
+                file.alone_since_s = monotonic_s if file.alone_since_s is None else file.alone_since_s
+                if monotonic_s - file.alone_since_s > _ALONE_S:
+                    self._remove(name)
+                continue
             self._ranks[name] = rank
             if file.who not in hooks:  # its hook's file is forgotten
                 self._remove(name)
                 continue
-            monotonic_s = self._clock.monotonic_s()
             gone = self._lookout.look(rank).gone
             taken = file.take(monotonic_s, self._config.still_s, self._config.again_s, gone=gone)
             if taken is not None:
@@ -188,14 +191,12 @@ class NcclCallsCollector:
         log.warning("not a file of NCCL's calls, or of another version: left alone", extra={"fields": {"file": name}})
 
     def _remove(self, name: str) -> None:
-        """Delete what a process has left that its hook's file is forgotten of."""
+        """Delete what nobody will be told of; a process that still writes there does not notice."""
         file = self._files.pop(name)
         file.close()
         self._ranks.pop(name, None)
-        try:
+        with suppress(OSError):  # another user's
             Path(file.path).unlink(missing_ok=True)
-        except OSError:  # another user's: not to be taken in again
-            self._garbage[name] = FILE_BYTES
 
 
 def _boot(proc: Path) -> str:

@@ -1,4 +1,4 @@
-/* What lies in the shared file rank-<rank>-<pid>.nccl, and how the plug-in's two sources meet.
+/* What lies in the shared file rank-<rank>-<pid>-<start>.nccl, and how the plug-in's two sources meet.
  *
  * Every word has 64 bits in the machine's own byte order: writer and readers share the machine. Times are nanoseconds
  * of CLOCK_MONOTONIC; what the GPU stamped appears as durations alone. layout.py says the same in Python.

@@ -1,4 +1,4 @@
-"""What lies in the file ``rank-<rank>-<pid>.nccl``: `layout.h` in Python."""
+"""What lies in the file ``rank-<rank>-<pid>-<start>.nccl``: `layout.h` in Python."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@
 #include "tables.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define HOT __attribute__((hot))
@@ -18,8 +19,6 @@ static struct tw_file *_Atomic shared;
 #define file (atomic_load_explicit(&shared, memory_order_acquire))
 static _Atomic(int *) mask_of_nccl; /* one for the process, read by NCCL whenever a call is made */
 static _Atomic int mask_now, warm_left;
-static word seen_step, seen_until;
-static _Atomic bool sampling;
 
 static inline uint64_t get(word *at) { return atomic_load_explicit(at, memory_order_relaxed); }
 static inline void put(word *at, uint64_t value) { atomic_store_explicit(at, value, memory_order_relaxed); }
@@ -27,16 +26,10 @@ static inline uint64_t add(word *at, uint64_t by) { return atomic_fetch_add_expl
 
 /* Whether the step in progress is one of those in which all ranks have their calls stamped. */
 static bool sampled(void) {
-    uint64_t step = get(&file->header.step), until = get(&file->header.sample_until);
-    if (step != get(&seen_step) || until != get(&seen_until)) {
-        bool asked = step - 1 >= get(&file->header.sample_from) && step - 1 < until;
-        bool now = step && ((step - 1) % file->header.every == 0 || asked);
-        atomic_store_explicit(&sampling, now, memory_order_relaxed);
-        put(&seen_step, step);
-        put(&seen_until, until);
-        return now;
-    }
-    return atomic_load_explicit(&sampling, memory_order_relaxed);
+    struct tw_header *header = &file->header;
+    uint64_t step = get(&header->step), number = step - 1;
+    bool asked = number >= get(&header->sample_from) && number < get(&header->sample_until);
+    return step && (number % header->every == 0 || asked);
 }
 
 /* Tell NCCL whether the device is to stamp the calls that come. True if it was to stamp those up to now. */
@@ -296,7 +289,7 @@ static int state(void *handle, int reached, void *args) {
 }
 
 static int finalize(void *context) {
-    if (!file) return 0;
+    if (!file || file->header.pid != (uint64_t)getpid()) return 0; /* a fork ends no communicator of the rank's */
     uint32_t place = place_of(context);
     if (place < TW_COMMS) tw_comm_end(file, place);
     return 0;

@@ -95,16 +95,11 @@ static int create(char *path, size_t room, const char *folder, long rank, uint64
     struct stat found;
     if (stat(folder, &found) || !S_ISDIR(found.st_mode)) return -1;
     mode_t mode = 0600 | (found.st_mode & 040); /* whoever the folder lets in may read, as with the hook's files */
-    const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    int written = snprintf(path, room, "%s/rank-%ld-%d.nccl", folder, rank, (int)getpid());
-    if (written < 0 || (size_t)written + 24 >= room) return -1;
-    int fd = open(path, flags, mode);
-    if (fd < 0 && errno == EEXIST) { /* a container begins each time with the same pids */
-        snprintf(path + written - 5, room - (size_t)written + 5, "-%llu.nccl", (unsigned long long)ticks);
-        unlink(path); /* of this very process, before it ran another program by exec */
-        fd = open(path, flags, mode);
-    }
-    return fd;
+    /* With the start, as a container begins each time with the same pids. */
+    int written = snprintf(path, room, "%s/rank-%ld-%d-%llu.nccl", folder, rank, (int)getpid(), (unsigned long long)ticks);
+    if (written < 0 || (size_t)written >= room) return -1;
+    unlink(path); /* of this very process, before it ran another program by exec */
+    return open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 }
 
 static struct tw_file *make(int interface, int fallback_rank, tw_log log, char *path, size_t room) {
@@ -114,7 +109,9 @@ static struct tw_file *make(int interface, int fallback_rank, tw_log log, char *
     int fd = create(path, room, folder, rank_of(fallback_rank), ticks);
     if (fd < 0) return NULL;
     void *memory = MAP_FAILED;
-    int refused = posix_fallocate(fd, 0, sizeof(struct tw_file));
+    int refused;
+    do refused = posix_fallocate(fd, 0, sizeof(struct tw_file));
+    while (refused == EINTR); /* a signal came in the midst */
     if (!refused) memory = mmap(NULL, sizeof(struct tw_file), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (memory == MAP_FAILED) {

@@ -42,6 +42,7 @@ class CallsFile:
         self.path = path
         self.header: read.Header | None = None
         self.over = False  # its process is gone, and all of it is told
+        self.alone_since_s: float | None = None  # without a hook's file
         self._read = 0  # records of the ring
         self._newest = 0  # communicators are told once as they come; their numbers grow
         self._blocked_s: float | None = None  # since when the next record has been no whole one
@@ -134,11 +135,11 @@ class CallsFile:
         """Whether neither calls nor steps have moved for long enough to say so, again and again."""
         assert self.header is not None
         seen = (self.header.step, *((comm.generation, comm.enqueued, comm.started, comm.finished) for comm in alive))
-        if seen != self._seen or now_s < self._still_since_s:
+        if seen != self._seen:
             self._seen, self._still_since_s, self._told_s = seen, now_s, None
         if not any(comm.enqueued for comm in alive) or now_s - self._still_since_s < still_s:
             return False
-        if self._told_s is not None and 0.0 <= now_s - self._told_s < again_s:
+        if self._told_s is not None and now_s - self._told_s < again_s:
             return False
         self._told_s = now_s
         return True
@@ -180,7 +181,7 @@ class CallsFile:
             return True
         # The device goes in order: what it passed over unbegun was not to be stamped.
         passed = not call.begun and ended.get(place, 0) > call.serial
-        return passed or now_s - call.enqueued_ns / 1e9 >= _STAMPS_S
+        return passed or abs(now_s - call.enqueued_ns / 1e9) >= _STAMPS_S  # junk may say a time to come
 
     def position(self) -> JsonObject:
         """How far this one has been read."""

@@ -79,11 +79,18 @@ def torchrun(job: Job, truth: Path) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *place, str(SCRIPT), *job.arguments, "--truth", str(truth)]
 
 
+def emptied(place: Path) -> Path:
+    """Where ranks write down the truth, in the folder of a job; what an earlier run left there says nothing of this."""
+    shutil.rmtree(place, ignore_errors=True)
+    truth = place / "truth"
+    truth.mkdir(parents=True)
+    return truth
+
+
 def watched(job: Job, folder: Path) -> Outcome:
     """Run `job` under the warden; its run folder, recording and logs stay under `folder`."""
     place, run_dir, recorded = folder / job.name, folder / job.name / "run", folder / job.name / "recorded"
-    truth, out = place / "truth", place / "watch.json"
-    truth.mkdir(parents=True, exist_ok=True)
+    truth, out = emptied(place), place / "watch.json"
     command = [*WARDEN, "watch", "--job", job.name, "--json", str(out), "--keep", str(recorded), "--",
                *torchrun(job, truth)]  # fmt: skip
     code, log = run(command, place / "log.txt", {**job.environ, "TRAINWARDEN_RUN_DIR": str(run_dir)}, job.limit_s)
@@ -98,8 +105,7 @@ def watched(job: Job, folder: Path) -> Outcome:
 def plain(job: Job, folder: Path, *, with_hook: bool) -> float | None:
     """Wall seconds of a step of `job` without the warden, and with or without the hook; None if it did not end well."""
     place = folder / f"{job.name}-{'hook' if with_hook else 'plain'}"
-    truth = place / "truth"
-    truth.mkdir(parents=True, exist_ok=True)
+    truth = emptied(place)
     environ = dict(job.environ)
     if with_hook:
         (place / "hook").mkdir(exist_ok=True)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.gpu_check import __main__ as command
-from tests.gpu_check import checks
+from tests.gpu_check import checks, jobs
+from tests.gpu_check.jobs import Job, plain, told, watched
 from tests.gpu_check.table import CHECKS, NAMES, Check, row
 from tests.gpu_check.train import options
+from tests.hook_doubles import write_header
 
 NOTHING = {"device": None, "torch": "2.15.0", "nccl": "2.30.7", "gpus": 0}
 GPU = {"device": "a GPU", "torch": "2.15.0", "nccl": "2.30.7", "gpus": 1}
@@ -45,6 +47,22 @@ def test_every_row_is_filled_by_exactly_one_part() -> None:
     named = [name for names, _ in command.parts() for name in names]
     assert sorted(named) == sorted(NAMES)
     assert len(set(NAMES)) == len(CHECKS)
+
+
+def test_a_job_is_not_judged_by_what_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "torchrun", lambda job, truth: ["false"])
+    job = Job("job", 2, ())
+    for name in ("job/truth", "job/run/hook", "job-plain/truth"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "rank-0.json").write_text('{"rank": 0, "wall_step_s": 1.0, "done": true}')
+    (tmp_path / "job" / "watch.json").write_text('{"incidents": [{"kind": "hang"}]}')
+    write_header(tmp_path / "job" / "run" / "hook" / "rank-0-1.hook", 1)
+    out = watched(job, tmp_path)
+    assert out.exit_code
+    assert (out.truth, out.headers) == ({}, {})
+    assert "hang" not in {one["kind"] for one in out.incidents}
+    assert plain(job, tmp_path, with_hook=False) is None
+    assert told(tmp_path / "job-plain" / "truth") == {}
 
 
 @pytest.mark.parametrize(

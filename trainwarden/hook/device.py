@@ -45,7 +45,6 @@ from .steps import Steps
 
 _STRIKES = 8  # failures after which events are given up
 _READ_AT_ONCE = 2  # steps at the end of one, so that a device that was late is caught up with
-_LONGEST_MS = 1e10
 _OPEN_STEPS = 64  # steps that end within a capture; a program captures a few at a time
 NO_TAIL, TAIL_BEGUN, TAIL_WHOLE, TAIL_SPOILED = range(4)
 
@@ -109,9 +108,9 @@ class Device:
 
     def _time(self, torch: Any, module: Any) -> int:
         """Make the events, if they do no harm; a place in TIMINGS."""
-        if os.environ.get("TRAINWARDEN_DEVICE_EVENTS", "").strip().lower() in ("off", "0", "false", "no"):
+        if os.environ.get("TRAINWARDEN_DEVICE_EVENTS") == "off":
             return OFF
-        if self.name == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1":
+        if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             return SINGLE_QUEUE
         # The device's own kind lets go of the interpreter while it records: a full queue holds up no other thread.
         kind: Any = getattr(module, "Event", None)
@@ -190,7 +189,6 @@ class Events:
         if step is None or step.tail != TAIL_BEGUN:
             return
         try:
-            step.tail = TAIL_SPOILED
             if not self.capturing():
                 step.wait_end.record()
                 step.tail = TAIL_WHOLE
@@ -248,8 +246,6 @@ class Events:
     def _write(self, before: StepEvents, step: StepEvents) -> None:
         """How long `step` took on the device, and how much of that it waited."""
         took_ms = before.end.elapsed_time(step.end)
-        if not 0.0 < took_ms < _LONGEST_MS:
-            return  # ends on streams that do not follow each other
         wait_ns = NO_WAIT
         if step.tail == TAIL_WHOLE and step.wait_begin.query() and step.wait_end.query():
             wait_ms = step.wait_begin.elapsed_time(step.wait_end)
@@ -275,7 +271,7 @@ def accelerator_at_work() -> str:
         names.append(renamed())  # a backend from outside torch, by the name that it has given itself
     for name in names:
         asked = getattr(sys.modules.get("torch." + name), "is_initialized", None)
-        if asked is not None and asked() is True:
+        if asked is not None and asked():
             return str(name)
     return ""
 

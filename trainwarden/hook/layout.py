@@ -96,7 +96,7 @@ DEVICE_BEGINS = PAUSES_BEGIN + PAUSE_RING * PAUSE_WORDS.size
 NO_WAIT = -1
 FILE_BYTES = DEVICE_BEGINS + DEVICE_RING * DEVICE_WORDS.size
 
-# The file of NCCL's profiler plug-in, ``rank-<rank>-<pid>.nccl``: what the hook reads and writes of its first page.
+# The file of NCCL's profiler plug-in, ``rank-<rank>-<pid>-<start>.nccl``: what the hook knows of its first page.
 NCCL_MAGIC = int.from_bytes(b"TWNCCL01", "little")
 NCCL_ABI = 1
 NCCL_CONTROL_BYTES = 4096

@@ -179,9 +179,10 @@ def read_steps(source: int | str | os.PathLike[str], after: int = 0) -> list[Ste
         return None
     try:
         rows = _read_ring(source, _STEPS, max(0, after), header.recorded)
-        timed = _read_ring(source, _DEVICE, max(0, after), min(header.timed, header.recorded)) if header.timed else []
+        timed = _read_ring(source, _DEVICE, max(0, after), header.timed) if header.timed else []
     except OSError:
         return None
+    # Ends on streams that do not follow each other are less than nothing apart.
     device = {row[0]: row for row in timed if row[1] > 0 and row[2] <= row[1]}
     return [
         Step(

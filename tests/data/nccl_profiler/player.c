@@ -11,6 +11,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +28,7 @@
 static void *library;
 static const char *path;
 static int version, mask, lines;
+static char **arguments;
 static struct tw_file *file;
 
 static const struct profiler_v3 *v3;
@@ -46,6 +49,17 @@ int ncclGetVersion(int *said) {
     const char *told = getenv("PLAYER_NCCL");
     *said = told ? atoi(told) : version == 4 ? 22705 : 22809;
     return 0;
+}
+
+/* Signals come in the midst of it, so often as the environment says. */
+int posix_fallocate(int fd, off_t at, off_t size) {
+    static int interrupted;
+    const char *told = getenv("PLAYER_SIGNALS");
+    if (told && interrupted++ < atoi(told)) return EINTR;
+    int (*real)(int, off_t, off_t);
+    void *symbol = dlsym(RTLD_NEXT, "posix_fallocate");
+    memcpy(&real, &symbol, sizeof real);
+    return real(fd, at, size);
 }
 
 static void logged(int level, unsigned long flags, const char *where, int line, const char *format, ...) {
@@ -229,6 +243,14 @@ static void script(void) {
             set_type(&event, id);
             start_event(comms[at].context, &made, &event);
             printf("%llu\n", (unsigned long long)(uintptr_t)made);
+        } else if (sscanf(line, "fork %d", &at) == 1) { /* whose child ends a communicator of its parent's */
+            pid_t child = fork();
+            if (!child) _exit(finalize(comms[at].context));
+            printf("%d\n", waitpid(child, NULL, 0) == child);
+        } else if (!strncmp(line, "exec", 4)) {
+            printf("1\n");
+            fflush(stdout);
+            execv("/proc/self/exe", arguments);
         } else if (!strncmp(line, "reload", 6)) {
             dlclose(library);
             load();
@@ -238,10 +260,9 @@ static void script(void) {
         } else if (!strncmp(line, "mask", 4)) {
             printf("%d\n", read_mask());
         } else if (!strncmp(line, "layout", 6)) {
-            printf("%d %zu %zu %zu %zu %zu %zu %zu %zu %zu\n", TW_ABI, offsetof(struct tw_header, step) / 8,
-                   offsetof(struct tw_header, sample_until) / 8, offsetof(struct tw_header, calls) / 8,
-                   offsetof(struct tw_header, kernels) / 8, offsetof(struct tw_header, own_ns) / 8,
-                   offsetof(struct tw_file, comms), offsetof(struct tw_file, calls), sizeof(struct tw_comm),
+            printf("%d %zu %zu %zu %zu %zu %zu %zu %zu\n", TW_ABI, offsetof(struct tw_header, step) / 8,
+                   offsetof(struct tw_header, calls) / 8, offsetof(struct tw_header, kernels) / 8,
+                   offsetof(struct tw_header, own_ns) / 8, offsetof(struct tw_file, comms), offsetof(struct tw_file, calls), sizeof(struct tw_comm),
                    sizeof(struct tw_file));
         } else if (!strncmp(line, "lines", 5)) {
             printf("%d\n", lines);
@@ -409,7 +430,7 @@ static void bench(uint64_t calls, bool kernels) {
 
 int main(int count, char **given) {
     if (count < 4) return 2;
-    path = given[1], version = atoi(given[2]);
+    arguments = given, path = given[1], version = atoi(given[2]);
     load();
     if (!strcmp(given[3], "script")) script();
     else if (!strcmp(given[3], "storm") && count == 6)

@@ -256,6 +256,9 @@ int nvmlDeviceGetFieldValues(device_t d, int count, field_t *values) {
 
 typedef struct { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; } process_t;
 
+#ifdef OLD_DRIVER
+#define nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses_v2
+#endif
 int nvmlDeviceGetComputeRunningProcesses_v3(device_t d, unsigned *count, process_t *list) {
     u64 pid;
     unsigned n = 0, room = list ? *count : 0;

@@ -29,6 +29,9 @@ _NCCLS = "NCCL_PROFILER_PLUGIN"
 _OLDEST_TORCH = (2, 7)  # comes with NCCL 2.26, the first with an interface that ours knows
 _LONGEST_PATH = 254  # NCCL cuts longer ones
 _DEFAULT = "libnccl-profiler.so"  # what NCCL loads unasked
+_PROFILER = b"ncclProfiler_v"  # in the plug-in of the network it stands in for a missing one
+_PASSWD, _CACHE = "/etc/passwd", "/etc/ld.so.cache"
+_MOST_BYTES = 1 << 26
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
 
@@ -42,7 +45,7 @@ def watch_profiler(memory: Memory, steps: Steps) -> bool:
         if not _may_be_offered(torch, library):
             return True
         os.environ[_NCCLS] = library
-    return bool(library) and memory.live and _tell(memory, steps)
+    return bool(library) and _tell(memory, steps)
 
 
 def _may_be_offered(torch: Any, library: str) -> bool:
@@ -54,26 +57,52 @@ def _may_be_offered(torch: Any, library: str) -> bool:
 
 
 def _has_another() -> bool:
-    """Whether NCCL would load some other plug-in: by one of its files of settings, or under the default name."""
-    home = os.environ.get("HOME", "")
-    for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE") or f"{home}/.nccl.conf"):
-        try:
-            with open(path, "rb") as file:
-                if _NCCLS.encode() in file.read(65536):
-                    return True
-        except OSError:
-            continue
+    """Whether NCCL would load some other plug-in: by its settings, by the default name, or that of the network."""
+    named = os.environ.get("NCCL_CONF_FILE")
+    settings = [named] if named else [f"{home}/.nccl.conf" for home in (os.environ.get("HOME", ""), _home())]
+    if any(_NCCLS.encode() in _contents(path) for path in ("/etc/nccl.conf", *settings)) or _places(_DEFAULT):
+        return True
+    network = os.environ.get("NCCL_NET_PLUGIN")
+    names = [network, f"libnccl-net-{network}.so"] if network else ["libnccl-net.so"]
+    return any(_PROFILER in _contents(path) for name in names for path in _places(name))
+
+
+def _home() -> str:
+    """Where NCCL looks for settings, which does not go by HOME; a server of names is not waited for."""
+    for line in _contents(_PASSWD).decode(errors="replace").split("\n"):
+        fields = line.split(":")
+        if len(fields) > 5 and fields[2] == str(os.getuid()):
+            return fields[5]
+    return ""
+
+
+def _places(name: str) -> list[str]:
+    """Files that the loader would take for the library `name`, or the one of that path."""
+    if "/" in name:
+        return [name]
     folders = (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_FOLDERS)
-    return any(folder and os.path.exists(f"{folder}/{_DEFAULT}") for folder in folders)
+    listed = (os.fsdecode(path) for path in _contents(_CACHE).split(b"\0") if path.endswith(b"/" + name.encode()))
+    return [path for path in (*(f"{folder}/{name}" for folder in folders if folder), *listed) if os.path.exists(path)]
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return b""
 
 
 def _tell(memory: Memory, steps: Steps) -> bool:
     """Map the control words of this process's file, if it is there by now."""
-    own = re.compile(rf"^rank-\d+-{os.getpid()}(-\d+)?\.nccl$")
+    own = f"-{os.getpid()}-{memory.ticks}.nccl"
     for name in os.listdir(memory.folder):
-        if not own.match(name):
+        if not name.endswith(own):
             continue
-        words = _control(os.path.join(memory.folder, name))
+        try:
+            words = _control(os.path.join(memory.folder, name))
+        except (OSError, ValueError):
+            return False  # it is being made, and too short yet
         who = (words[NCCL_AT_MAGIC], words[NCCL_AT_ABI], words[NCCL_AT_PID], words[NCCL_AT_START_TICKS])
         if who == (NCCL_MAGIC, NCCL_ABI, os.getpid(), memory.ticks):
             words[NCCL_AT_STEP] = steps.step + 1

@@ -49,9 +49,12 @@ def test_what_passes_is_what_passes_one_by_one(name: str, row: Row) -> None:
 def test_a_record_that_is_whole_goes_on_as_it_is_and_one_that_is_not_keeps_the_rest() -> None:
     vetting = Vetting(SelfMetrics("agent"))
     whole = record((0.5, None), (7.0, 8.0), names=(BOUNDED, FREE))
-    assert vetting.vet(whole) is whole
+    assert vetting.vet(whole) == whole
     left = vetting.vet(record((0.5, 2.0), (NAN, NAN), (1.0, 1.0), names=(BOUNDED, FREE, "made_up")))
     assert left is not None
     assert (left.names, left.values, vetting.dropped) == ((BOUNDED,), ((0.5, None),), 5)
+    left = vetting.vet(record((0.5, 1.0), (1.0, 1.0), names=(BOUNDED, "made_up")))
+    assert left is not None
+    assert (left.names, left.values, vetting.dropped) == ((BOUNDED,), ((0.5, 1.0),), 7)
     assert vetting.vet(record((None, None))) is None
     assert vetting.vet(record((0.5,), (0.5, 0.5), names=(BOUNDED, FREE))) is None

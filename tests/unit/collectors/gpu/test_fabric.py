@@ -9,6 +9,7 @@ import pytest
 
 from collectors.gpu.fabric import PATIENCE_S, FabricInfo
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.records import EventRecord
 
 COMPLETED, IN_PROGRESS, NOT_STARTED = 3, 2, 1
 
@@ -26,6 +27,7 @@ def test_a_healthy_fabric_is_two_metrics_and_no_event(node: Node) -> None:
         ({"fabric_health": 0x1A9}, "its bandwidth is degraded", 1.0),
         ({"fabric_health": 0x199}, "its bandwidth is degraded and a route is unhealthy", 1.0),
         ({"fabric_health": 0x5AA}, "it is wrongly configured", 1.0),
+        ({"fabric_health": 0x1A9, "fabric_summary": 2}, "its bandwidth is degraded", 1.0),
         ({"fabric_summary": 2}, "it is unhealthy", 1.0),
         ({"fabric_summary": 3}, "its capacity is limited", 1.0),
     ],
@@ -64,12 +66,31 @@ def test_a_fabric_that_is_being_set_up_has_time_for_it(node: Node, state: int) -
     node.tick(seconds=PATIENCE_S - 10.0)
     assert node.told() == []
     node.nvml.set(0, fabric_state=COMPLETED)
-    node.tick()
+    node.tick(seconds=20.0)
     node.nvml.set(0, fabric_state=state)
     node.tick()
+    assert node.told() == []
     node.tick(seconds=PATIENCE_S)
     node.tick(3)
     assert node.told() == [("fabric_down", node.nvml.uuid(0))]
+
+
+def test_of_a_gpu_that_is_lost_meanwhile_nothing_is_told_of_its_fabric(node: Node) -> None:
+    node.tick()
+    node.nvml.set(0, fabric_state=IN_PROGRESS)
+    node.tick()
+    node.nvml.lose(0)
+    node.tick(3, seconds=PATIENCE_S)
+    assert node.told() == [("device_lost", node.nvml.uuid(0))]
+
+
+def test_a_clock_that_is_set_ends_no_patience(node: Node) -> None:
+    """As while a machine starts, which is when its fabric is set up."""
+    node.tick()
+    node.nvml.set(0, fabric_state=IN_PROGRESS)
+    for wall_s in (1_000.0, 900.0, 5_000.0):
+        node.clock.sleep(1.0)
+        assert not any(isinstance(record, EventRecord) for record in node.collector.collect(wall_s))
 
 
 @pytest.mark.parametrize("state", [0, NOT_STARTED, IN_PROGRESS, None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pynvml
 import pytest
 
 from collectors.gpu.xids import MAX_EVENTS
@@ -70,6 +71,56 @@ def test_a_gpu_that_stays_lost_is_told_once_and_costs_the_others_nothing(node: N
     assert node.unfreed() <= before
 
 
+class Calls:
+    """How often a function of the binding's is called."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
+        self.times, self._call = 0, getattr(pynvml, name)
+        patch.setattr(pynvml, name, self)
+
+    def __call__(self, *args: object) -> object:
+        self.times += 1
+        return self._call(*args)
+
+
+def test_a_lost_gpu_is_seldom_asked_and_nvml_opened_again_for_it_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, opened = Calls(monkeypatch, "nvmlGpmQueryDeviceSupport"), Calls(monkeypatch, "nvmlInit")
+    node.tick(2 * AGAIN)
+    assert (asked.times, opened.times) == (4 * AGAIN, 1)
+    node.nvml.lose(0)
+    node.tick(AGAIN)
+    assert opened.times == 2
+    assert asked.times - 4 * AGAIN <= AGAIN + AGAIN // 6 + 2
+
+
+def test_an_xid_that_comes_just_before_nvml_is_opened_again_is_told(node: Node) -> None:
+    node.tick()
+    node.nvml.lose(0)
+    node.tick(AGAIN - 2)
+    node.nvml.xid(1, 43)
+    node.tick()
+    assert ("xid", node.nvml.uuid(1)) in node.told()
+
+
+def test_gpus_of_another_boot_are_not_missed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tick()
+    kept = node.collector.position()
+    node.collector.close()
+    monkeypatch.setattr("collectors.gpu.collector.boot_id", lambda: "another boot")
+    node.nvml.set_count(1)
+    node.collector_again().restore(kept)
+    node.tick(3)
+    assert node.told() == []
+
+
+def test_without_a_gpu_the_driver_is_let_go_of(make_node: Callable[..., Node]) -> None:
+    assert make_node(gpus=0).collector.supported() == "the NVIDIA driver finds no GPU"
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()
+
+
 def test_a_gpu_that_was_not_listed_at_first_comes_in_later(node: Node) -> None:
     node.tick()
     kept = node.collector.position()
@@ -90,6 +141,23 @@ def test_lost_has_several_names(node: Node, code: int) -> None:
     assert node.told() == [("device_lost", node.nvml.uuid(0))]
 
 
+def test_a_gpu_whose_fields_say_that_it_is_lost_is_lost(node: Node) -> None:
+    node.tick()
+    node.nvml.fail(0, "field_82", 15)
+    node.tick()
+    assert node.told() == [("device_lost", node.nvml.uuid(0))]
+
+
+def test_an_event_set_for_which_nothing_can_be_registered_is_freed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", refused)
+    assert node.tick()
+    node.collector.close()
+    assert node.unfreed() == 0
+
+
 def test_a_gpu_that_answers_nothing_at_all_is_lost_after_a_while(node: Node) -> None:
     node.tick()
     node.nvml.set(0, error=999)
@@ -99,6 +167,16 @@ def test_a_gpu_that_answers_nothing_at_all_is_lost_after_a_while(node: Node) -> 
     assert node.told() == [("device_lost", node.nvml.uuid(0))]
     node.nvml.set(0, error=None)
     assert len(node.tick(AGAIN)) == 2
+
+
+def test_a_gpu_that_is_silent_now_and_then_is_not_lost(node: Node) -> None:
+    node.tick()
+    for _ in range(3):
+        node.nvml.set(0, error=999)
+        node.tick(2)
+        node.nvml.set(0, error=None)
+        node.tick()
+    assert node.told() == []
 
 
 def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
@@ -120,6 +198,24 @@ def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
     assert [event.fields["xid"] for event in node.events] == [31, 79]
 
 
+def test_a_driver_that_goes_while_its_gpus_are_listed_loses_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tick()
+    node.nvml.set(0, error=9)
+    with pytest.raises(CollectorError):
+        node.tick()
+
+    def gone(handle: object) -> str:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlDeviceGetUUID", gone)
+        with pytest.raises(CollectorError, match="does not start"):
+            node.tick()
+    node.nvml.set(0, error=None)
+    assert len(node.tick()) == 2
+    assert node.told() == []
+
+
 def test_a_driver_of_another_version_asks_for_a_new_agent(node: Node) -> None:
     node.tick()
     node.nvml.set(0, error=18)
@@ -128,6 +224,13 @@ def test_a_driver_of_another_version_asks_for_a_new_agent(node: Node) -> None:
         node.tick()
     with pytest.raises(CollectorError, match="exchanged for another version: restart the agent"):
         node.tick()
+
+
+def test_an_old_driver_tells_its_processes_and_all_else(make_node: Callable[..., Node]) -> None:
+    node = make_node(old_driver=True)
+    node.nvml.set(0, pid_0=4711)
+    values = node.tick()[node.nvml.uuid(0)]
+    assert (values["gpu_processes_count"], values["gpu_utilization_ratio"]) == (1.0, 0.97)
 
 
 @pytest.mark.parametrize("agent_again", [False, True])

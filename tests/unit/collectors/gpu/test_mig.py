@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.hook_doubles import write_header
 from tests.servers.fake_nvml import of_instance
 from tests.unit.collectors.gpu.node import Node
@@ -43,6 +45,7 @@ def test_instances_come_and_go_and_no_gpu_is_lost_by_it(node: Node) -> None:
     assert f"{uuid}/1" in node.tick()
     node.nvml.work(0, 1000, prefix="mig_1_", gpm_2=800)
     node.nvml.divide(0, 1, made=2)  # destroyed and made anew, under the same number
+    node.nvml.work(0, 5000, prefix="mig_1_", gpm_2=4000)
     assert "gpu_sm_active_ratio" not in node.tick()[f"{uuid}/1"], "samples of the one before are none of this one"
     before = node.unfreed()
     node.nvml.set(0, mig_mode=0)
@@ -59,6 +62,15 @@ def test_a_stale_handle_between_two_looks_costs_that_instance_alone(node: Node) 
     assert len(node.tick()) == 4
     node.nvml.divide(0, 2)
     assert list(node.tick()) == [uuid, f"{uuid}/2", node.nvml.uuid(1)]
+    assert node.told() == []
+
+
+@pytest.mark.parametrize("code", [15, 16, 28])
+def test_an_instance_that_is_lost_is_no_lost_gpu(node: Node, code: int) -> None:
+    node.nvml.divide(0, 1, 2)
+    node.nvml.fail(0, "mig_1_mem_used", code)
+    uuid = node.nvml.uuid(0)
+    assert list(node.tick(5)) == [uuid, f"{uuid}/2", node.nvml.uuid(1)]
     assert node.told() == []
 
 
@@ -98,6 +110,30 @@ def test_ranks_and_xids_go_to_the_instance(node: Node) -> None:
     of_one, of_all = node.events
     assert (of_one.device, of_one.rank, of_one.fields["instance"]) == (uuid, 5, 2)
     assert (of_all.device, of_all.rank, "instance" in of_all.fields) == (uuid, None, False)
+
+
+def test_between_two_runs_of_a_rank_its_devices_stay_its_own(node: Node) -> None:
+    uuid = node.nvml.uuid(0)
+    (node.run_dir / "hook").mkdir(parents=True)
+    write_header(node.run_dir / "hook" / f"rank-4-{os.getpid()}.hook", os.getpid())
+    node.nvml.divide(0, 1)
+    node.nvml.set(0, pid_0=of_instance(os.getpid(), 1))
+    node.tick()
+    node.nvml.set(0, pid_0=None)
+    node.tick()
+    assert node.ranks == {uuid: 4, f"{uuid}/1": 4, node.nvml.uuid(1): None}
+    node.nvml.lose(0)
+    node.tick()
+    node.nvml.set(0, lost=None)
+    node.tick(31)
+    assert [(event.kind, event.rank) for event in node.events] == [("device_lost", 4), ("device_back", 4)]
+
+
+def test_compute_instances_that_share_a_gpu_instance_are_one_device(node: Node) -> None:
+    node.nvml.divide(0, 1)
+    node.nvml.set(0, mig_at_1=1)
+    uuid = node.nvml.uuid(0)
+    assert list(node.tick(2)) == [uuid, f"{uuid}/1", node.nvml.uuid(1)]
 
 
 def test_instances_take_turns_with_their_gpu(node: Node) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pynvml
 import pytest
@@ -34,8 +36,8 @@ def test_a_metric_is_the_mean_between_two_samples(node: Node) -> None:
     }
     assert {name: values.get(name) for name in expected} == pytest.approx(expected)
     assert "gpu_fp64_active_ratio" not in values, "a metric that this GPU does not give"
-    node.nvml.work(0, 1000, gpm_2=1000)
-    assert node.tick()[uuid][ONE] == 1.0
+    node.nvml.work(0, 1000, gpm_2=1005)
+    assert node.tick()[uuid][ONE] == 1.0, "rounding"
 
 
 def test_pcie_rates_that_profiling_gives_are_not_measured_a_second_time(node: Node) -> None:
@@ -92,6 +94,19 @@ def test_counters_that_stand_still_or_run_backwards_give_nothing_that_is_wrong(n
     assert ONE not in node.tick()[uuid]
     node.nvml.work(0, -1000, gpm_2=100)
     assert ONE not in node.tick()[uuid]
+
+
+def test_what_is_no_number_is_not_measured(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tick()
+
+    def nonsense(request: Any) -> None:
+        for answer in request.metrics[: request.numMetrics]:
+            answer.nvmlReturn, answer.value = pynvml.NVML_SUCCESS, math.nan
+
+    monkeypatch.setattr(pynvml, "nvmlGpmMetricsGet", nonsense)
+    values = node.tick()[node.nvml.uuid(0)]
+    assert ONE not in values
+    assert values["gpu_utilization_ratio"] == 0.97
 
 
 def test_samples_are_made_once_and_freed(node: Node) -> None:

@@ -456,7 +456,9 @@ def on_a_device(rank: Callable[[int], Hook]) -> Hook:
 def test_what_the_device_says_of_a_step_is_waited_for(node: Node, rank: Callable[[int], Hook]) -> None:
     target = on_a_device(rank)
     steps(target, 5)
-    assert of(IterationRecord, node.collect()) == []
+    for after_s in (0.0, 29.0):
+        node.clock.set_s(time.time() + after_s)
+        assert of(IterationRecord, node.collect()) == []
     timed(target, 2, 20_000, 5_000)
     timed(target, 3, 30_000)
     first, second = of(IterationRecord, node.collect())
@@ -526,6 +528,16 @@ def test_a_long_step_of_a_device_that_stands_still_is_told_in_the_end(node: Node
     node.clock.set_s(time.time() + 85.0)
     (record,) = of(IterationRecord, node.collect())
     assert (record.steps, record.basis) == ((0, 1), "host")
+
+
+def test_a_long_pause_is_no_reason_to_wait_for_a_device(node: Node, rank: Callable[[int], Hook]) -> None:
+    target = on_a_device(rank)
+    target.steps.mark = (clock() - 20_000_000_000, *target.steps.mark[1:])
+    target.tally.pause_ns += 20_000_000_000
+    steps(target)
+    node.clock.set_s(time.time() + 31.0)
+    (record,) = of(IterationRecord, node.collect())
+    assert (record.steps, record.basis) == ((0,), "host")
 
 
 def test_a_pause_is_no_computing_of_the_device(node: Node, rank: Callable[[int], Hook]) -> None:

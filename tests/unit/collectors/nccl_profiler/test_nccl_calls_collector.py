@@ -124,6 +124,44 @@ def test_a_call_waits_for_its_stamps_but_not_for_ever(rank: Rank, watch: Watch) 
     assert [(record.seqs, record.device_s) for record in sent] == [((3,), (None,))]
 
 
+def test_a_call_of_a_time_to_come_holds_the_others_up_no_longer(rank: Rank, watch: Watch) -> None:
+    rank.file.comm(0, enqueued=3)
+    rank.file.call(1, begun=1, ended=0, enqueued_ns=2**61)
+    rank.file.call(2)
+    assert [record.seqs for record in watch.look() if record.of] == [(1, 2)]
+
+
+@pytest.mark.parametrize("flags", [CLOSED, UNTRUSTED])
+def test_a_call_whose_stamps_will_not_come_is_not_waited_for(rank: Rank, watch: Watch, flags: int) -> None:
+    rank.file.comm(0, enqueued=1, flags=flags)
+    rank.file.comm(1, generation=7)
+    rank.file.call(1, begun=1, ended=0, enqueued_ns=1_000 * SECOND)
+    calls, counts = watch.look()
+    assert (calls.seqs, calls.comms) == ((1,), ("000000000000ab00",))
+    assert counts.comms == ("000000000000ab00", "000000000000ab01")[flags == CLOSED :]
+
+
+def test_of_communicators_that_are_all_gone_nothing_is_told(rank: Rank, watch: Watch) -> None:
+    rank.file.comm(0, enqueued=1, flags=CLOSED)
+    assert watch.look(20.0) == []
+
+
+def test_a_position_is_that_of_one_file_alone(rank: Rank, watch: Watch) -> None:
+    rank.file.comm(0, enqueued=1)
+    rank.file.call(1)
+    watch.look()
+    rank.file.path.unlink()
+    rank.file = CallsFileWriter(rank.file.path, rank.who, born_ns=2_000)  # while the agent is away
+    rank.file.comm(0, enqueued=1)
+    rank.file.call(1, seq=77)
+    watch.restart()
+    assert watch.look()[0].seqs == (77,)
+    rank.file.path.unlink()
+    watch.restart()
+    watch.look()
+    assert watch.collector.position() == {"files": {}}
+
+
 def test_a_call_that_the_device_passed_over_is_told_without_a_time(rank: Rank, watch: Watch) -> None:
     """The first call of a step, which NCCL 2.27 cannot have stamped any more."""
     rank.file.comm(0, enqueued=2)
@@ -235,9 +273,11 @@ def test_many_calls_go_in_records_that_the_bus_takes(rank: Rank, watch: Watch) -
     for place in range(256):
         rank.file.comm(place, name=b"\x01" * 63, enqueued=2**61)
     for serial in range(1, CALLS + 1):
-        rank.file.call(serial, place=serial % 256, generation=serial % 256 + 1, seq=2**61, counted=serial == CALLS)
+        generation = serial % 256 + 1 if serial > 1 else 77  # of the first one the communicator is gone
+        rank.file.call(serial, place=serial % 256, generation=generation, seq=2**61, counted=serial == CALLS)
     records = watch.look()
-    assert sum(len(record.of) for record in records) == CALLS
+    assert sum(len(record.of) for record in records) == CALLS - 1
+    assert sum(record.lost for record in records) == 1
     assert max(len(COLLECTIVES.encode(record)) for record in records) < 900_000
 
 
@@ -259,6 +299,27 @@ def test_a_file_waits_for_its_hook_and_goes_with_it(run_dir: Path, rank: Rank, w
     rank.stem.with_suffix(".hook").unlink()
     assert watch.look() == []
     assert not rank.file.path.exists()
+
+
+def test_a_file_that_no_hook_comes_to_is_deleted_in_the_end(run_dir: Path, rank: Rank, watch: Watch) -> None:
+    """Of a process that calls NCCL past torch: each start of it would leave one in /dev/shm."""
+    rank.file.comm(0, enqueued=1)
+    other = run_dir / "hook" / "rank-4-77.nccl"
+    other.write_bytes(b"none of ours")
+    away = rank.stem.with_suffix(".hook").rename(run_dir / "away")
+    assert watch.look() == []
+    watch.clock.sleep(3_590.0)
+    assert watch.look() == []
+    away.rename(rank.stem.with_suffix(".hook"))
+    assert len(watch.look()) == 1
+    rank.stem.with_suffix(".hook").unlink()
+    watch.restart()  # so it is not known any more whose file it was
+    watch.look()
+    assert rank.file.path.exists()
+    watch.clock.sleep(3_600.0)
+    watch.look()
+    assert not rank.file.path.exists()
+    assert other.exists()
 
 
 def test_a_rank_that_ended_is_told_to_the_end_and_once(run_dir: Path, watch: Watch) -> None:

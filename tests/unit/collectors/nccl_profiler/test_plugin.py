@@ -46,7 +46,7 @@ def warmed(player: Player, comm: int = 0) -> None:
 def test_layout_is_the_same_in_both_languages(built, tmp_path):
     with Player(built, tmp_path) as player:
         assert player.ask("layout") == [
-            layout.ABI, layout.AT_STEP, layout.AT_SAMPLE_UNTIL, layout.AT_CALLS, layout.AT_KERNELS, layout.AT_COUNTS,
+            layout.ABI, layout.AT_STEP, layout.AT_CALLS, layout.AT_KERNELS, layout.AT_COUNTS,
             layout.COMMS_BEGIN, layout.CALLS_BEGIN, layout.COMM.size, layout.FILE_BYTES,
         ]  # fmt: skip
     assert layout.FILE_BYTES <= 1 << 20
@@ -90,7 +90,7 @@ def test_other_steps_are_counted_and_nothing_more(built, tmp_path):
     assert (comm.enqueued, comm.started, comm.finished) == (1020, None, None)
 
 
-def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(built, tmp_path):
+def test_no_step_is_sampled_before_the_hook_has_told_one(built, tmp_path):
     with Player(built, tmp_path) as player:
         player.init(0)
         for seq in range(20):
@@ -98,7 +98,8 @@ def test_every_step_is_sampled_on_request_and_none_before_the_hook_has_told_one(
         assert player.coll() == 0
         player.ask("step", 7)
         assert player.coll() == 0
-        player.ask("until", 9)
+        player.ask("step", 0)
+        player.coll()  # the first call of a step that v4 cannot have stamped
         assert player.coll() != 0
         player.ask("step", 9)
         assert player.coll() == 0
@@ -251,6 +252,25 @@ def test_a_kernel_of_a_communicator_that_is_gone_is_none_of_its_successor(built,
     assert (newest.place, newest.enqueued, newest.started, newest.finished) == (0, 1, 0, 0)
 
 
+def test_a_communicator_does_not_inherit_the_doubts_of_its_place(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        for seq in (101, 102):
+            stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
+        player.ask("end", 0)
+        for number in range(layout.COMMS):
+            player.init(1, identity=number + 1)
+            if number < layout.COMMS - 1:
+                player.ask("end", 1)
+        player.coll(1)
+        call, now = player.coll(1), player.now()
+        player.kernel(call, now, now - 5 * US, comm=1)
+        newest = max(file_of(player)[1], key=lambda comm: comm.generation)
+    assert (newest.place, newest.trusted) == (0, True)
+
+
 def test_calls_of_one_launch_begin_together_and_others_may_not_overlap(built, tmp_path):
     with Player(built, tmp_path) as player:
         warmed(player)
@@ -263,6 +283,39 @@ def test_calls_of_one_launch_begin_together_and_others_may_not_overlap(built, tm
         player.kernel(third, now + 50 * US, now + 150 * US)
         _, _, calls = file_of(player)
     assert [calls[max(calls) - back].device_ns for back in (2, 1, 0)] == [100 * US, 99 * US, None]
+
+
+def test_sends_and_receives_share_the_stamps_of_their_channel(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        send, receive = (player.ask("p2p", 0, func, 8, "ncclInt8", 1, 1)[0] for func in ("Send", "Recv"))
+        now = player.now()
+        player.kernel(send, now, now + 100 * US)
+        player.kernel(receive, now + 50 * US, now + 150 * US)
+        _, _, calls = file_of(player)
+    assert [one.device_ns for one in calls.values()][-2:] == [100 * US, 100 * US]
+
+
+def test_no_kernel_runs_for_hours(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        stamped(player, lambda now: now, lambda now: now + 2 * 3_600_000 * MS, 101)
+        header, _, calls = file_of(player)
+    assert (header.counts.voided, calls[max(calls)].device_ns) == (1, None)
+
+
+def test_where_all_steps_are_stamped_those_sampled_are_told(built, tmp_path):
+    with Player(built, tmp_path, PLAYER_NCCL="23100", TRAINWARDEN_NCCL_KERNELS="on") as player:
+        player.init(0)
+        player.ask("step", 64)
+        assert player.coll(seq=0) != 0
+        player.ask("step", 65)
+        assert player.coll(seq=1) == 0
+        assert player.ask("mask") == [STAMPS]
 
 
 def test_handles_that_name_nothing_are_counted(built, tmp_path):
@@ -293,9 +346,10 @@ def test_events_of_other_kinds_are_passed_over_and_unknown_ones_counted(built, t
             assert player.ask("start", 0, kind) == [0]
         assert file_of(player)[0].counts.foreign == 0
         assert player.ask("start", 0, 1 << 20) == [0]
-        player.coll(func="Unheard")
+        for func in ("Unheard", "Send"):  # which no collective is
+            player.coll(func=func)
         header, (comm,), _ = file_of(player)
-    assert (header.counts.foreign, comm.enqueued) == (2, 21)
+    assert (header.counts.foreign, comm.enqueued) == (3, 22)
 
 
 def test_a_communicator_alone_is_none_and_more_than_fit_are_counted(built, tmp_path):
@@ -348,12 +402,37 @@ def test_without_a_folder_it_is_off_and_says_so_in_one_line(built, tmp_path):
 
 def test_a_file_of_an_earlier_process_of_this_pid_is_left_alone(built, tmp_path):
     with Player(built, tmp_path) as player:
-        earlier = tmp_path / f"rank-3-{player.process.pid}.nccl"
+        earlier = tmp_path / f"rank-3-{player.process.pid}-1.nccl"
         earlier.write_bytes(b"earlier")
         player.init(0)
-        named = {path.name for path in tmp_path.iterdir()}
+        (other,) = set(tmp_path.iterdir()) - {earlier}
     assert earlier.read_bytes() == b"earlier"
-    assert any(name.startswith(f"rank-3-{player.process.pid}-") for name in named)
+    assert contents(other)[0].pid == player.process.pid
+
+
+def test_a_process_that_runs_another_program_has_one_file(built, tmp_path):
+    """The hook is to find that of the program that runs, and nobody is to take the other's counts for a hang."""
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("exec")
+        player.init(0)
+        _, (comm,), _ = file_of(player)
+    assert comm.enqueued == 0
+
+
+def test_a_fork_of_the_rank_ends_none_of_its_communicators(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("fork", 0)
+        player.coll()
+        _, (comm,), _ = file_of(player)
+    assert (comm.closed, comm.enqueued) == (False, 21)
+
+
+def test_signals_while_its_file_is_made_leave_it_on(built, tmp_path):
+    with Player(built, tmp_path, PLAYER_SIGNALS="3") as player:
+        player.init(0)
+        assert player.path.stat().st_size == layout.FILE_BYTES
 
 
 def test_it_is_readable_for_whom_the_folder_lets_in(built, tmp_path):

@@ -49,6 +49,6 @@ def test_nothing_is_initialised_and_nothing_breaks(make: Callable[..., Hook], mo
     def broken() -> bool:
         raise RuntimeError("CUDA error")
 
-    for asked in (module(False), module(None), SimpleNamespace(), SimpleNamespace(is_initialized=broken), None):
+    for asked in (module(False), SimpleNamespace(), SimpleNamespace(is_initialized=broken), None):
         monkeypatch.setitem(sys.modules, "torch.cuda", asked)
         assert header_of(make()).accelerator == ""

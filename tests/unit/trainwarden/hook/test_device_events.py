@@ -136,6 +136,45 @@ def test_without_an_exchange_there_is_no_wait(make: Make, clock: HandClock, devi
     assert steps_of(target)[2].device_wait_s == pytest.approx(0.005)
 
 
+def test_a_wait_in_whose_midst_a_capture_begins_is_left_out(make: Make, clock: HandClock, device: Device) -> None:
+    """On another thread, which has the device for itself until it ends."""
+    target, replica = make(world=4), Replica()
+    replica.process_group = group(4)  # type: ignore[attr-defined]
+    target.backward.replicas.add(replica)
+    for number in range(8):
+        device.work(20)
+        engine_backward(target, clock, lambda: setattr(device, "capturing", number == 3))  # noqa: B023 - called at once
+        device.capturing = False
+        target.ends.optimizer_stepped()
+        device.catch_up()
+    assert device.harm == []
+    rows = steps_of(target)[1:6]
+    assert [row.device_wait_s is None for row in rows] == [False, False, True, False, False]
+    assert None not in [row.device_s for row in rows]
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_wait_on_a_stream_that_the_step_does_not_follow_is_left_out(
+    make: Make, clock: HandClock, device: Device, *, over: bool
+) -> None:
+    target, replica = make(world=4), Replica()
+    replica.process_group = group(4)  # type: ignore[attr-defined]
+    target.backward.replicas.add(replica)
+    for _ in range(6):
+
+        def elsewhere() -> None:
+            device.stream = 1
+            device.work(90 if over else 10_000)
+
+        device.work(20)
+        engine_backward(target, clock, elsewhere)
+        device.stream = 0
+        target.ends.optimizer_stepped()
+        clock.pass_ms(60)
+    assert {(row.device_s is None, row.device_wait_s) for row in steps_of(target)[1:4]} == {(False, None)}
+    assert header_of(target).errors == 0
+
+
 def test_nothing_is_recorded_or_asked_during_a_capture(make: Make, clock: HandClock, device: Device) -> None:
     target, replica = make(world=4), Replica()
     replica.process_group = group(4)  # type: ignore[attr-defined]
@@ -341,6 +380,18 @@ def test_where_they_would_do_harm_there_are_none(
     assert (device.made, device.recorded) == (0, 0)
     assert header_of(target).timing == said
     assert header_of(target).accelerator == "cuda"
+
+
+def test_a_torch_whose_events_cannot_be_made_is_left_alone(make: Make, clock: HandClock, device: Device) -> None:
+    def broken(**said: object) -> object:
+        raise RuntimeError("no events here")
+
+    vars(broken)["elapsed_time"] = None
+    device.Event = broken  # type: ignore[assignment]
+    target = make()
+    for _ in range(4):
+        step(target, clock, device, 10)
+    assert (header_of(target).timing, header_of(target).errors) == ("unsupported", 1)
 
 
 def test_torchs_own_events_stand_in_where_a_device_has_none(

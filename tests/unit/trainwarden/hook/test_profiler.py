@@ -27,10 +27,12 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "plugin.so"
     path.touch()
     monkeypatch.setenv(OURS, str(path))
-    for name in (NCCLS, "NCCL_CONF_FILE", "LD_LIBRARY_PATH"):
+    for name in (NCCLS, "NCCL_CONF_FILE", "LD_LIBRARY_PATH", "NCCL_NET_PLUGIN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     set_everywhere(monkeypatch, "_FOLDERS", ())
+    for name in ("_PASSWD", "_CACHE"):
+        set_everywhere(monkeypatch, name, str(tmp_path / name))
     torch(monkeypatch)
     return path
 
@@ -71,8 +73,9 @@ def test_not_without_cuda(library: Path, offer: Offer, monkeypatch: pytest.Monke
     assert offer() is None
 
 
-@pytest.mark.parametrize("named", ["", "off", "relative.so", "/not/there.so", "/" + "x" * 300])
+@pytest.mark.parametrize("named", ["", "off", "plugin.so", "/not/there.so", "/" + "x" * 300])
 def test_not_without_a_library(library: Path, offer: Offer, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.chdir(library.parent)  # which the program may leave before NCCL looks
     monkeypatch.setenv(OURS, named)
     assert offer() is None
 
@@ -113,12 +116,49 @@ def test_nor_of_one_under_the_default_name(
     assert offer() is None
 
 
+def test_nor_of_one_in_the_settings_of_a_home_that_is_not_named_by_home(
+    library: Path, offer: Offer, tmp_path: Path
+) -> None:
+    """NCCL asks the list of users, as in containers that set HOME themselves."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".nccl.conf").write_text("NCCL_PROFILER_PLUGIN=inspector\n")
+    (tmp_path / "_PASSWD").write_text(f"a:b\nsomebody:x:{os.getuid()}:0:Some Body:{tmp_path}/other:/bin/sh\n")
+    assert offer() is None
+
+
+def test_nor_of_one_that_the_loader_s_list_has(library: Path, offer: Offer, tmp_path: Path) -> None:
+    found = tmp_path / "libnccl-profiler.so"
+    found.touch()
+    (tmp_path / "_CACHE").write_bytes(b"glibc-ld.so.cache1.1\0\1libnccl-profiler.so\0" + os.fsencode(found) + b"\0")
+    assert offer() is None
+
+
+@pytest.mark.parametrize(
+    ("network", "name"), [("", "libnccl-net.so"), ("mine", "libnccl-net-mine.so"), ("PATH", "anything.so")]
+)
+@pytest.mark.parametrize("profiles", [False, True])
+def test_nor_of_one_that_comes_with_the_network_s(
+    library: Path,
+    offer: Offer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    network: str,
+    name: str,
+    *,
+    profiles: bool,
+) -> None:
+    (tmp_path / name).write_bytes(b"\x7fELF ncclNet_v10\0" + b"ncclProfiler_v4\0" * profiles)
+    monkeypatch.setenv("NCCL_NET_PLUGIN", str(tmp_path / name) if network == "PATH" else network)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert offer() == (None if profiles else str(library))
+
+
 # -- the steps
 
 
 def control_file(target: Hook, **said: Any) -> Path:
     words = {"magic": NCCL_MAGIC, "abi": NCCL_ABI, "pid": os.getpid(), "ticks": target.memory.ticks} | said
-    path = Path(target.memory.folder) / f"rank-0-{os.getpid()}.nccl"
+    path = Path(target.memory.folder) / f"rank-0-{os.getpid()}-{target.memory.ticks}.nccl"
     path.write_bytes(struct.pack("@4q", *words.values()).ljust(NCCL_CONTROL_BYTES, b"\0"))
     return path
 
@@ -147,12 +187,29 @@ def test_the_steps_are_told_from_when_its_file_is_there(
     assert told(path) == 702
 
 
+def test_a_file_that_is_being_made_is_looked_at_again(library: Path, make: Callable[..., Hook]) -> None:
+    target = make()
+    path = control_file(target)
+    whole = path.read_bytes()
+    for part in (b"", whole[:64], whole):
+        path.write_bytes(part)
+        assert watch_profiler(target.memory, target.steps) == (part == whole)
+
+
 @pytest.mark.parametrize("said", [{"magic": 1}, {"abi": 2}, {"pid": 1}, {"ticks": 1}])
 def test_the_file_of_another_is_not_written(library: Path, make: Callable[..., Hook], said: dict[str, int]) -> None:
     target = make()
     path = control_file(target, **said)
     assert not watch_profiler(target.memory, target.steps)
     target.marked(None)
+    assert told(path) == 0
+
+
+def test_a_link_is_not_followed(library: Path, make: Callable[..., Hook], tmp_path: Path) -> None:
+    target = make()
+    path = control_file(target)
+    path.symlink_to(path.rename(tmp_path / "of-another"))
+    assert not watch_profiler(target.memory, target.steps)
     assert told(path) == 0
 
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,19 @@ def test_readers_take_any_bytes(tmp_path: Path, words: dict[int, int], length: i
     hook.read_header(path)
     hook.read_steps(path)
     hook.read_pauses(path)
+
+
+@pytest.mark.parametrize("word", range(len(Words._fields)))
+def test_readers_take_any_word_of_a_header(make: Callable[..., Hook], clock: HandClock, word: int) -> None:
+    target = make()
+    clock.pass_ms(1)
+    hook.iteration()
+    data = bytearray(Path(target.memory.path + ".hook").read_bytes())
+    junk = Path(target.memory.folder) / "junk"
+    for value in (-(2**63), -1, 0, 7, 1 << 20, 2**63 - 1):
+        struct.pack_into("@q", data, 8 * word, value)
+        junk.write_bytes(data)
+        assert hook.read_header(junk) is None or len(hook.read_steps(junk) or []) <= 1
 
 
 def test_what_the_device_says_is_read_where_it_is_whole(make: Callable[..., Hook], clock: HandClock) -> None:
