@@ -23,7 +23,7 @@ from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
 from detectors.pace.blame import BLAMED, LIKELY_STEPS, likely, shared
 from detectors.pace.change_config import ChangePointConfig
-from detectors.pace.contention import Contention, HostContention
+from detectors.pace.contention import LOST, Contention, HostContention
 from detectors.pace.planned_pace import PlannedPace
 from detectors.pace.row_memory import BESIDE, OWN, RowMemory
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
@@ -275,7 +275,7 @@ class ChangePoint:
             onset_step=step_of(window, since),
             at_step=int(window.steps[-1]),
             verified=True,
-            metrics=("iteration_duration_seconds",),
+            metrics=("iteration_duration_seconds", *(LOST if host is not None else ())),
         )
 
     def _waits_for(self, window: Window, host: Contention | None, *, shared: bool) -> str:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ AuthType=auth/none
 CredType=cred/none
 SlurmctldPort={ports[0]}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
@@ -59,8 +60,11 @@ class Slurm:
                 raise ServerMissing(f"{name} is not installed")
         if os.geteuid() != 0:
             raise ServerMissing("slurmd runs as root")
-        for name in ("state", *(f"spool-{node}" for node in nodes)):
-            (folder / name).mkdir(parents=True)
+        (folder / "state").mkdir(parents=True)
+        # A job's keeper listens on a socket there, and a socket's path has 107 characters at most.
+        self._spool = Path(tempfile.mkdtemp(prefix="slurm-"))
+        for node in nodes:
+            (self._spool / node).mkdir()
         self._folder, self._nodes = folder, nodes
         self.conf = folder / "slurm.conf"
         self._settings = settings
@@ -74,7 +78,9 @@ class Slurm:
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=100"
             for node, port in zip(self._nodes, ports[1:], strict=True)
         ]
-        text = _CONF.format(folder=self._folder, ports=ports, settings=self._settings, nodes="\n".join(nodes))
+        text = _CONF.format(
+            folder=self._folder, spool=self._spool, ports=ports, settings=self._settings, nodes="\n".join(nodes)
+        )
         self.conf.write_text(text, encoding="utf-8")
         self.start_controller()
         for node in self._nodes:
@@ -121,6 +127,7 @@ class Slurm:
             with contextlib.suppress(OSError):
                 if mine in environ.read_bytes().split(b"\0") and int(environ.parent.name) != os.getpid():
                     os.kill(int(environ.parent.name), signal.SIGKILL)
+        shutil.rmtree(self._spool, ignore_errors=True)
 
     def tail(self) -> str:
         """The last lines of all logs."""

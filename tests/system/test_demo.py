@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.system.runs import demo
+from trainwarden.cli.run.demo_judge import QUEUED
 
 pytestmark = pytest.mark.system
 
@@ -50,7 +51,9 @@ def found_and_acted_on(fault: str, rank: int, kind: str, folder: Path, *more: st
     keep = folder / "kept"
     result = demo(folder, "--fault", fault, "--rank", str(rank), "--seed", str(rank), "--keep", str(keep), *more)
     assert set(result) >= KEYS
-    assert [incident["kind"] for incident in result["incidents"]] == [kind]
+    # Other tests may keep this machine busy, which is told as what it is.
+    told = [incident["kind"] for incident in result["incidents"] if QUEUED not in incident["metrics"]]
+    assert told == [kind]
     assert set(result["incidents"][0]) >= INCIDENT_KEYS
     assert result["incidents"][0]["suspects"][0]["rank"] == rank
     assert all(set(action) >= ACTION_KEYS for action in result["actions"])

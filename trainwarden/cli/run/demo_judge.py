@@ -24,6 +24,7 @@ EXPECTED: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
     "log-storm": (frozenset({"log_storm"}), None),
 }
 _LOSS = re.compile(r"^step \d+ loss (\d+\.\d+) ", re.MULTILINE)
+QUEUED = "rank_run_queue_wait_ratio"  # among an incident's metrics where ranks' wait for a processor explains it
 WARM_UP_STEPS = 5  # process start, allocator and page-cache warm-up; never counted as healthy time
 
 
@@ -37,7 +38,7 @@ class Seen:
     matching: list[IncidentRecord]
     """Incidents that tell of the fault."""
     false_alarms: list[IncidentRecord]
-    """The others."""
+    """The others, but for those that a busy machine explains: that has happened too."""
     actions: list[ActionRecord]
     """What was done about the incidents that tell of the fault."""
     code: int | None
@@ -52,7 +53,10 @@ class Seen:
         for incident in sorted(view.incidents.values(), key=lambda item: item.opened_at_s):
             names_rank = bool(incident.suspects) and incident.suspects[0].rank == plan.rank
             after = fault.injected_at_s is not None and incident.opened_at_s >= fault.injected_at_s - 0.5
-            (matching if incident.kind in kinds and names_rank and after else others).append(incident)
+            if incident.kind in kinds and names_rank and after:
+                matching.append(incident)
+            elif incident.kind != "slow_job" or QUEUED not in incident.metrics:
+                others.append(incident)
         wanted = {incident.id for incident in matching}
         actions = [action for action in view.actions.values() if action.incident in wanted]
         return cls(plan, fault, view, matching, others, actions, code)
@@ -195,7 +199,8 @@ def _summary(seen: Seen, result: dict[str, Any], why_not: str | None) -> str:
     """One plain paragraph."""
     plan, matching = seen.plan, seen.matching
     if plan.fault == "none":
-        story = f"The job ran {result['steps']} steps on {plan.ranks} ranks without a fault, and nothing was reported."
+        told = "; ".join(one["reason"] for one in result["incidents"]) or "nothing was reported"
+        story = f"The job ran {result['steps']} steps on {plan.ranks} ranks without a fault, and {told}."
     elif not matching:
         story = f"A {plan.fault} was done to rank {plan.rank}."
     else:

@@ -72,6 +72,7 @@ def test_what_the_host_explains_is_told_when_it_lasts_and_with_its_reason() -> N
     assert incident.reason.endswith(
         "the host node0 explains it: its ranks waited for a CPU 25% of the time, 10% before"
     )
+    assert "rank_run_queue_wait_ratio" in incident.metrics
     assert incident.opened_step is not None
     assert 110 <= incident.opened_step <= 180
 
@@ -79,6 +80,7 @@ def test_what_the_host_explains_is_told_when_it_lasts_and_with_its_reason() -> N
 def test_a_machine_that_is_as_busy_as_ever_explains_nothing() -> None:
     (incident,) = told(queued(slower(1.24, 80, 140, 180), 0.5, 0.5, 80, 140))
     assert "host" not in incident.reason
+    assert incident.metrics == ("iteration_duration_seconds",)
     assert incident.opened_step is not None
     assert incident.opened_step <= 96
 

@@ -102,6 +102,22 @@ def test_silence_is_right_without_a_fault_and_an_incident_is_not(tmp_path: Path)
     assert judged(plan("none"), slow_rank_view(), tmp_path)["false_alarms"] == 1
 
 
+@pytest.mark.parametrize(("metrics", "false_alarms"), [((), 1), (("rank_run_queue_wait_ratio",), 0)])
+def test_what_a_busy_machine_explains_is_told_and_no_false_alarm(
+    metrics: tuple[str, ...], false_alarms: int, tmp_path: Path
+) -> None:
+    view = slow_rank_view()
+    view.feed(
+        IncidentRecord(
+            id="i2", job="j", kind="slow_job", severity="sev3", state="opened", revision=0, opened_at_s=1050.0,
+            updated_at_s=1050.0, opened_step=50, reason="steps take longer", metrics=metrics,
+        )
+    )  # fmt: skip
+    result = judged(plan(), view, tmp_path)
+    assert (len(result["incidents"]), result["false_alarms"], result["ok"]) == (2, false_alarms, not false_alarms)
+    assert "steps take longer" in judged(plan("none"), view, tmp_path)["summary"]
+
+
 def test_the_loss_is_read_from_step_lines_alone(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "rank-0.log"
     log.parent.mkdir()
