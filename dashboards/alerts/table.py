@@ -272,7 +272,7 @@ OF_SERVICES: Final = (
     ),
     Alert(
         "TrainwardenNoticesFailing",
-        _counted('trainwarden_serve_notices_total{outcome!="sent"}'),
+        _counted('trainwarden_serve_notices_total{outcome=~"failed|dropped"}'),
         "notices to {{ $labels.host }} do not arrive ({{ $labels.outcome }})",
         _DOCTOR,
         severity="sev2",
