@@ -31,6 +31,7 @@ STEADY_S: Final = 1.0  # a clock that is behind stays so far behind; what waited
 
 Name = tuple[str, str]
 """A node, and its boot: two machines under one name have a clock each."""
+_Timed = CollectivesRecord | EventRecord | HeartbeatRecord | MetricsRecord
 _BUS: Final = ("", "")
 
 
@@ -223,7 +224,7 @@ def _newest_s(record: Record) -> float:
         return max(record.end_s, default=0.0)
     if isinstance(record, LogRecord):
         return max(record.times_s, default=0.0)
-    return record.time_s if isinstance(record, HeartbeatRecord | EventRecord | MetricsRecord) else 0.0
+    return record.time_s if isinstance(record, _Timed) else 0.0
 
 
 def _earlier(record: Record, by_s: float) -> Record:
@@ -238,6 +239,6 @@ def _earlier(record: Record, by_s: float) -> Record:
         return msgspec.structs.replace(record, end_s=tuple(end_s - by_s for end_s in record.end_s))
     if isinstance(record, LogRecord):
         return msgspec.structs.replace(record, times_s=tuple(time_s - by_s for time_s in record.times_s))
-    if isinstance(record, CollectivesRecord | EventRecord | MetricsRecord):
+    if isinstance(record, _Timed):
         return msgspec.structs.replace(record, time_s=record.time_s - by_s)
     return record

@@ -8,7 +8,7 @@ from detectors.job.clocks import LATE_S, SPAN_S, Ahead, BusClock, NodeClocks
 from detectors.testing.streams import event, log_lines
 from tests.doubles import ManualClock
 from trainwarden.protocols import Message
-from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
+from trainwarden.records import CollectivesRecord, EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
 
 A = ("a", "")
 
@@ -125,7 +125,8 @@ def test_machines_under_one_name_keep_a_clock_each(off_s: float) -> None:
 
 def test_nothing_is_from_the_future_though_its_clock_is_not_known_yet() -> None:
     clocks = NodeClocks()
-    for record in (event("xid", 1090.0), log_lines(0, [(1089.0, "a"), (1090.0, "b")])):
+    calls = CollectivesRecord(job="j", node="node0", rank=0, incarnation="1", time_s=1090.0)
+    for record in (event("xid", 1090.0), calls, log_lines(0, [(1089.0, "a"), (1090.0, "b")])):
         moved = clocks.on_bus(record, 1000.0)
         assert {getattr(moved, "time_s", None), getattr(moved, "times_s", None)} & {1000.0, (999.0, 1000.0)}
     damaged = event("xid", 1e12)
