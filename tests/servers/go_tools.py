@@ -15,7 +15,6 @@ from tests.servers.kafka import ServerMissing
 CACHE: Final = ROOT / ".cache" / "go"
 BUILD_TIMEOUT_S: Final = 1200.0
 COMPOSE_SPEC: Final = "github.com/compose-spec/compose-go/v2/cmd@v2.16.2"
-HELM: Final = "helm.sh/helm/v3/cmd/helm@v3.22.0"
 
 
 def go_tool(package: str) -> Path:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.places import ROOT
-from tests.servers.go_tools import HELM, go_tool
+from tests.servers.helm import helm_program
 from tests.servers.kafka import ServerMissing
 from tests.servers.kubernetes import Kubernetes, monitoring_crds
 
@@ -48,7 +48,7 @@ Refuse = Callable[[str], NoReturn]
 @pytest.fixture(scope="module")
 def helm(require_servers: Refuse) -> Callable[..., subprocess.CompletedProcess[str]]:
     try:
-        program = go_tool(HELM)
+        program = helm_program()
     except ServerMissing as missing:
         require_servers(str(missing))
 
