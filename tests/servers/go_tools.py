@@ -36,7 +36,8 @@ def go_tool(package: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
             part = folder.with_name(f"{folder.name}.part")
-            run_go(["install", package], CACHE, GOBIN=str(part))
+            # Not optimized: it runs for a second, and is built in two thirds of the time.
+            run_go(["install", "-gcflags=all=-N -l", package], CACHE, GOBIN=str(part))
             part.rename(folder)
     return program
 
