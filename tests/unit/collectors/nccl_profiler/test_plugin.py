@@ -7,11 +7,10 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from collectors.nccl_profiler import build, layout, read
+from collectors.nccl_profiler import layout, read
 from collectors.nccl_profiler.source import CallsFile
 from tests import nccl_player
 from tests.nccl_player import Player
@@ -41,6 +40,16 @@ def warmed(player: Player, comm: int = 0) -> None:
     for number in range(20):
         player.coll(comm, number)
     assert player.ask("mask") == [HOST]
+
+
+def succeed(player: Player) -> None:
+    """Communicator 0 goes, and after all other places have been taken communicator 1 gets its place, and one call."""
+    player.ask("end", 0)
+    for number in range(layout.COMMS):
+        player.init(1, identity=number + 1)
+        if number < layout.COMMS - 1:
+            player.ask("end", 1)
+    player.coll(1)
 
 
 def test_layout_is_the_same_in_both_languages(built, tmp_path):
@@ -241,12 +250,7 @@ def test_a_kernel_of_a_communicator_that_is_gone_is_none_of_its_successor(built,
         player.coll()
         call = player.coll()
         (kernel,) = player.ask("begin", 0, call, 0, player.now())
-        player.ask("end", 0)
-        for number in range(layout.COMMS):
-            player.init(1, identity=number + 1)
-            if number < layout.COMMS - 1:
-                player.ask("end", 1)
-        player.coll(1)
+        succeed(player)
         player.ask("stop", kernel, player.now())
         newest = max(file_of(player)[1], key=lambda comm: comm.generation)
     assert (newest.place, newest.enqueued, newest.started, newest.finished) == (0, 1, 0, 0)
@@ -259,12 +263,7 @@ def test_a_communicator_does_not_inherit_the_doubts_of_its_place(built, tmp_path
         player.coll(seq=100)
         for seq in (101, 102):
             stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
-        player.ask("end", 0)
-        for number in range(layout.COMMS):
-            player.init(1, identity=number + 1)
-            if number < layout.COMMS - 1:
-                player.ask("end", 1)
-        player.coll(1)
+        succeed(player)
         call, now = player.coll(1), player.now()
         player.kernel(call, now, now - 5 * US, comm=1)
         newest = max(file_of(player)[1], key=lambda comm: comm.generation)
@@ -473,11 +472,10 @@ def test_a_storm_of_threads_and_bad_callbacks(built, tmp_path, version):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.usefixtures("compiler")
 def test_sanitizers_find_nothing(tmp_path, sanitizer, require_servers):
     try:
         built = nccl_player.compile_plugin(tmp_path / "built", f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer")
-    except nccl_player.CompilerMissing as missing:
-        require_servers(str(missing))
     except RuntimeError as error:
         require_servers(f"this compiler has no -fsanitize={sanitizer}: {str(error)[-200:]}")
     for version in (3, 4, 5):
@@ -530,16 +528,12 @@ ASSERTS = {
     [(3, ["v2.26.2-1", "v2.30.7-1"]), (4, ["v2.27.3-1", "v2.27.7-1", "v2.30.7-1"]), (5, ["v2.28.3-1", "v2.30.7-1"])],
 )
 def test_offsets_are_those_of_nccl_s_own_headers(
-    tmp_path: Path, version: int, tags: list[str], require_servers: Callable[[str], NoReturn]
+    tmp_path: Path, version: int, tags: list[str], compiler: list[str]
 ) -> None:
     """With ``TRAINWARDEN_NCCL_SOURCE``, a git directory of NCCL."""
     source = os.environ.get("TRAINWARDEN_NCCL_SOURCE")
     if not source:
         pytest.skip("TRAINWARDEN_NCCL_SOURCE names no git directory of NCCL")
-    try:
-        compiler = build.compiler()
-    except nccl_player.CompilerMissing as missing:
-        require_servers(str(missing))
     for tag in tags:
         shown = subprocess.run(
             ["git", "-C", source, "show", f"{tag}:src/include/plugin/profiler/profiler_v{version}.h"],
