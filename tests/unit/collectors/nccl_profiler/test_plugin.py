@@ -187,6 +187,18 @@ def test_sends_are_numbered_by_peer(built, tmp_path):
     assert pairs == [("Send", 1, 0, 20), ("Send", 2, 0, 20), ("Recv", 1, 0, 20), ("Send", 1, 1, 20)]
 
 
+def test_sends_to_more_peers_than_there_are_places_are_counted_and_not_told(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        handles = [player.ask("p2p", 0, "Send", 10, "ncclInt8", peer, 1)[0] for peer in range(6000)]
+        header, (comm,), calls = file_of(player)
+    assert header.counts.dropped == handles.count(0) >= 6000 - 4096
+    assert comm.enqueued == 20 + 1 + 6000
+    assert sum(one.function == "Send" for one in calls.values()) == 6000 - handles.count(0)
+
+
 # -- what cannot be
 
 
@@ -225,6 +237,31 @@ def test_stamps_of_earlier_calls_end_the_trust_whatever_the_gpu_s_clock_says(bui
         for seq in range(111, 114):  # counters out of step: what comes is of 50 ms before
             stamped(player, lambda now: now + base - 50 * MS, lambda now: now + base - 49 * MS, seq)
         assert not file_of(player)[1][0].trusted
+
+
+@pytest.mark.parametrize("drift", [-1e-4, 1e-4])
+def test_clocks_of_gpu_and_host_that_drift_apart_leave_stamps_trusted(built, tmp_path, drift):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        for number in range(10):  # the GPU's clock goes on by a minute and 6 ms more or less each time
+            off = round(number * 60 * drift * 1e9)
+            stamped(player, lambda now, off=off: now + off, lambda now, off=off: now + off + 5 * US, 101 + number)
+            player.ask("pass", 60)
+        header, (comm,), _ = file_of(player)
+    assert (comm.trusted, header.counts.voided) == (True, 0)
+
+
+def test_of_a_communicator_that_is_not_trusted_no_stamp_is_taken(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        for seq in (101, 102, 103):
+            stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
+        call, now = player.coll(seq=104), player.now()
+        assert player.ask("begin", 0, call, 0, now) == [0]
 
 
 def test_a_stamp_that_is_heard_of_late_makes_no_room_for_stamps_of_earlier_calls(built, tmp_path):
@@ -336,6 +373,21 @@ def test_handles_that_name_nothing_are_counted(built, tmp_path):
         header, _, _ = file_of(player)
     assert header.counts.orphans == 1
     assert header.counts.stale == 7  # a stop of no kernel is the stop of no event, too
+
+
+def test_a_kernel_that_stops_when_its_record_is_soon_overwritten_writes_nothing(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        call, now = player.coll(seq=77), player.now()
+        (kernel,) = player.ask("begin", 0, call, 0, now)
+        for seq in range(1000, 1000 + layout.CALLS // 2 + 2):
+            player.coll(seq=seq)
+        player.ask("stop", kernel, now + 5 * US)
+        header, _, calls = file_of(player)
+    (left,) = [one for one in calls.values() if one.seq == 77]
+    assert (left.device_ns, left.done, header.counts.stale) == (None, False, 1)
 
 
 def test_events_of_other_kinds_are_passed_over_and_unknown_ones_counted(built, tmp_path):
