@@ -123,6 +123,18 @@ class Service:
         self.handler._writer._locks.clear()
 
 
+def archived(records: Sequence[Record], root: Path) -> Log:
+    """The bus that they came by, once the archive has them all."""
+    log = Log()
+    for record in records:
+        log.put(record)
+    service = Service(log, root)
+    service.rounds(len(records) + 1)
+    service.handler.finish()
+    service.handler.close()
+    return log
+
+
 @contextmanager
 def death_at(step: int, *, after: bool = False) -> Iterator[Callable[[], int]]:
     """Die at the `step`-th change of the disk, before or after it takes effect; yields the number of changes so far."""

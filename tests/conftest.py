@@ -13,6 +13,8 @@ from typing import NoReturn
 import pytest
 from hypothesis import settings
 
+from collectors.nccl_profiler import build
+from tests import nccl_player
 from tests.examples import THOROUGH
 from tests.servers.kafka import KafkaBroker, ServerMissing
 
@@ -45,6 +47,21 @@ def _runs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def require_servers() -> Callable[[str], NoReturn]:
     """Called with the reason why a server cannot run: skips, or fails under ``TRAINWARDEN_REQUIRE_SERVERS=1``."""
     return _refuse
+
+
+@pytest.fixture(scope="session")
+def compiler() -> list[str]:
+    """The C compiler's command."""
+    try:
+        return build.compiler()
+    except build.NoCompilerError as missing:
+        _refuse(str(missing))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, compiler: list[str]) -> tuple[Path, Path]:
+    """NCCL's plug-in and its player, compiled once."""
+    return nccl_player.compile_plugin(tmp_path_factory.mktemp("nccl"))
 
 
 @pytest.fixture(scope="session")

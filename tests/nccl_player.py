@@ -13,7 +13,6 @@ from collectors.nccl_profiler import build
 from tests.places import DATA
 
 SOURCE = DATA / "nccl_profiler" / "player.c"
-CompilerMissing = build.NoCompilerError
 SEND = 16
 _LOADED = 1  # type of a segment of an ELF file that is loaded
 
@@ -23,7 +22,7 @@ def compile_plugin(folder: Path, *flags: str) -> tuple[Path, Path]:
 
     Raises
     ------
-    CompilerMissing
+    build.NoCompilerError
         If there is no C compiler.
     """
     folder.mkdir(parents=True, exist_ok=True)

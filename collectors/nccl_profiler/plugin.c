@@ -180,9 +180,7 @@ static int begin(int interface, void **context, int *mask, const struct tw_named
         uint32_t place = tw_comm_begin(file, named);
         if (place < TW_COMMS) *context = tw_handle(TW_CONTEXT, (get(&file->comms[place].generation) << 16) + place + 1);
         else add(&file->header.dropped, 1);
-        if (file->header.kernel_mode == TW_SAMPLED) {
-            atomic_store_explicit(&warm_left, WARM_UP, memory_order_relaxed);
-        }
+        atomic_store_explicit(&warm_left, WARM_UP, memory_order_relaxed);
     }
     steer(false);
     __atomic_store_n(mask, atomic_load_explicit(&mask_now, memory_order_relaxed), __ATOMIC_RELAXED);

@@ -7,6 +7,7 @@ Durations are measured by one clock as it is, and are not touched.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ MAX_TIME_S: Final = 1e11  # far beyond any clock
 SEEMS_RIGHT_S: Final = 2.0  # what comes late looks like a clock that is so far behind
 SPAN_S: Final = 30.0
 LATE_S: Final = 5.0
+MAX_NODES: Final = 32_768  # names and boots of one job, twice those of 16,384 nodes; of more the newest are known
 STEADY_S: Final = 1.0  # a clock that is behind stays so far behind; what waited somewhere catches up
 
 Name = tuple[str, str]
@@ -86,6 +88,11 @@ class Ahead:
         ahead_s = self.of(name) + by_s
         self._ahead_s[name] = 0.0 if abs(ahead_s) <= SEEMS_RIGHT_S else ahead_s
 
+    def forget(self, name: Name) -> None:
+        """Nothing is known of clock `name` any more."""
+        for known in (self._ahead_s, self._behind_s, self._most_s):
+            known.pop(name, None)
+
     def most(self, name: Name, unknown_s: float) -> float:
         """The most that clock `name` has seemed to be ahead of late, `unknown_s` if it was not heard."""
         _, most_s, before_s = self._most_s.get(name, (0.0, unknown_s, unknown_s))
@@ -142,9 +149,13 @@ class NodeClocks:
     def _heard(self, name: Name, record: HeartbeatRecord, at_s: float) -> None:
         said_s, unset_s = record.time_s, record.monotonic_s
         self._of_node[name[0]] = name
-        if self._ranks.get(name) != record.ranks:
-            self._ranks[name] = record.ranks
+        known = self._ranks.pop(name, None)
+        self._ranks[name] = record.ranks  # who was heard last is the last
+        if known != record.ranks:
             self._of_rank.update(dict.fromkeys(record.ranks, name))
+        if len(self._ranks) > MAX_NODES:  # a quarter at once, as each look for the first passes all that are gone
+            for oldest in tuple(islice(self._ranks, MAX_NODES // 4)):
+                self._forget(oldest)
         if unset_s is not None:
             newest = self._newest.get(name, (said_s, unset_s, at_s))
             past_s = unset_s - newest[1]
@@ -156,6 +167,15 @@ class NodeClocks:
                 self._ahead.set(name, set_s)
             self._newest[name] = said_s, unset_s, at_s
         self._ahead.heard(name, said_s, at_s)
+
+    def _forget(self, name: Name) -> None:
+        for rank in self._ranks.pop(name):
+            if self._of_rank.get(rank) == name:
+                del self._of_rank[rank]
+        if self._of_node.get(name[0]) == name:
+            del self._of_node[name[0]]
+        self._newest.pop(name, None)
+        self._ahead.forget(name)
 
 
 class BusClock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from detectors.job.clocks import MAX_NODES
+
 
 class Silence:
     """Watched time since each node was last heard, and since anybody last made a step or a collective call.
@@ -36,5 +38,8 @@ class Silence:
             self._nodes[node] += elapsed_s
 
     def of(self, nodes: Container[str]) -> dict[str, float]:
-        """The silence of those of `nodes` that have ever been heard."""
-        return {node: silent_s for node, silent_s in self._nodes.items() if node in nodes}
+        """The silence of those of `nodes` that have ever been heard; of too many others nothing is known any more."""
+        wanted = {node: silent_s for node, silent_s in self._nodes.items() if node in nodes}
+        if len(self._nodes) > MAX_NODES:
+            self._nodes = wanted.copy()
+        return wanted

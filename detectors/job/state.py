@@ -294,7 +294,6 @@ class JobState:
     # -- windows ---------------------------------------------------------------------------------------------
 
     def _live_silence(self, size: int) -> dict[str, float]:
-        if self.finished:
-            return {}
         dead = self._roster.ended[:size] | self._board.gone[:size]
-        return self._silence.of({node for node, gone in zip(self._roster.nodes, dead, strict=True) if not gone})
+        silent_s = self._silence.of({node for node, gone in zip(self._roster.nodes, dead, strict=True) if not gone})
+        return {} if self.finished else silent_s

@@ -121,6 +121,11 @@ class Window:
         return np.array([bool(accelerator) for _, accelerator in self.bases], dtype=np.bool_)
 
     @property
+    def starting(self) -> bool:
+        """Whether the job is only coming up."""
+        return self.phase in {"start", "restart"}
+
+    @property
     def next_seq(self) -> int:
         """Sequence number that the next closed row will get."""
         return self.first_seq + len(self.steps)

@@ -30,7 +30,6 @@ LONGEST_TIMES: Final = 3.0  # short pauses, and known ones, may take so many tim
 STOPPED_CPU_S: Final = 0.02  # CPU time comes in ticks of 10 ms: a stopped process has used no more since
 _PAUSES: Final = frozenset(PHASES[code] for code in KNOWN_PAUSES)
 _AT_WORK: Final = _PAUSES | {"busy", "computing"}
-_STARTS: Final = frozenset({"start", "restart"})
 _ALONE: Final = {"computing": "it computes on without a step or a collective call"}
 _UNKNOWN: Final = "some ranks wait, and who holds them up is not known"
 _ALL: Final = {
@@ -148,7 +147,7 @@ class HangWatch:
         if before is not None and over:
             # Work that went over by itself was no hang, even if it was called one; a broken link may break for good.
             told_well = not self._hung or before.kind in _AT_WORK
-            if told_well and window.phase not in _STARTS and _moved_since(window, before.since_s):
+            if told_well and not window.starting and _moved_since(window, before.since_s):
                 self.longest_s[before.kind] = max(self.longest_s.get(before.kind, 0.0), before.lasted_s)
             self._hung = False
         if self._still is not None and self._still.too_long:
@@ -223,7 +222,7 @@ class HangWatch:
         busy = used_s > BUSY_SHARE * np.maximum(beats.still_s[:size], 1e-3)
         if busy[culprits if culprits.any() else absent].any():
             kind, what = "busy", "it computes on and has not come to the collective"
-            least_s = config.pause_s if still.window.phase in _STARTS else config.busy_s
+            least_s = config.pause_s if still.window.starting else config.busy_s
             patience_s = self._patience_s(still, kind, least_s, config.busy_ratio)
         else:
             kind, what = "sleeping", "it sleeps outside any collective"
@@ -237,7 +236,7 @@ class HangWatch:
         kind = PHASES[int(phases[known][0])] if known.any() else "computing"
         culprits = np.flatnonzero(absent) if absent.sum() == 1 and still.whole else np.zeros(0, dtype=np.intp)
         ending = window.ended_cleanly.any() or (phases[still.seen] == EXIT).any()
-        if known.any() or ending or window.phase in _STARTS:  # compilers at work, or what comes after the last step
+        if known.any() or ending or window.starting:  # compilers at work, or what comes after the last step
             patience_s = config.most_s
         else:
             patience_s = self._patience_s(still, kind, config.pause_s, config.hang_ratio)

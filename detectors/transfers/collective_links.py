@@ -29,7 +29,6 @@ MANY: Final = 4  # groups between nodes that are slow together before it is the 
 MOST: Final = 0.5  # of them
 RELIEF: Final = 0.5  # of the log ratio that accuses
 _KIND: Final = "collective_links"
-_STARTS: Final = frozenset({"start", "restart"})
 _METRIC: Final = "collective_bus_bandwidth_bytes_per_second"
 
 
@@ -80,7 +79,7 @@ class CollectiveLinks:
             self._memory.forget()
             self._since, self._alike, self._generation = {}, set(), counts.generation
         for step in window.calls:
-            if window.phase not in _STARTS and step.links.comm.size:
+            if not window.starting and step.links.comm.size:
                 self._take(step, window, counts)
 
     def score(self, window: Window) -> Vote:

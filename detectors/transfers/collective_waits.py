@@ -29,7 +29,6 @@ MOST: Final = 0.25  # of the ranks of one kind of work: if more are late alike, 
 RELIEF: Final = 0.5  # of the share that accuses; a rank that is late by less is back
 MAX_SPELLS: Final = 10_000
 _KIND: Final = "collective_waits"
-_STARTS: Final = frozenset({"start", "restart"})
 
 
 @dataclass(slots=True)
@@ -222,4 +221,4 @@ def _step_s(window: Window, step: JoinedStep) -> float:
 def _planned(window: Window, step: int) -> bool:
     """Whether slowness is planned in a step."""
     rows = np.flatnonzero(window.steps == step)
-    return bool(window.quiet_rows[rows[-1]]) if rows.size else window.phase in _STARTS
+    return bool(window.quiet_rows[rows[-1]]) if rows.size else window.starting

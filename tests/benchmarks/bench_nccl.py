@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from collectors.nccl_profiler import build
 from tests import nccl_player
 
 NAMES = ("nccl_plugin_call_ns", "nccl_plugin_stamped_call_ns", "nccl_plugin_bytes", "nccl_plugin_growth_bytes")
@@ -33,7 +34,7 @@ def benchmarks() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             built = nccl_player.compile_plugin(Path(folder))
-        except nccl_player.CompilerMissing as missing:
+        except build.NoCompilerError as missing:
             return [_row(name, [], str(missing)) for name in NAMES]
         plain = [_played(built, Path(folder), CALLS // ROUNDS, kernels=False) for _ in range(ROUNDS)]
         stamped = [_played(built, Path(folder), CALLS // 10, kernels=True) for _ in range(ROUNDS)]

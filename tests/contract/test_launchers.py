@@ -18,8 +18,7 @@ from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from tests.contract.launcher_contract import Caller, LauncherContract, Stage
 from tests.memory_launcher import MemoryLauncher
-from tests.servers.kafka import ServerMissing
-from tests.servers.slurm import Slurm
+from tests.servers.slurm import Slurm, requeuing
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
@@ -129,17 +128,8 @@ STAGES: dict[str, Callable[[Path, Slurm | None], LocalStage | SlurmStage]] = {"l
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Iterator[Slurm]:
-    # A requeued job waits until its old credentials have gone: here five seconds, else two minutes.
-    folder, settings = tmp_path_factory.mktemp("slurm") / "slurm", "AuthInfo=cred_expire=5"
-    try:
-        server = Slurm(folder, settings, SLURM_NODES)
-    except ServerMissing as missing:
-        require_servers(str(missing))
-    try:
-        server.start()
+    with requeuing(tmp_path_factory.mktemp("slurm") / "slurm", SLURM_NODES, require_servers) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def made(name: str, request: pytest.FixtureRequest) -> LocalStage | SlurmStage:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.archive_doubles import NOON_S, Log, Service
+from tests.archive_doubles import NOON_S, archived
 from tests.examples import examples
 from trainer_offline.archive import maintenance
 from trainer_offline.archive.export import export
 from trainer_offline.archive.reader import batches
 from trainwarden.recorded.folder import read_folder
-from trainwarden.records import CollectivesRecord, MetricsRecord, Record
+from trainwarden.records import CollectivesRecord, MetricsRecord
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=6)
 WHOLE = st.integers(0, 1 << 40)
@@ -63,17 +63,6 @@ def plain(record: CollectivesRecord) -> list[tuple[Any, ...]]:
     return rows
 
 
-def archived(records: list[Record], root: Path) -> None:
-    log = Log()
-    for record in records:
-        log.put(record)
-    service = Service(log, root, flush_bytes=4_096)
-    service.rounds(len(records) + 1)
-    service.handler.finish()
-    service.handler.close()
-    assert not log.letters
-
-
 def rows_of(root: Path, topic: str) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     for batch in batches(root, topic, "j"):
@@ -88,7 +77,7 @@ def rows_of(root: Path, topic: str) -> Counter[tuple[Any, ...]]:
 def test_calls_come_out_as_they_went_in(records: list[CollectivesRecord]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        archived(list(records), root)
+        assert not archived(records, root).letters
         expected = Counter(row for record in records for row in plain(record))
         assert rows_of(root, "collectives") == expected
         maintenance.compact(root, {}, NOON_S)
@@ -144,7 +133,7 @@ def test_an_exported_job_holds_the_same_calls_with_peers_by_rank(records: list[C
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        archived(list(records), root / "archive")
+        assert not archived(records, root / "archive").letters
         export(root / "archive", "j", root / "job")
         table = read_folder(root / "job").collectives
     assert table is not None
@@ -191,5 +180,5 @@ def test_models_of_devices_come_out_as_they_went_in(sent: list[tuple[int, list[s
     )
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        archived(list(records), root)
+        assert not archived(records, root).letters
         assert rows_of(root, "metrics") == expected

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from collectors.nccl_profiler.build import compiler
 from tests.places import DATA
 
 SOURCE = DATA / "nvml" / "fake_nvml.c"
@@ -34,20 +34,13 @@ def of_instance(value: int, instance: int | None) -> int:
     return value if instance is None else (instance + 1) << 32 | value
 
 
-class CompilerMissing(Exception):
-    """There is no C compiler here."""
-
-
 @functools.cache
 def _compiled(old_driver: bool) -> bytes:
     """The library; every test gets a copy, which the loader takes for another one."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise CompilerMissing("there is no C compiler (cc) to build the fake NVML with")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "fake.so"
         options = ["-DOLD_DRIVER"] if old_driver else []
-        command = [compiler, "-O1", "-shared", "-fPIC", *options, "-o", str(library), str(SOURCE)]
+        command = [*compiler(), "-O1", "-shared", "-fPIC", *options, "-o", str(library), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             raise AssertionError(f"the fake NVML does not compile:\n{done.stderr}")
@@ -68,8 +61,8 @@ class FakeNvml:
 
     Raises
     ------
-    CompilerMissing
-        If ``cc`` is not installed.
+    NoCompilerError
+        If there is no C compiler (`collectors.nccl_profiler.build`).
     """
 
     def __init__(self, folder: Path, gpus: int = 8, *, old_driver: bool = False) -> None:

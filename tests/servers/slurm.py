@@ -10,8 +10,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from tests.servers.kafka import ServerMissing
 
@@ -139,6 +140,20 @@ class Slurm:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
         self._processes.append(process)
         return process
+
+
+@contextlib.contextmanager
+def requeuing(folder: Path, nodes: tuple[str, ...], refuse: Callable[[str], NoReturn]) -> Iterator[Slurm]:
+    """A running Slurm whose requeued jobs begin after five seconds: else they wait two minutes for old credentials."""
+    try:
+        server = Slurm(folder, "AuthInfo=cred_expire=5", nodes)
+    except ServerMissing as missing:
+        refuse(str(missing))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 def _free_ports(number: int) -> list[int]:

@@ -9,13 +9,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tests.hook_doubles import write_header
 from tests.servers.agent import AgentProcess
-from tests.servers.fake_nvml import CompilerMissing, FakeNvml
+from tests.servers.fake_nvml import FakeNvml
 from trainwarden.records import EventRecord, MetricsRecord
 from trainwarden.topics import EVENTS, METRICS
 
@@ -62,14 +61,11 @@ class Rig:
 
 
 @pytest.fixture
-def make_rig(tmp_path: Path, require_servers: Callable[[str], NoReturn]) -> Iterator[Callable[..., Rig]]:
+def make_rig(tmp_path: Path, compiler: list[str]) -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
 
     def make(**options: object) -> Rig:
-        try:
-            rigs.append(Rig(tmp_path, **options))  # type: ignore[arg-type]
-        except CompilerMissing as missing:
-            require_servers(str(missing))
+        rigs.append(Rig(tmp_path, **options))  # type: ignore[arg-type]
         return rigs[-1]
 
     yield make

@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -28,14 +26,6 @@ pytestmark = pytest.mark.system
 
 Built = tuple[Path, Path]
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Built:
-    try:
-        return nccl_player.compile_plugin(tmp_path_factory.mktemp("nccl"))
-    except nccl_player.CompilerMissing as missing:
-        require_servers(str(missing))
 
 
 def contents(path: Path) -> tuple[read.Header | None, list[read.Comm], dict[int, read.Call]]:

@@ -16,8 +16,7 @@ from typing import Final, NoReturn
 
 import pytest
 
-from tests.servers.kafka import ServerMissing
-from tests.servers.slurm import Slurm
+from tests.servers.slurm import Slurm, requeuing
 from tests.system.runs import WARDEN
 from trainwarden.bus.address import connect
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
@@ -59,16 +58,8 @@ timeout_s = 3.0
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Iterator[Slurm]:
-    folder, settings = tmp_path_factory.mktemp("slurm") / "slurm", "AuthInfo=cred_expire=5"
-    try:
-        server = Slurm(folder, settings, NODES)
-    except ServerMissing as missing:
-        require_servers(str(missing))
-    try:
-        server.start()
+    with requeuing(tmp_path_factory.mktemp("slurm") / "slurm", NODES, require_servers) as server:
         yield server
-    finally:
-        server.stop()
 
 
 class World:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainwarden.recorded.columns import Columns, Texts
+from trainwarden.recorded.columns import Columns, Roles, Texts
 from trainwarden.recorded.job import CollectiveTable, Floats, Ints, IterationTable
 from trainwarden.recorded.rows import (
     by_appearance,
@@ -41,11 +41,7 @@ def read_iterations(path: Path, file: str) -> IterationTable | None:
     DataError
         One sentence with file, line and column.
     """
-
-    def role(name: str) -> str:
-        return "number" if name in _NUMBERS else "text" if name in _TEXTS else "skip"
-
-    columns = read_columns(path, file, role)
+    columns = read_columns(path, file, _roles(_NUMBERS, _TEXTS))
     require(columns, ("step",))
     require(columns, ("duration_s",))
     if columns.rows == 0:
@@ -77,6 +73,10 @@ def read_iterations(path: Path, file: str) -> IterationTable | None:
         incarnation=tuple(incarnation.values[place] or "" for place in incarnation.codes[order]) if incarnation else (),
         basis=tuple(basis.values[place] or "" for place in basis.codes[order]) if basis else (),
     )
+
+
+def _roles(numbers: frozenset[str], texts: frozenset[str]) -> Roles:
+    return lambda name: "number" if name in numbers else "text" if name in texts else "skip"
 
 
 def _checked_durations(columns: Columns) -> Floats:
@@ -129,11 +129,7 @@ def read_collectives(path: Path, file: str) -> CollectiveTable | None:
     DataError
         One sentence with file, line and column.
     """
-
-    def role(name: str) -> str:
-        return "number" if name in _CALL_NUMBERS else "text" if name in _CALL_TEXTS else "skip"
-
-    columns = read_columns(path, file, role)
+    columns = read_columns(path, file, _roles(_CALL_NUMBERS, _CALL_TEXTS))
     for name in ("step", "rank", "comm", "func", "seq", "bytes", "device_s"):
         require(columns, (name,))
     if columns.rows == 0:

@@ -62,6 +62,19 @@ int posix_fallocate(int fd, off_t at, off_t size) {
     return real(fd, at, size);
 }
 
+/* Time passes when the script says so. */
+static time_t passed_s;
+int clock_gettime(clockid_t which, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) {
+        void *symbol = dlsym(RTLD_NEXT, "clock_gettime");
+        memcpy(&real, &symbol, sizeof real);
+    }
+    int said = real(which, now);
+    if (which == CLOCK_MONOTONIC) now->tv_sec += passed_s;
+    return said;
+}
+
 static void logged(int level, unsigned long flags, const char *where, int line, const char *format, ...) {
     (void)level, (void)flags, (void)where, (void)line, (void)format;
     lines++;
@@ -257,6 +270,9 @@ static void script(void) {
             printf("1\n");
         } else if (!strncmp(line, "now", 3)) {
             printf("%llu\n", (unsigned long long)now_ns());
+        } else if (sscanf(line, "pass %d", &at) == 1) { /* seconds */
+            passed_s += at;
+            printf("1\n");
         } else if (!strncmp(line, "mask", 4)) {
             printf("%d\n", read_mask());
         } else if (!strncmp(line, "layout", 6)) {

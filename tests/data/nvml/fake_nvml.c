@@ -405,7 +405,11 @@ int nvmlDeviceGetGpuFabricInfoV(device_t d, void *out) {
     struct { unsigned version; fabric_t fabric; unsigned mask; unsigned char summary; } *info = out;
     u64 newest = 3, mask = 0, summary = 0;
     find(d, "fabric_version", &newest);
-    if (info->version >> 24 > newest) return WRONG_VERSION;
+    if (info->version >> 24 > newest) {
+        u64 refusal = WRONG_VERSION;
+        find(d, "fabric_refusal", &refusal);
+        return (int)refusal;
+    }
     int code = nvmlDeviceGetGpuFabricInfo(d, &info->fabric);
     if (code) return code;
     find(d, "fabric_health", &mask);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+import pynvml
 import pytest
 
 from collectors.gpu.fabric import PATIENCE_S, FabricInfo
@@ -132,13 +133,20 @@ def test_a_restart_tells_nothing_twice(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "old_driver", "degraded"), [(3, False, 1.0), (2, False, 1.0), (1, False, 0.0), (1, True, 0.0)]
+    ("version", "old_driver", "refusal", "degraded"),
+    [
+        (3, False, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, 1.0),
+        (2, False, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, 1.0),
+        (2, False, pynvml.NVML_ERROR_INVALID_ARGUMENT, 1.0),
+        (1, False, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, 0.0),
+        (1, True, 0, 0.0),
+    ],
 )
 def test_older_drivers_say_less_and_are_understood(
-    make_node: Callable[..., Node], version: int, old_driver: bool, degraded: float
+    make_node: Callable[..., Node], version: int, old_driver: bool, refusal: int, degraded: float
 ) -> None:
     node = make_node(old_driver=old_driver)
-    node.nvml.set(0, fabric_version=version, fabric_health=0x1A9)
+    node.nvml.set(0, fabric_version=version, fabric_refusal=refusal, fabric_health=0x1A9)
     values = node.tick()[node.nvml.uuid(0)]
     assert (values["gpu_fabric_state"], values["gpu_fabric_degraded_state"]) == (3.0, degraded)
 

@@ -1,19 +1,20 @@
-"""The plug-in and its player, compiled once."""
+"""A rank whose calls are watched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests import nccl_player
+from tests.unit.collectors.nccl_profiler.watching import Rank
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> tuple[Path, Path]:
-    try:
-        return nccl_player.compile_plugin(tmp_path_factory.mktemp("nccl"))
-    except nccl_player.CompilerMissing as missing:
-        require_servers(str(missing))
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "hook").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def rank(run_dir: Path) -> Rank:
+    return Rank(run_dir)

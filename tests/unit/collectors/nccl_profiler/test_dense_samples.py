@@ -10,19 +10,12 @@ from pathlib import Path
 import pytest
 
 from collectors.nccl_profiler.layout import AT_SAMPLE_UNTIL, FILE_BYTES
-from tests.unit.collectors.nccl_profiler.test_nccl_calls_collector import Rank, Watch
+from tests.unit.collectors.nccl_profiler.watching import Rank, Watch
 from trainwarden.records import SamplingRecord
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    (tmp_path / "hook").mkdir()
-    return tmp_path
-
-
-@pytest.fixture
-def rank(run_dir: Path) -> Rank:
-    rank = Rank(run_dir)
+def rank(rank: Rank) -> Rank:
     rank.file.step(60)
     return rank
 

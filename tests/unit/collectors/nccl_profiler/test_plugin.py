@@ -7,11 +7,10 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from collectors.nccl_profiler import build, layout, read
+from collectors.nccl_profiler import layout, read
 from collectors.nccl_profiler.source import CallsFile
 from tests import nccl_player
 from tests.nccl_player import Player
@@ -41,6 +40,16 @@ def warmed(player: Player, comm: int = 0) -> None:
     for number in range(20):
         player.coll(comm, number)
     assert player.ask("mask") == [HOST]
+
+
+def succeed(player: Player) -> None:
+    """Communicator 0 goes, and after all other places have been taken communicator 1 gets its place, and one call."""
+    player.ask("end", 0)
+    for number in range(layout.COMMS):
+        player.init(1, identity=number + 1)
+        if number < layout.COMMS - 1:
+            player.ask("end", 1)
+    player.coll(1)
 
 
 def test_layout_is_the_same_in_both_languages(built, tmp_path):
@@ -178,6 +187,18 @@ def test_sends_are_numbered_by_peer(built, tmp_path):
     assert pairs == [("Send", 1, 0, 20), ("Send", 2, 0, 20), ("Recv", 1, 0, 20), ("Send", 1, 1, 20)]
 
 
+def test_sends_to_more_peers_than_there_are_places_are_counted_and_not_told(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        handles = [player.ask("p2p", 0, "Send", 10, "ncclInt8", peer, 1)[0] for peer in range(6000)]
+        header, (comm,), calls = file_of(player)
+    assert header.counts.dropped == handles.count(0) >= 6000 - 4096
+    assert comm.enqueued == 20 + 1 + 6000
+    assert sum(one.function == "Send" for one in calls.values()) == 6000 - handles.count(0)
+
+
 # -- what cannot be
 
 
@@ -218,6 +239,31 @@ def test_stamps_of_earlier_calls_end_the_trust_whatever_the_gpu_s_clock_says(bui
         assert not file_of(player)[1][0].trusted
 
 
+@pytest.mark.parametrize("drift", [-1e-4, 1e-4])
+def test_clocks_of_gpu_and_host_that_drift_apart_leave_stamps_trusted(built, tmp_path, drift):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        for number in range(10):  # the GPU's clock goes on by a minute and 6 ms more or less each time
+            off = round(number * 60 * drift * 1e9)
+            stamped(player, lambda now, off=off: now + off, lambda now, off=off: now + off + 5 * US, 101 + number)
+            player.ask("pass", 60)
+        header, (comm,), _ = file_of(player)
+    assert (comm.trusted, header.counts.voided) == (True, 0)
+
+
+def test_of_a_communicator_that_is_not_trusted_no_stamp_is_taken(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll(seq=100)
+        for seq in (101, 102, 103):
+            stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
+        call, now = player.coll(seq=104), player.now()
+        assert player.ask("begin", 0, call, 0, now) == [0]
+
+
 def test_a_stamp_that_is_heard_of_late_makes_no_room_for_stamps_of_earlier_calls(built, tmp_path):
     with Player(built, tmp_path) as player:
         warmed(player)
@@ -241,12 +287,7 @@ def test_a_kernel_of_a_communicator_that_is_gone_is_none_of_its_successor(built,
         player.coll()
         call = player.coll()
         (kernel,) = player.ask("begin", 0, call, 0, player.now())
-        player.ask("end", 0)
-        for number in range(layout.COMMS):
-            player.init(1, identity=number + 1)
-            if number < layout.COMMS - 1:
-                player.ask("end", 1)
-        player.coll(1)
+        succeed(player)
         player.ask("stop", kernel, player.now())
         newest = max(file_of(player)[1], key=lambda comm: comm.generation)
     assert (newest.place, newest.enqueued, newest.started, newest.finished) == (0, 1, 0, 0)
@@ -259,12 +300,7 @@ def test_a_communicator_does_not_inherit_the_doubts_of_its_place(built, tmp_path
         player.coll(seq=100)
         for seq in (101, 102):
             stamped(player, lambda now: now, lambda now: now - 5 * US, seq)
-        player.ask("end", 0)
-        for number in range(layout.COMMS):
-            player.init(1, identity=number + 1)
-            if number < layout.COMMS - 1:
-                player.ask("end", 1)
-        player.coll(1)
+        succeed(player)
         call, now = player.coll(1), player.now()
         player.kernel(call, now, now - 5 * US, comm=1)
         newest = max(file_of(player)[1], key=lambda comm: comm.generation)
@@ -337,6 +373,21 @@ def test_handles_that_name_nothing_are_counted(built, tmp_path):
         header, _, _ = file_of(player)
     assert header.counts.orphans == 1
     assert header.counts.stale == 7  # a stop of no kernel is the stop of no event, too
+
+
+def test_a_kernel_that_stops_when_its_record_is_soon_overwritten_writes_nothing(built, tmp_path):
+    with Player(built, tmp_path) as player:
+        warmed(player)
+        player.ask("step", 64)
+        player.coll()
+        call, now = player.coll(seq=77), player.now()
+        (kernel,) = player.ask("begin", 0, call, 0, now)
+        for seq in range(1000, 1000 + layout.CALLS // 2 + 2):
+            player.coll(seq=seq)
+        player.ask("stop", kernel, now + 5 * US)
+        header, _, calls = file_of(player)
+    (left,) = [one for one in calls.values() if one.seq == 77]
+    assert (left.device_ns, left.done, header.counts.stale) == (None, False, 1)
 
 
 def test_events_of_other_kinds_are_passed_over_and_unknown_ones_counted(built, tmp_path):
@@ -473,11 +524,10 @@ def test_a_storm_of_threads_and_bad_callbacks(built, tmp_path, version):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.usefixtures("compiler")
 def test_sanitizers_find_nothing(tmp_path, sanitizer, require_servers):
     try:
         built = nccl_player.compile_plugin(tmp_path / "built", f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer")
-    except nccl_player.CompilerMissing as missing:
-        require_servers(str(missing))
     except RuntimeError as error:
         require_servers(f"this compiler has no -fsanitize={sanitizer}: {str(error)[-200:]}")
     for version in (3, 4, 5):
@@ -530,16 +580,12 @@ ASSERTS = {
     [(3, ["v2.26.2-1", "v2.30.7-1"]), (4, ["v2.27.3-1", "v2.27.7-1", "v2.30.7-1"]), (5, ["v2.28.3-1", "v2.30.7-1"])],
 )
 def test_offsets_are_those_of_nccl_s_own_headers(
-    tmp_path: Path, version: int, tags: list[str], require_servers: Callable[[str], NoReturn]
+    tmp_path: Path, version: int, tags: list[str], compiler: list[str]
 ) -> None:
     """With ``TRAINWARDEN_NCCL_SOURCE``, a git directory of NCCL."""
     source = os.environ.get("TRAINWARDEN_NCCL_SOURCE")
     if not source:
         pytest.skip("TRAINWARDEN_NCCL_SOURCE names no git directory of NCCL")
-    try:
-        compiler = build.compiler()
-    except nccl_player.CompilerMissing as missing:
-        require_servers(str(missing))
     for tag in tags:
         shown = subprocess.run(
             ["git", "-C", source, "show", f"{tag}:src/include/plugin/profiler/profiler_v{version}.h"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from detectors.calls import board
 from detectors.calls.board import MAX_OPEN
 from detectors.job.plain import Plain
 from detectors.job.state import JobState
@@ -72,6 +73,22 @@ def test_a_rank_that_tells_no_calls_any_more_is_waited_for_once():
 def test_ranks_that_do_not_sample_together_fill_no_memory():
     state = fed(*(record(place % 4, 64 * place, 100.0) for place in range(MAX_OPEN + 4)))
     assert [one.step for one in state.window(100.0).calls] == [0, 64, 128, 192]
+
+
+def test_more_calls_than_are_kept_are_counted_and_close_the_oldest_step(monkeypatch):
+    monkeypatch.setattr(board, "MAX_ROWS", 5)
+    state = fed(record(0, 0, 100.0), record(1, 64, 100.0), record(2, 64, 100.0), record(3, 128, 100.0))
+    assert state.take_counts() == {"odd": 2}
+    assert [(one.step, int(one.told.sum())) for one in state.window(100.0).calls] == [(0, 2)]
+    state.feed(record(3, 192, 101.0))
+    assert state.take_counts() == {}
+
+
+def test_how_long_a_count_stands_is_not_known_before_its_rank_has_said_so():
+    """A record that contradicts itself makes a row, in the place of one that is gone, and no more."""
+    state = fed(*step_of(0, 100.0), record(3, 0, 101.0, incarnation="2", enqueued=(1, 2)))
+    counts = state.window(101.0).counts
+    assert counts.still_s.tolist() == pytest.approx([1.0, 1.0, 1.0, float("nan")], nan_ok=True)
 
 
 def test_calls_of_communicators_that_are_forgotten_are_forgotten_too():

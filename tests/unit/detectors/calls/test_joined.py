@@ -70,6 +70,12 @@ def test_it_is_what_a_plain_loop_finds(layout, seed):
     np.testing.assert_allclose(found.wait_s, wait_s, atol=1e-12)
 
 
+def test_one_damaged_number_asks_for_no_memory_of_its_size():
+    calls, _ = Ranks(Layout(1, 4, 1)).step()
+    calls.seq[0] = (1 << 40) - 1
+    assert join(calls, np.array([4, 4]), np.ones(2, dtype=bool), 4, at=(0, 0.0)).joined.sum() > 0
+
+
 def test_numbers_that_are_far_apart_are_found_by_sorting():
     calls, _ = Ranks(Layout(1, 4, 1)).step()
     near = join(calls, np.array([4, 4]), np.ones(2, dtype=bool), 4, at=(0, 0.0))

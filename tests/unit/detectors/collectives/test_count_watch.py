@@ -92,6 +92,28 @@ def test_sends_in_a_group_of_many_are_not_compared():
     assert blame(replace(counts, enqueued=odd, started=odd, finished=odd, paired=paired, sizes=sizes)) is None
 
 
+@pytest.mark.parametrize(
+    ("behind", "waiting", "named"),
+    [
+        ((0, 1), (), (0, 1)), ((0, 1), (0,), (1,)), ((0, 1), (1,), (0,)), ((0, 1), (0, 1), None),
+        ((0,), (), (0,)), ((0,), (0,), (0,)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_of_several_who_may_wait_in_receives_none_is_named(behind, waiting, named):
+    """Those of `waiting` have a receive open, perhaps posted ahead, in a group of three that sends."""
+    comm, column, place = np.array([(0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 0), (1, 1, 1), (1, 2, 2)]).T
+    enqueued = np.array([5 - (0 in behind), 5 - (1 in behind), 5, 7, 7, 7])
+    finished = np.array([4, 4, 4, 7 - (0 in waiting), 7 - (1 in waiting), 7])
+    counts = replace(
+        Stand(Layout(1, 4, 1)).counts(), comm=comm, column=column, place=place, enqueued=enqueued, started=enqueued,
+        finished=finished, still_s=np.full(6, 60.0), sizes=np.array([3, 3]), trusted=np.ones(2, dtype=bool),
+        paired=np.array([False, True]),
+    )  # fmt: skip
+    found = blame(counts)
+    assert (found and found.columns) == named
+
+
 def test_ranks_that_wait_for_each_other_are_not_told_apart():
     counts = Stand(Layout(1, 4, 1)).counts()
     comm, column, place = np.array([(0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 1, 1)]).T

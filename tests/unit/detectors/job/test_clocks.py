@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from detectors.job import clocks as clocks_module
 from detectors.job.clocks import LATE_S, SPAN_S, Ahead, BusClock, NodeClocks
 from detectors.testing.streams import event, log_lines
 from tests.doubles import ManualClock
@@ -121,6 +123,19 @@ def test_machines_under_one_name_keep_a_clock_each(off_s: float) -> None:
     for rank, off in ((0, 0.0), (1, off_s)):
         exits = event("process_exit", 1010.0 + off, rank)
         assert time_of(clocks.on_bus(exits, 1010.1)) == pytest.approx(1010.0)
+
+
+def test_a_bus_full_of_made_up_nodes_leaves_those_that_go_on_known_and_no_more(monkeypatch) -> None:
+    monkeypatch.setattr(clocks_module, "MAX_NODES", 8)
+    clocks = NodeClocks()
+    for number in range(1000):
+        if number % 5 == 0:
+            clocks.on_bus(beat(1090.0 + number, monotonic_s=7.0 + number), 1000.0 + number)
+        made_up = beat(2000.0 + number, f"made-up-{number // 2}", rank=1 + number, boot=str(number % 2))
+        clocks.on_bus(msgspec.structs.replace(made_up, ranks=(1 + number,) * 2), 1000.0 + number)
+    assert time_of(clocks.on_bus(event("xid", 2090.0), 2000.0)) == 2000.0
+    held = (clocks._of_node, clocks._of_rank, clocks._ranks, clocks._newest, *vars(clocks._ahead).values())
+    assert max(len(table) for table in held) <= 8
 
 
 def test_nothing_is_from_the_future_though_its_clock_is_not_known_yet() -> None:

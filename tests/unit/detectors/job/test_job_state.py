@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from detectors.job import silence
 from detectors.job.state import JobState
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS
 from detectors.job.window import job_duration_s
@@ -51,6 +52,18 @@ def test_a_rank_that_is_missing_is_waited_for_no_longer_than_need_be() -> None:
     assert len(state.window(START_S).steps) > 3
     assert state.take_counts()["incomplete_steps"] > 3
     assert state.end_s - START_S > LATE_S
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_of_made_up_nodes_no_more_is_kept_than_that_and_of_the_jobs_nodes_all(monkeypatch, finished) -> None:
+    monkeypatch.setattr(silence, "MAX_NODES", 8)
+    state = fed(beat(0, at_s=START_S), *([event("job_end", 5)] if finished else []))
+    for second in range(10):
+        for number in range(10):
+            state.feed(HeartbeatRecord(job=JOB, node=f"made-up-{second}-{number}", time_s=START_S))
+        state.count_silence(1.0)
+        assert state.window(START_S).node_silent_s == ({} if finished else {"n": second + 1.0})
+        assert len(state._silence._nodes) <= 8
 
 
 def test_duplicates_and_late_steps_are_counted_and_filled_in() -> None:

@@ -11,7 +11,16 @@ import pytest
 from pyarrow import parquet
 
 from detectors.recorded.grids import RecordedSamples
-from tests.archive_doubles import NOON_S, Log, Service, calls_record, expected, metrics_record, present, steps_record
+from tests.archive_doubles import (
+    NOON_S,
+    Service,
+    archived,
+    calls_record,
+    expected,
+    metrics_record,
+    present,
+    steps_record,
+)
 from trainer_offline.archive import maintenance
 from trainer_offline.archive.export import export
 from trainer_offline.archive.reader import batches, jobs
@@ -21,17 +30,6 @@ from trainwarden.recorded.folder import read_folder
 from trainwarden.recorded.writing import write_recording
 from trainwarden.records import CollectivesRecord, MetricsRecord, Record
 from trainwarden.topics import topic_of
-
-
-def archived(records: list[Record], root: Path) -> Log:
-    log = Log()
-    for record in records:
-        log.put(record)
-    service = Service(log, root, flush_bytes=4_096)
-    service.rounds(len(records) + 1)
-    service.handler.finish()
-    service.handler.close()
-    return log
 
 
 def aged(root: Path) -> None:

@@ -20,10 +20,10 @@ JOB_22_05 = """JobId=7 JobName={name}
    NodeList=n[2-3]
    BatchHost=n2
    NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
-   Command=/home/anna/job.sh NodeList=n9
-   WorkDir=/home/anna
+   Command=/scratch/night/job.sh NodeList=n9
+   WorkDir=/scratch/night
    Comment={comment}\x20
-   StdErr=/home/anna/out
+   StdErr=/scratch/night/out
    Power=
 """
 NODE_22_05 = """NodeName=n1 Arch=x86_64 CoresPerSocket=1\x20
@@ -115,9 +115,9 @@ def test_no_text_of_a_user_is_taken_for_a_state(theirs: str) -> None:
     ],
 )
 def test_a_node_is_read_alike_from_each_version(text: str, json: list[str], out: bool, down: bool) -> None:
-    first, second = nodes_of_text(NODE_22_05.format(state=text, reason="fan of anna [2], State=IDLE"))
+    first, second = nodes_of_text(NODE_22_05.format(state=text, reason="fan of it [2], State=IDLE"))
     assert (first.name, second.name) == ("n1", "n2")
-    assert first.reason == "fan of anna [2], State=IDLE"
+    assert first.reason == "fan of it [2], State=IDLE"
     assert second.states == {"IDLE"}
     [told] = nodes_of_json({"nodes": [{"name": "n1", "state": json, "reason": first.reason}]})
     assert told == first
