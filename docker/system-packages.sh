@@ -13,6 +13,8 @@ command -v chromedriver >/dev/null || missing+=(chromium chromium-driver)
 command -v promtool >/dev/null || missing+=(prometheus)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
 command -v shellcheck >/dev/null || missing+=(shellcheck)
+# Nodes of the testbed: their cables and what these carry.
+command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
 # A scheduler whose nodes are drained.
 command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null ||
     missing+=(slurmctld slurmd slurm-client)

@@ -1,0 +1,1 @@
+"""Several nodes on one machine, for tests. Read `tests.testbed.nodes` first."""
