@@ -10,5 +10,6 @@ from typing import Final
 CATALOG: Final[dict[str, str]] = {
     "local": "actions.launchers.local.client:LocalLauncher",
     "slurm": "actions.launchers.slurm.client:SlurmLauncher",
+    "webhook": "actions.launchers.webhook.client:WebhookLauncher",
 }
 ENTRY_POINTS: Final = "trainwarden.launchers"

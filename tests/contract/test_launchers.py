@@ -19,6 +19,7 @@ from actions.launchers.local.supervisor import Supervisor
 from tests.contract.launcher_contract import Caller, LauncherContract, Stage
 from tests.memory_launcher import MemoryLauncher
 from tests.servers.slurm import Slurm, requeuing
+from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
@@ -104,6 +105,30 @@ class SlurmStage:
             self._slurm.wait_for_state("IDLE", node=node)
 
 
+class WebhookStage:
+    """Two ranks that are only counted, behind a service of their own."""
+
+    job, ranks = "job", 2
+
+    def __init__(self, run_dir: Path, _: Slurm | None) -> None:
+        self._memory = MemoryLauncher(self.ranks, only=self.job)
+        self._memory.phase = "running"
+        self._service = WebhookService(self._memory)
+        (run_dir / "secret").write_bytes(SECRET)
+        self.settings = {"url": self._service.url, "secret_file": str(run_dir / "secret")}
+        engine = EngineSettings(launcher="webhook", launcher_settings=self.settings)
+        self.launcher = make_launcher(engine, Scope(job=self.job, node="node", run_dir=str(run_dir)))
+
+    def starts(self) -> int:
+        return self._memory.starts
+
+    def cut(self) -> None:
+        self._service.close()
+
+    def close(self) -> None:
+        self.cut()
+
+
 class MemoryStage:
     """Two ranks that are only counted."""
 
@@ -123,7 +148,10 @@ class MemoryStage:
         self.cut()
 
 
-STAGES: dict[str, Callable[[Path, Slurm | None], LocalStage | SlurmStage]] = {"local": LocalStage, "slurm": SlurmStage}
+Ours = LocalStage | SlurmStage | WebhookStage
+STAGES: dict[str, Callable[[Path, Slurm | None], Ours]] = {
+    "local": LocalStage, "slurm": SlurmStage, "webhook": WebhookStage,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +160,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[s
         yield server
 
 
-def made(name: str, request: pytest.FixtureRequest) -> LocalStage | SlurmStage:
+def made(name: str, request: pytest.FixtureRequest) -> Ours:
     return STAGES[name](
         request.getfixturevalue("tmp_path"), request.getfixturevalue("slurm") if name == "slurm" else None
     )
@@ -184,10 +212,13 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
     assert plugin.Config.__doc__
     with pytest.raises(ConfigError, match="unknown key"):
         plugins.configure(plugin, {"no_such_setting": 1}, "launcher")
-    launcher = make_launcher(EngineSettings(launcher=name), Scope(job="j", node="n", run_dir=str(tmp_path)))
+    (tmp_path / "secret").write_bytes(SECRET)
+    needs = {"webhook": {"url": "https://service.example/", "secret_file": str(tmp_path / "secret")}}
+    engine = EngineSettings(launcher=name, launcher_settings=needs.get(name, {}))
+    launcher = make_launcher(engine, Scope(job="j", node="n", run_dir=str(tmp_path)))
     assert launcher.job in (None, "j")
 
 
 def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no launchers plug-in 'slurmm'; there are: local, slurm"):
+    with pytest.raises(ConfigError, match="there is no launchers plug-in 'slurmm'; there are: local, slurm, webhook"):
         make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))
