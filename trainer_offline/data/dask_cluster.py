@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import logging
 import platform
-import re
 import socket
 import time
 import warnings
@@ -31,8 +30,6 @@ CONNECT_S: Final = 20.0
 WORKERS_S: Final = 60.0  # a cluster that scales up, or restarts its workers, has one by then
 POLL_S: Final = 2.0
 
-_ADDRESS: Final = re.compile(r"(tcp|tls)://[^/\s:]+:[0-9]{1,5}|(tcp|tls)://\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}")
-
 
 class UnfitWorker(DataError):
     """A worker does not see the data, or would find something else; a person has to mend the cluster."""
@@ -44,7 +41,7 @@ def on_cluster(address: str, tasks: Sequence[Task]) -> Generator[PreparedJob | D
     Raises
     ------
     ConfigError
-        If `address` is none, or Dask is not installed.
+        If Dask is not installed.
     DataError
         If the scheduler cannot be reached, there are no workers (any more), they have other versions, or they do not
         see the data.
@@ -101,12 +98,10 @@ def connect(address: str) -> Any:
     Raises
     ------
     ConfigError
-        If `address` is none, or Dask is not installed.
+        If Dask is not installed.
     DataError
         If the scheduler cannot be reached.
     """
-    if not _ADDRESS.fullmatch(address):
-        raise ConfigError(f"--dask: '{address[:200]}' is no address of a Dask scheduler (tcp://host:8786)")
     try:
         dask: Any = importlib.import_module("distributed")
     except ImportError as error:

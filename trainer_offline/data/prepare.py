@@ -98,7 +98,7 @@ def prepare(
     Raises
     ------
     ConfigError
-        If `dask` is no address, or Dask is not installed.
+        With `dask`, if Dask is not installed.
     DataError
         If no job can be read, none has anything normal to learn from, or the workers are lost.
     """

@@ -31,7 +31,7 @@ def outcomes(tasks: Sequence[Task], workers: int | None = None, dask: str | None
     Raises
     ------
     ConfigError
-        If `dask` is no such address, or the package is not installed.
+        With `dask`, if the package is not installed.
     DataError
         If the cluster cannot be used, or the workers are lost.
     """

@@ -58,7 +58,7 @@ def train(
     Raises
     ------
     ConfigError
-        If `dask` is no address, or Dask is not installed.
+        With `dask`, if Dask is not installed.
     DataError
         If nothing can be learnt, the registry is away (before anything is worked out), or the workers are lost.
     """

@@ -12,9 +12,10 @@ import typer
 from trainwarden.cli.learn.progress import TrainingProgress
 from trainwarden.cli.learn.table import table_of_versions
 from trainwarden.cli.shared.machine import one_blas_thread
-from trainwarden.cli.shared.options import ConfigFile, Json, Registry, time_of
+from trainwarden.cli.shared.options import ConfigFile, Json, Registry, dask_address_of, time_of
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.settings import Settings, load, parse
 
 INTERRUPTED: Final = 130  # what a shell says of a program that Ctrl-C ended
 
@@ -24,13 +25,13 @@ class Asked:
     """What the command line says of how to train, in its own words."""
 
     data: Path
-    normal_until: str | None
+    normal_until_s: float | None
     registry: str | None
     seed: int
     keep_start: bool
     promote: bool
     dask: str | None
-    config: Path | None
+    settings: Settings
 
 
 def train(
@@ -57,7 +58,11 @@ def train(
     """
     voice = Voice(json)
     one_blas_thread()
-    asked = Asked(data, normal_until, registry, seed, keep_start, promote, dask, config)
+    settings = load(config)
+    if not data.exists():
+        raise ConfigError(f"--data: there is no folder '{data}'")
+    dask = dask_address_of(dask or settings.trainer.dask)
+    asked = Asked(data, time_of(normal_until), registry, seed, keep_start, promote, dask, settings)
     progress = TrainingProgress(voice, bars=json is None)
     try:
         with progress:
@@ -102,24 +107,20 @@ def _trained(asked: Asked, progress: TrainingProgress) -> tuple[dict[str, Any], 
     from trainer_offline.service.train import TrainConfig
     from trainer_offline.service.train import train as run
     from trainwarden import plugins
-    from trainwarden.settings import load, parse
 
-    if not asked.data.exists():
-        raise ConfigError(f"--data: there is no folder '{asked.data}'")
-    settings = load(asked.config)
-    plugins.bring(settings)
-    said = settings.trainer
+    plugins.bring(asked.settings)
+    said = asked.settings.trainer
     how = {"prepare": said.prepare, "models": said.models, "gate": said.gate}
     how_to = parse(TrainConfig, how, "trainer")
     answer = run(
         asked.data,
         Registry.at(asked.registry, create=True),
         how_to,
-        normal_until_s=time_of(asked.normal_until),
+        normal_until_s=asked.normal_until_s,
         keep_start=asked.keep_start,
         seed=asked.seed,
         promote=asked.promote,
-        dask=asked.dask or said.dask,
+        dask=asked.dask,
         tell=progress,
     )
     return answer, by_name(how_to.models.members)

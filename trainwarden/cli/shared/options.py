@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -99,6 +100,24 @@ def length_of(text: str | None, option: str) -> float | None:
     return length_s
 
 
+def dask_address_of(text: str | None) -> str | None:
+    """The Dask scheduler that ``--dask`` or ``trainer.dask`` names.
+
+    Raises
+    ------
+    ConfigError
+        If `text` is no address of one.
+
+    Examples
+    --------
+    >>> dask_address_of("tcp://scheduler:8786"), dask_address_of(None)
+    ('tcp://scheduler:8786', None)
+    """
+    if text is None or _DASK.fullmatch(text):
+        return text
+    raise ConfigError(f"--dask: '{text[:200]}' is no address of a Dask scheduler (tcp://host:8786)")
+
+
 def _length_s(text: str) -> float | None:
     number, unit = text[:-1], text[-1:]
     if unit in _UNITS_S and number.isascii() and number.replace(".", "", 1).isdecimal():
@@ -106,6 +125,7 @@ def _length_s(text: str) -> float | None:
     return None
 
 
+_DASK: Final = re.compile(r"(tcp|tls)://([^/\s:]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

@@ -14,6 +14,7 @@ from trainwarden.cli.learn import train as command
 from trainwarden.cli.learn.progress import TrainingProgress
 from trainwarden.cli.learn.table import table_of_versions
 from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
 
 GATE = {"passed": True, "reasons": ["fine"], "metrics": {"recall": 0.875, "false_alarms_per_machine_day": 0.5}}
 LONG = "recall 0.1 of injected anomalies is below the floor of 0.5"
@@ -47,6 +48,16 @@ def run(progress: TrainingProgress) -> None:
     progress("fitting", "fitting host", 0, 3)
     progress("judging", "judging on the [last] job")
     progress("registering", "registering", 7, 8)
+
+
+@pytest.mark.parametrize("address", ["scheduler:8786", "http://scheduler:8786", "tcp://scheduler", "tcp://a b:1"])
+@pytest.mark.parametrize("how", ["option", "settings"])
+def test_an_address_that_is_none_is_refused_before_anything_is_loaded(address, how, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_trained", lambda *_: pytest.fail("libraries are loaded"))
+    config = tmp_path / "site.toml"
+    config.write_text(f'[trainer]\ndask = "{address}"\n' if how == "settings" else "")
+    with pytest.raises(ConfigError, match="no address of a Dask scheduler"):
+        command.train(data=tmp_path, dask=address if how == "option" else None, config=config)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
