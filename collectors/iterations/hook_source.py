@@ -220,6 +220,7 @@ class HookSource:
         """
         self.close()
         self._path.unlink(missing_ok=True)
+        self._path.with_suffix(".groups").unlink(missing_ok=True)
         fault = self._path.with_name(f"{self.name}.fault")
         with suppress(FileNotFoundError):
             if not fault.stat().st_size:

@@ -9,9 +9,12 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from detectors.job.step_assembly import widened
+from trainwarden.parallelism.board import LayoutBoard
+from trainwarden.parallelism.layout import Layout
 from trainwarden.records import EventRecord
 
 MAX_RANKS: Final = 65_536  # of one job; a record that names more is damage
+LEAST_ALIKE: Final = 3  # ranks of one stage: fewer say nothing of what is usual there
 MAX_IDENTITIES: Final = 100_000  # remembered event and metric identities
 
 Life = Literal["same", "first", "next", "past"]
@@ -48,6 +51,8 @@ class Roster:
         Whether the present process has ended, and ended well.
     incarnation : int [room]
         How many processes the rank has had.
+    layout : LayoutBoard
+        What is said of the job's parallel groups.
     """
 
     def __init__(self) -> None:
@@ -60,6 +65,7 @@ class Roster:
         self.ended = np.zeros(0, dtype=np.bool_)
         self.clean = np.zeros(0, dtype=np.bool_)
         self.incarnation = np.zeros(0, dtype=np.int64)
+        self.layout = LayoutBoard()
         self._past: set[tuple[int, str]] = set()
         self._beside: dict[str, None] = {}
 
@@ -88,8 +94,10 @@ class Roster:
         return out
 
     def told(self) -> dict[str, Any]:
-        """What a window shows of the columns."""
-        return {"nodes": tuple(self.nodes), "roles": tuple(self.roles), "bases": tuple(self.bases)}
+        """What a window shows of the columns; by a layout that can be relied on, roles are pipeline stages."""
+        layout = self.layout.layout()
+        roles = stage_roles(layout, self.ranks) or tuple(self.roles)
+        return {"nodes": tuple(self.nodes), "roles": roles, "bases": tuple(self.bases), "layout": layout}
 
     def said_roles(self) -> dict[int, str]:
         """The role of every rank that has said one."""
@@ -141,3 +149,23 @@ class Roster:
             self.incarnation = widened(self.incarnation, room, 0)
             self.ended = widened(self.ended, room, False)
             self.clean = widened(self.clean, room, False)
+
+
+def stage_roles(layout: Layout | None, ranks: Sequence[int]) -> tuple[str, ...]:
+    """The pipeline stage of each rank as its role; empty where there are no stages whose ranks can be compared.
+
+    The first and the last stage have an embedding and a head besides their layers: they are marked, as they differ
+    from the others by design.
+
+    Examples
+    --------
+    >>> stage_roles(Layout(world_size=12, sizes={"tp": 1, "cp": 1, "dp": 4, "pp": 3}), [0, 5, 11])
+    ('stage0:first', 'stage1', 'stage2:last')
+    """
+    if layout is None or not layout.whole or layout.sizes["pp"] == 1:
+        return ()
+    if layout.world_size < LEAST_ALIKE * layout.sizes["pp"] or any(rank >= layout.world_size for rank in ranks):
+        return ()
+    ends = {0: ":first", layout.sizes["pp"] - 1: ":last"}
+    stages = layout.stages()
+    return tuple(f"stage{stages[rank]}{ends.get(stages[rank], '')}" for rank in ranks)

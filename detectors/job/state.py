@@ -70,7 +70,7 @@ class JobState:
             self._feed_heartbeat(record)
         elif isinstance(record, LogRecord):
             self._feed_log(record)
-        elif isinstance(record, EventRecord):
+        elif isinstance(record, EventRecord) and not self._roster.layout.take(record):
             self._feed_event(record)
         elif isinstance(record, MetricsRecord):
             self._feed_metrics(record)

@@ -13,6 +13,7 @@ from detectors.calls.joined import JoinedStep
 from detectors.job.common_mode import quiet_median
 from detectors.job.rings import HeartbeatBoard
 from detectors.job.samples import FamilySamples, ScoredSamples
+from trainwarden.parallelism.layout import Layout
 from trainwarden.records import EventRecord, MetricsRecord
 
 
@@ -62,6 +63,8 @@ class Window:
         Nothing comes after this window: a recording ends here.
     bases : tuple of (str, str) [ranks]
         Where the newest times of each rank's steps come from, and what it computes on behind the host's back.
+    layout : Layout or None
+        The job's parallel groups, as far as anybody has told.
     calls : tuple of JoinedStep
         Sampled steps whose collective calls have been joined over the ranks; shown once.
     counts : Counts or None
@@ -112,6 +115,7 @@ class Window:
     last: bool = False
     restarts: int = 0
     bases: tuple[tuple[str, str], ...] = ()
+    layout: Layout | None = None
 
     @property
     def asynchronous(self) -> npt.NDArray[np.bool_]:

@@ -230,8 +230,9 @@ class PeerMemory:
         if few.any():
             apart[few] = (own - median_of_others(own[None])[0])[few]
         designed = np.array([name.startswith("p2p") for name in self.roles])
-        apart[designed[self.codes]] = np.nan
-        level = np.where((members < LEAST_PEERS) | designed, np.nan, level)
+        ends = np.array([name.endswith((":first", ":last")) for name in self.roles])
+        apart[designed[self.codes] | (few & ends[self.codes])] = np.nan
+        level = np.where((members < LEAST_PEERS) | designed | ends, np.nan, level)
         if np.isfinite(level).sum() < LEAST_PEERS:
             return apart, np.full(level.size, np.nan)
         return apart, level - median_of_others(level[None])[0]

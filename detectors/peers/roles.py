@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,13 +21,13 @@ def roles(ranks: Sequence[int], parallel: Mapping[str, int]) -> tuple[str, ...]:
     ranks : sequence of int
         Global ranks.
     parallel : mapping
-        ``tp``, ``dp``, ``pp`` as in a recorded folder's `job.toml`; missing ones are 1.
+        ``tp``, ``cp``, ``dp``, ``pp`` as in a recorded folder's `job.toml`; missing ones are 1.
 
     Returns
     -------
     tuple of str
         ``stage0``, ``stage1``... or empty strings where all ranks are of one kind. If the sizes do not cover the ranks
-        (sequence or context parallelism is not declared), the ranks are cut into `pp` equal parts.
+        (an axis is not declared), the ranks are cut into `pp` equal parts.
 
     Examples
     --------
@@ -39,7 +40,7 @@ def roles(ranks: Sequence[int], parallel: Mapping[str, int]) -> tuple[str, ...]:
     world = max(ranks, default=-1) + 1
     if stages == 1 or not world:
         return ("",) * len(ranks)
-    per_stage = max(1, parallel.get("tp", 1)) * max(1, parallel.get("dp", 1))
+    per_stage = math.prod(max(1, parallel.get(axis, 1)) for axis in ("tp", "cp", "dp"))
     if per_stage * stages < world:
         per_stage = -(-world // stages)
     return tuple(f"stage{rank // per_stage}" for rank in ranks)

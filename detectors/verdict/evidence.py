@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from detectors.job.common_mode import quiet_median
@@ -20,8 +21,8 @@ def slowness(window: Window, onset_step: int | None) -> dict[str, Any]:
     -------
     dict
         ``healthy_iteration_s``, ``iteration_s``, ``slow_iterations``, ``ranks``, ``compute_s`` (not normalised),
-        ``micro_batches`` (absent if not declared), ``ratio``, ``basis`` and ``accelerator`` of most ranks; unknown
-        values are left out.
+        ``micro_batches`` (absent if not declared), ``ratio``, ``basis`` and ``accelerator`` of most ranks, ``layout``;
+        unknown values are left out.
     """
     if len(window.steps) == 0:
         return {}
@@ -39,7 +40,7 @@ def slowness(window: Window, onset_step: int | None) -> dict[str, Any]:
     if out.get("healthy_iteration_s") and out.get("iteration_s"):
         out["ratio"] = out["iteration_s"] / out["healthy_iteration_s"]
     rows = slice(max(split, len(window.steps) - RECENT), None)
-    return out | _basis(window) | _per_rank(window, rows)
+    return out | _basis(window) | _layout(window) | _per_rank(window, rows)
 
 
 def _basis(window: Window) -> dict[str, Any]:
@@ -49,6 +50,10 @@ def _basis(window: Window) -> dict[str, Any]:
         return {}
     basis, accelerator = said.most_common(1)[0][0]
     return {"basis": basis} | ({"accelerator": accelerator} if accelerator else {})
+
+
+def _layout(window: Window) -> dict[str, Any]:
+    return {} if window.layout is None else {"layout": msgspec.to_builtins(window.layout)}
 
 
 def _per_rank(window: Window, rows: slice) -> dict[str, Any]:

@@ -65,11 +65,12 @@ from .plan import MicroBatchPlan, micro_batches
 from .process import Hook, current
 from .read import Header, Pause, Step, read_header, read_pauses, read_steps
 from .watches import hide
+from .watches.groups import ranks_text
 
 __all__ = [
     "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
     "CallPeriod", "Header", "Hook", "MicroBatchPlan", "Pause", "Phase", "Step",
-    "autoload", "hide", "iteration", "micro_batches", "phase", "read_header", "read_pauses", "read_steps",
+    "autoload", "hide", "iteration", "micro_batches", "phase", "ranks_text", "read_header", "read_pauses", "read_steps",
     "send_datagram", "set_step",
 ]  # fmt: skip
 

@@ -26,6 +26,7 @@ from .thread import Tally, TrainingThread, no_graph_task, thread_id
 from .waits import Calls, Waits
 from .watches import hide_all
 from .watches.calls import watch_broadcast, watch_calls, watch_wait, watch_wait_tensor
+from .watches.groups import watch_groups
 from .watches.pausing import watch_data, watch_distributed_save, watch_mode, watch_save
 from .watches.profiler import watch_profiler
 from .watches.training import watch_backward, watch_capture, watch_optimizer, watch_replicas, watch_scaler
@@ -80,6 +81,7 @@ class Hook:
             partial(watch_mode, self.evaluation),
             partial(watch_capture, self.device),
             partial(watch_profiler, self.memory, self.steps),
+            partial(watch_groups, self.memory, self.steps),
         ]
 
     def activate(self) -> bool:

@@ -39,6 +39,8 @@ class _Parallel(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tp: Annotated[int, msgspec.Meta(ge=1)] | None = None
     dp: Annotated[int, msgspec.Meta(ge=1)] | None = None
     pp: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    cp: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    ep: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class _Planned(msgspec.Struct, forbid_unknown_fields=True):

@@ -167,7 +167,7 @@ class RecordedJob:
     normal_until_s : float or None
         `job.toml` may say so; rows before it are normal training.
     parallel : mapping
-        ``tp``, ``dp``, ``pp`` where `job.toml` has them.
+        ``tp``, ``cp``, ``dp``, ``pp``, ``ep`` where `job.toml` has them.
     """
 
     name: str

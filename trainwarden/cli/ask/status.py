@@ -13,6 +13,7 @@ from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
+from trainwarden.parallelism.layout import Layout
 from trainwarden.records import IncidentRecord, basis_said
 
 
@@ -34,6 +35,8 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
             voice.say(f"{view.job}: {'ended' if view.ended else 'running'}, {len(view.ranks())} ranks, {pace}")
             if (basis := view.basis()) is not None and basis != ("host", ""):
                 voice.say(f"  times of steps are {basis_said(*basis)}")
+            if (layout := view.layouts.layout()) is not None:
+                voice.say(f"  {layout.said()}")
             for event in view.beside():
                 voice.say(f"  {event.message}")
             for incident in incidents:
@@ -45,6 +48,11 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
         voice.say(_run_line(run))
     voice.answer({"jobs": rows, "runs": [_run_object(run) for run in runs]})
     return 1 if any(row["open_incidents"] for row in rows) else 0
+
+
+def _layout_object(layout: Layout) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.structs.asdict(layout)
+    return found | {"whole": layout.whole, "said": layout.said()}
 
 
 def _run_object(run: kept_runs.KeptRun) -> dict[str, Any]:
@@ -74,6 +82,7 @@ def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
         "iteration_s": {"median": view.iteration_s()},
         "basis": basis[0] if (basis := view.basis()) is not None else None,
         "accelerator": (basis[1] or None) if basis is not None else None,
+        "layout": None if (layout := view.layouts.layout()) is None else _layout_object(layout),
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
         "open_incidents": [incident_object(incident) for incident in incidents],
     }

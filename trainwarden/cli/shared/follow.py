@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trainwarden.errors import BusUnavailable
 from trainwarden.json_objects import action_object, incident_object
+from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import (
     ActionRecord,
@@ -45,6 +46,7 @@ class JobView:
         self.steps: dict[tuple[int, str, int], Step] = {}
         self.heartbeats: dict[str, HeartbeatRecord] = {}
         self.agent_metrics: dict[str, float] = {}
+        self.layouts = LayoutBoard()
         self._highest_step: int | None = None
         self._steps_done = 0
         self._ranks: set[int] = set()
@@ -70,6 +72,8 @@ class JobView:
             case ActionRecord():
                 self.actions[record.id] = record
                 self.action_history.append(record)
+            case EventRecord() if self.layouts.take(record):
+                pass
             case EventRecord():
                 self.events.append(record)
                 self.ended = self.ended or record.kind == "job_end"

@@ -7,6 +7,7 @@ there yet. It never imports torch, and what it wraps behaves as without it: same
 - ``training``: backward passes, optimizers, DDP (`Backward`, `Ends`)
 - ``pausing``: checkpoints, data, evaluation (`Pauses`, `Evaluation`)
 - ``profiler``: NCCL's profiler plug-in, which is told the steps (`Steps`)
+- ``groups``: the named process groups of the rank, once the first steps are over
 
 Read `trainwarden.hook.watches.calls` first.
 """

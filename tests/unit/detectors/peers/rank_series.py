@@ -10,7 +10,8 @@ import numpy.typing as npt
 from detectors.job.state import JobState
 from detectors.job.window import Window
 from detectors.peers.peer_deviation import Episode, PeerDeviation
-from trainwarden.records import IterationRecord
+from trainwarden.parallelism.claim import Claim, event_fields
+from trainwarden.records import EventRecord, IterationRecord
 
 Floats = npt.NDArray[np.float64]
 STEP_S = 1.0
@@ -21,16 +22,25 @@ def healthy(seed: int, rows: int, ranks: int, noise: float = 0.03) -> Floats:
     return np.asarray(0.5 * np.exp(np.random.default_rng(seed).normal(0.0, noise, (rows, ranks))))
 
 
+def layout_event(claim: Claim) -> EventRecord:
+    """`claim` as rank 0 tells it."""
+    fields = event_fields(claim)
+    return EventRecord(id="e", job="job", node="n0", time_s=0.5, kind="parallel_layout", rank=0, fields=fields)
+
+
 def windows(
     work_s: Floats,
     block: int = 8,
     roles: Sequence[str] = (),
     lanes: str = "duration",
     ids: Sequence[int] = (),
+    claim: Claim | None = None,
 ) -> list[Window]:
     """Windows of `block` new steps each; `lanes`: ``duration`` (no waits), ``compute`` or ``wait`` (all in step)."""
     state, out = JobState("job", rows=2048), []
     state._steps.quiet_left = 0
+    if claim is not None:
+        state.feed(layout_event(claim))
     whole = np.nanmax(work_s, axis=1) + 0.1
     for start in range(0, len(work_s), block):
         for column in range(work_s.shape[1]):

@@ -18,7 +18,16 @@ from trainwarden.cli.ask.report import report
 from trainwarden.cli.ask.status import status
 from trainwarden.cli.shared import kept_runs
 from trainwarden.errors import ConfigError
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, IterationRecord, Record, Suspect
+from trainwarden.parallelism.claim import Claim, event_fields
+from trainwarden.records import (
+    ActionRecord,
+    CommandRecord,
+    EventRecord,
+    IncidentRecord,
+    IterationRecord,
+    Record,
+    Suspect,
+)
 from trainwarden.settings import RunsSettings
 from trainwarden.topics import COMMANDS, INCIDENTS, topic_of
 
@@ -190,3 +199,23 @@ def test_a_run_is_known_after_its_command_has_ended(
     assert f"j: exit code 3, 10 steps, 1 incident(s); {run.path}" in said
     assert incidents(job="j") == 1
     assert report(out=tmp_path / "r.html") == 0
+
+
+def test_status_shows_the_layout(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status(bus=address, json="-")
+    assert json_of(capsys)["jobs"][0]["layout"] is None
+    claim = Claim(source="arguments", framework="Megatron", world_size=512, started_s=1.0, tp=8, cp=1, pp=4, ep=8)
+    bus = EmbeddedBus(address.partition(":")[2])
+    for _ in range(2):
+        event = EventRecord(
+            id="e", job="j", node="n", time_s=1.0, kind="parallel_layout", rank=0, fields=event_fields(claim)
+        )
+        bus.publish(topic_of(event), "j", event)
+    bus.flush()
+    bus.close()
+    status(bus=address)
+    assert "  tp 8 x pp 4 x dp 16; expert 8; from Megatron arguments\n" in capsys.readouterr().out
+    status(bus=address, json="-")
+    layout = json_of(capsys)["jobs"][0]["layout"]
+    assert layout["sizes"] == {"tp": 8, "cp": 1, "pp": 4, "ep": 8, "dp": 16}
+    assert (layout["whole"], layout["contradictions"]) == (True, [])
