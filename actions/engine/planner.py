@@ -5,7 +5,7 @@ Decides only; the engine acts.
 
 from __future__ import annotations
 
-from actions.engine.brakes import RESTARTS, carried_out, ended_s, restart_loop
+from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
 from actions.engine.rebalancing import rebalance, relief
 from actions.engine.remedies import (
     AnyRung,
@@ -17,7 +17,7 @@ from actions.engine.remedies import (
     RestartProcess,
     StopJob,
 )
-from actions.engine.view import OVER, Intent, View
+from actions.engine.view import COOL_DOWN, OVER, Intent, View
 from trainwarden.records import ActionKind, ActionRecord
 
 
@@ -57,7 +57,7 @@ def _in_turn(view: View) -> AnyRung | None:
     A rung is due when what the incident has cost reaches its overhead and all before it were tried; a remedy that a
     brake held back counts as tried for those above it, and stays due itself.
     """
-    tried = {a.kind for a in view.actions if carried_out(a) or a.outcome == "skipped"}
+    tried = {a.kind for a in view.actions if carried_out(a) or _passed_over(a)}
     held = {a.kind for a in view.actions if a.outcome == "skipped" and a.plan.get("held")}
     strategy = view.case.ladder.due(tried)
     due = None if strategy is None else strategy.kind
@@ -73,6 +73,11 @@ def _in_turn(view: View) -> AnyRung | None:
         if its_turn:
             return rung
     return None
+
+
+def _passed_over(action: ActionRecord) -> bool:
+    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for."""
+    return action.outcome == "skipped" and action.plan.get("held") != COOL_DOWN
 
 
 def _outlasted(view: View, rungs: tuple[AnyRung, ...]) -> bool:
@@ -105,7 +110,7 @@ def _restart(view: View, rung: RestartProcess) -> Intent | None:
         return None if restarted and answer.held == "over" else answer
     # A job that is down waits for nothing; one that stands still, for whatever else was tried since.
     due = view.failed() or _outlasted(view, view.rules.remedies.rungs(incident.kind))
-    return intent if due and _down(view, rung.persist_s) and not view.cooling(intent.kind) else None
+    return view.cooled(intent) if due and _down(view, rung.persist_s) else None
 
 
 def _down(view: View, persist_s: float) -> bool:
@@ -178,9 +183,7 @@ def _restart_running(view: View) -> Intent | None:
         why=f"{seen:.0f} s lost and cheaper remedies did not end it: {view.case.incident.reason}",
         plan={"ranks": "all", "impact_s": round(seen, 3)},
     )
-    if (answer := view.answered(intent)) is not None:
-        return answer
-    return None if view.cooling(intent.kind) else intent
+    return view.answered(intent) or view.cooled(intent)
 
 
 # --- what this launcher may not be able to do ------------------------------------------------------------------------
@@ -199,7 +202,7 @@ def _evict(view: View) -> Intent | None:
     )
     if (answer := view.answered(intent)) is not None:
         return answer
-    return None if able is None or view.cooling(intent.kind) else intent
+    return None if able is None else view.cooled(intent)
 
 
 def _move(view: View) -> Intent | None:

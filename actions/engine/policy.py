@@ -7,8 +7,10 @@ from typing import Annotated, Final, Literal, Self
 
 import msgspec
 
+from actions.brakes.brakes import Brakes
+from actions.brakes.nodes import NodeLimits
+from actions.brakes.windows import Window
 from actions.engine import remedies
-from actions.engine.brakes import Brakes
 from actions.engine.remedies import Remedies
 from trainwarden.launching import Verb
 from trainwarden.settings import Config, EngineSettings, PositiveSeconds, parse
@@ -38,6 +40,7 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     it out within `operation_deadline_s` of its kind; a new split of micro-batches also if not all ranks have adopted it
     `adoption_deadline_s` after the launcher put it. Nothing is begun about an incident not heard of for `stale_s`. A
     plan that waits for a person's word stands for `replan_s` at least before a better one is shown in its place.
+    `nodes` says how many nodes may be taken out, `maintenance` when nothing is done by itself.
     """
 
     launcher_deadline_s: PositiveSeconds = 60.0
@@ -45,6 +48,8 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     stale_s: PositiveSeconds = 3600.0
     replan_s: PositiveSeconds = 60.0
     adoption_deadline_s: PositiveSeconds = 300.0
+    nodes: NodeLimits = NodeLimits()
+    maintenance: Annotated[tuple[Window, ...], msgspec.Meta(max_length=100)] = ()
 
     def deadline_s(self, verb: Verb) -> float:
         """Seconds within which an operation of that kind must be done.
@@ -74,9 +79,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError
             With one clear sentence about the first mistake.
         """
+        config = parse(PolicyConfig, settings.policy, "engine.policy")
         return cls(
             mode=settings.mode,
-            config=parse(PolicyConfig, settings.policy, "engine.policy"),
-            brakes=Brakes(settings),
+            config=config,
+            brakes=Brakes(settings, config.nodes, config.maintenance),
             remedies=remedies.load(settings.remedies),
         )
