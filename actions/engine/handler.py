@@ -198,7 +198,7 @@ class EngineHandler:
 
     def _decide(self, intent: Intent, case: Case, now_s: float) -> None:
         """Propose, hold, skip or carry out; each is recorded once, not at every tick."""
-        incident, mode = case.incident, self._rules.mode
+        incident, mode = case.incident, self._rules.mode_of(intent.kind)
         known = self._memory.actions.get(intent.id)
         action = intent.of(incident, now_s)
         if intent.refused is not None:
@@ -292,7 +292,8 @@ class EngineHandler:
             return f"all acting was stopped by {stopped_by}"
         if not case.open and not action.plan.get("after_close"):
             return "the incident closed"
-        return "the engine was told to observe only" if self._rules.mode == "observe" else None
+        observes = self._rules.mode_of(action.kind) == "observe"
+        return "the engine was told to observe only" if observes else None
 
     def _end(self, action: ActionRecord, end: End) -> None:
         self._outbox.end(with_outcome(action, end.outcome, self._clock.now_s(), end.why), self._memory)

@@ -98,7 +98,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def answered(self, intent: Intent) -> Intent | None:
         """The refusal of `intent` if the launcher is away for too long or the job is over; never in observe mode."""
-        if self.rules.mode == "observe":
+        if self.rules.mode_of(intent.kind) == "observe":
             return None
         state = self.state()
         if state is None:
