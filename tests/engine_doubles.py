@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,9 @@ class MemoryConsumer:
             self._at[topic.name] = len(kept)
         return found
 
+    def lag(self) -> int:
+        return 0 if self._bus.deaf else sum(len(self._bus.kept.get(name, [])) - at for name, at in self._at.items())
+
     def assignment(self) -> frozenset[tuple[str, int]]:
         return (
             frozenset() if self._bus.deaf else frozenset((t.name, place) for t in self._topics for place in self.owned)
@@ -50,9 +53,14 @@ class MemoryConsumer:
 
 
 class MemoryBus:
-    """Keeps what was flushed, stamped in that order; `away` makes every flush fail until it is turned off."""
+    """Keeps what was flushed, stamped in that order; `away` makes every flush fail until it is turned off.
+
+    Records of `elsewhere` jobs lie in partition 1, all others in 0; `before_flush` is called once, at the next flush.
+    """
 
     def __init__(self) -> None:
+        self.elsewhere: frozenset[str] = frozenset()
+        self.before_flush: Callable[[], object] | None = None
         self.kept: dict[str, list[Message]] = {}
         self.queued: list[tuple[Topic[Any], str, Record]] = []
         self.away = False
@@ -65,13 +73,17 @@ class MemoryBus:
     def flush(self, timeout_s: float = 30.0) -> None:
         if self.away:
             raise BusUnavailable("away")
+        if (before := self.before_flush) is not None:
+            self.before_flush = None
+            before()
         for topic, key, record in self.queued:
             kept = self.kept.setdefault(topic.name, [])
-            kept.append(Message(topic.name, 0, len(kept), float(sum(map(len, self.kept.values()))), key, record))
+            place = int(key in self.elsewhere)
+            kept.append(Message(topic.name, place, len(kept), float(sum(map(len, self.kept.values()))), key, record))
         self.queued.clear()
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> Any:
-        return MemoryConsumer(self, topics)
+        return MemoryConsumer(self, topics, frozenset({0, 1}) if self.elsewhere else frozenset({0}))
 
     def read(self, topic: Topic[Any], *, from_time_s: float | None = None) -> Iterable[Message]:
         return list(self.kept.get(topic.name, ()))
@@ -97,7 +109,21 @@ class Rig:
         self.settings = EngineSettings(**{"mode": "auto", **settings})
         self.remedies = remedies or {}
         self.adopting, self._adopted = True, 0
+        self.owned = frozenset({0})
         self.restart_engine()
+
+    def beside(self) -> Rig:
+        """A second engine on the same bus and launcher, which owns partition 1; what it publishes waits by itself."""
+        other = Rig(self.remedies)
+        other.settings, other.clock, other.launcher, other.metrics = (
+            self.settings,
+            self.clock,
+            self.launcher,
+            self.metrics,
+        )
+        other.bus.kept, other.bus.elsewhere, other.owned = self.bus.kept, self.bus.elsewhere, frozenset({1})
+        other.restart_engine()
+        return other
 
     def restart_engine(self, **settings: Any) -> None:
         """A new engine on the same bus, as after kill -9."""
@@ -106,7 +132,7 @@ class Rig:
         rules = Rules.of(self.settings)
         rules = msgspec.structs.replace(rules, remedies=rules.remedies.replaced(self.remedies, "the test"))
         self.engine = EngineHandler(rules, self.launcher, self.clock, self.metrics)
-        self.share_out(frozenset({0}))
+        self.share_out(self.owned)
 
     def share_out(self, owned: frozenset[int]) -> None:
         """The engine's group gives it these partitions of the incidents."""

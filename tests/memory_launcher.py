@@ -26,6 +26,7 @@ class MemoryLauncher:
 
     `failing` is raised by `submit`, `unreachable` by everything; `before` is called when an operation arrives. With
     `slow` an operation goes on until `finish`; else it is done at once. `only` makes it the launcher of that one job.
+    `nodes` are those of jobs that have more than one.
     """
 
     def __init__(self, ranks: int = 4, only: str | None = None) -> None:
@@ -49,6 +50,7 @@ class MemoryLauncher:
         self.slow = False
         self.splits: list[tuple[int, ...]] = []
         self.before: Callable[[], object] = lambda: None
+        self.nodes: dict[str, tuple[NodeState, ...]] = {}
         self.polls = 0
         self._ranks = ranks
         self._under_way: dict[str, Operation] = {}
@@ -65,7 +67,7 @@ class MemoryLauncher:
         return LauncherState(
             job=job, phase=self.phase, generation=self.generation, attempt=self.attempt,
             micro_batches=self.micro_batches,
-            nodes=(NodeState(node="n0", ranks=tuple(range(self._ranks))),),
+            nodes=self.nodes.get(job, (NodeState(node="n0", ranks=tuple(range(self._ranks))),)),
             ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
             under_way=tuple(self._under_way),
         )  # fmt: skip

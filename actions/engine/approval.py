@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from actions.engine.calls import digest_of
 from actions.engine.memory import Approval
 from trainwarden.records import ActionRecord
+
+HELD: Final = frozenset({"held", "held_until_s"})  # what a plan says while a brake is on
 
 
 def planned_at(action: ActionRecord, generation: int) -> ActionRecord:
@@ -36,7 +38,7 @@ def answer_of(
     if not _is_whole(shown):
         return None  # a record that lost its plan on the way, or was never ours
     if word is not None and word.plan_digest == shown.plan_digest:
-        plan = {name: value for name, value in shown.plan.items() if name != "held"}
+        plan = {name: value for name, value in shown.plan.items() if name not in HELD}
         return msgspec.structs.replace(shown, at_s=action.at_s, plan=plan, by=word.by)
     if shown.outcome != "proposed":
         return None

@@ -14,22 +14,26 @@ from typing import Any
 
 import msgspec
 
+from actions.brakes.history import NODES_OUT
+from actions.brakes.hold import Asked, Hold
+from actions.brakes.nodes import TAKEN
 from actions.engine.adoption import Adoptions
 from actions.engine.approval import answer_of, planned_at
-from actions.engine.brakes import restart_loop_incident
+from actions.engine.asked import asked_of
 from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.hearing import OVERLAP_S, Hearing
 from actions.engine.memory import Case, Memory, with_outcome
+from actions.engine.outbox import Outbox
 from actions.engine.planner import next_intent
 from actions.engine.policy import Rules
-from actions.engine.under_way import UnderWay
+from actions.engine.under_way import End, UnderWay
 from actions.engine.view import Intent, View
 from trainwarden.clock import Clock
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.words import EVERY_JOB, latch
 from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Outcome
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output
 from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, INCIDENTS, Topic
@@ -62,7 +66,7 @@ class EngineHandler:
         self._under_way = UnderWay(self._calls, rules.config, self._adoptions.missing)
         self._bus: Bus | None = None
         self._hearing: Hearing | None = None
-        self._outbox: list[Output] = []
+        self._outbox = Outbox(metrics)
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
         self._mine: set[str] = set()  # started here, or by an engine whose partition this one has taken over
         self._unplanned: set[str] = set()  # incidents of which it was said that no plan can be made
@@ -83,8 +87,7 @@ class EngineHandler:
         for topic, from_s in ((ACTIONS, now_s - MEMORY_S), (COMMANDS, None)):
             for message in bus.read(topic, from_time_s=from_s):
                 self._take(memory, message)
-        for _, record in self._outbox:
-            memory.take(record)
+        self._outbox.remind(memory)
         if splits := [action.at_s for action in memory.under_way.values() if action.kind == "rebalance"]:
             for message in bus.read(EVENTS, from_time_s=min(splits) - OVERLAP_S):
                 self._take(memory, message)
@@ -95,7 +98,7 @@ class EngineHandler:
         self._under_way.inherit(action.id for action in started if action.id not in self._recorded)
         for action in started:
             if action.incident not in memory.cases:
-                self._end(action, "failed", f"{action.why}; its incident is no longer known")
+                self._end(action, End("failed", f"{action.why}; its incident is no longer known"))
         log.info("engine ready", extra={"fields": {"incidents": len(memory.cases), "unfinished": len(started)}})
 
     def _take_incidents(self, memory: Memory, bus: Bus, consumer: Consumer, since_s: float) -> set[str]:
@@ -128,13 +131,12 @@ class EngineHandler:
         if now_s >= self._forget_at_s:
             self._forget_at_s = now_s + FORGET_INTERVAL_S
             self._memory.forget(now_s - MEMORY_S)
-            self._recorded &= self._memory.actions.keys()
-            self._mine &= self._memory.actions.keys()
+            for names in (self._recorded, self._mine):
+                names.intersection_update(self._memory.actions)
             self._unplanned &= self._memory.cases.keys()
-        open_cases = sum(case.open for case in self._memory.cases.values())
-        self._metrics.gauge("open_incidents", "Incidents that last now.", open_cases)
-        outputs, self._outbox = self._outbox, []
-        return outputs
+        lasting = sum(case.open for case in self._memory.cases.values())
+        self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
+        return self._outbox.empty()
 
     def _take(self, memory: Memory, message: Message) -> None:
         if self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB):
@@ -189,43 +191,43 @@ class EngineHandler:
         """Whether something is being done for it or to its job's ranks; not a drain of hours, nor what is adopted."""
         return any(
             (a.incident == incident.id or (a.job == incident.job and VERBS.get(a.kind) not in NODE_VERBS))
-            and (a.id in self._mine or self._may_last(a, now_s))
+            and (a.id in self._mine or self._under_way.may_last(a, now_s))
             and not self._under_way.adopting(a.id)
             for a in self._memory.under_way.values()
         )
 
-    def _may_last(self, action: ActionRecord, now_s: float) -> bool:
-        """Whether what another engine has started may still be going on."""
-        verb = VERBS.get(action.kind)
-        return verb is not None and now_s - action.at_s < self._rules.config.deadline_s(verb)
-
     def _decide(self, intent: Intent, case: Case, now_s: float) -> None:
         """Propose, hold, skip or carry out; each is recorded once, not at every tick."""
-        incident, mode = case.incident, self._rules.mode
+        incident, mode = case.incident, self._rules.mode_of(intent.kind)
         known = self._memory.actions.get(intent.id)
-        action = ActionRecord(
-            id=intent.id,
-            incident=incident.id,
-            job=incident.job,
-            kind=intent.kind,
-            outcome="proposed",
-            at_s=now_s,
-            why=intent.why,
-            plan=intent.plan,
-        )
+        action = intent.of(incident, now_s)
         if intent.refused is not None:
-            self._skip(known, action, now_s, intent.refused, intent.held)
+            held = None if intent.held is None else Hold(intent.held, intent.refused, intent.until_s)
+            self._skip(action, now_s, intent.refused if held is None else held)
         elif mode == "observe":
             if known is None:
-                self._emit(action)
+                self._outbox.put(action, self._memory)
         elif (by := self._memory.denied.get(intent.id)) is not None:
-            self._skip(known, action, now_s, f"denied by {by}", None)
+            self._skip(action, now_s, f"denied by {by}")
+        elif intent.kind in NODES_OUT and self._taking_out():
+            pass
         elif (agreed := action if mode == "auto" else self._agreed(known, action, now_s)) is not None:
-            of_job, silence = self._memory.of_job(incident.job), self._memory.silences.over(incident, now_s)
-            if hold := self._rules.brakes.hold(now_s, of_job, self._memory.stopped_by(incident.job), silence):
-                self._skip(known, agreed, now_s, hold.why, hold.name)
+            asked = self._asked(agreed, case, now_s)
+            if asked.latch is None and known is not None and known.plan.get("held") == TAKEN:
+                self._skip(agreed, now_s, "dropped when the brake on nodes taken out was reset: a person has looked")
+            elif (hold := self._rules.brakes.hold(now_s, asked)) is not None:
+                self._skip(agreed, now_s, hold)
             else:
                 self._carry_out(with_outcome(agreed, "started", now_s), case, now_s)
+
+    def _taking_out(self) -> bool:
+        """Whether a node is about to be taken out here; one at a time, as the next might trip a brake on both."""
+        own = (action for action in self._memory.under_way.values() if action.id in self._mine)
+        return any(action.kind in NODES_OUT and self._under_way.unasked(action.id) for action in own)
+
+    def _asked(self, action: ActionRecord, case: Case, now_s: float) -> Asked:
+        state = self._calls.state(action.job, now_s)
+        return asked_of(action, case, self._memory, self._rules.remedies, state)
 
     def _agreed(self, known: ActionRecord | None, action: ActionRecord, now_s: float) -> ActionRecord | None:
         """What a person has approved, as it was shown then; else None, and `action` is shown if that is news."""
@@ -235,15 +237,18 @@ class EngineHandler:
         action = planned_at(action, state.generation)
         verdict = answer_of(known, action, self._memory.approved.get(action.id), self._rules.config.replan_s)
         if verdict is None:
-            self._emit(action)
+            self._outbox.put(action, self._memory)
         return verdict if isinstance(verdict, ActionRecord) else None
 
-    def _skip(self, known: ActionRecord | None, action: ActionRecord, now_s: float, why: str, held: str | None) -> None:
-        """Record that `action` is not done; `held` names a brake that may go off again, else this is final."""
-        if known is not None and known.outcome == "skipped" and known.plan.get("held") == held:
+    def _skip(self, action: ActionRecord, now_s: float, why: str | Hold) -> None:
+        """Record that `action` is not done: for good, or until a brake goes off."""
+        if isinstance(why, str):
+            self._outbox.skip(action, self._memory, now_s=now_s, why=why, held={})
             return
-        plan = {**action.plan, "held": held} if held else action.plan
-        self._emit(msgspec.structs.replace(with_outcome(action, "skipped", now_s, why), plan=plan))
+        if why.latches is not None:
+            self._outbox.put(latch(action, why.latches, why.why, now_s), self._memory)
+        until = {} if why.until_s is None else {"held_until_s": round(why.until_s, 3)}
+        self._outbox.skip(action, self._memory, now_s=now_s, why=why.said, held={"held": why.name, **until})
 
     def _carry_out(self, action: ActionRecord, case: Case, now_s: float) -> None:
         """Keep `started` on the bus, and only then call the launcher."""
@@ -254,12 +259,10 @@ class EngineHandler:
             return  # without a generation nothing can be asked, and what has just been said may change the plan
         if action.generation is None:
             action = planned_at(action, state.generation)
-        for key, record in self._outbox:  # what was decided before must stand before it
-            self._bus.publish(ACTIONS if isinstance(record, ActionRecord) else INCIDENTS, key, record)
-        self._outbox = []
+        self._outbox.publish(self._bus)  # what was decided before must stand before it
         self._memory.take(action)
         self._mine.add(action.id)
-        self._count(action)
+        self._outbox.count(action)
         self._bus.publish(ACTIONS, action.job, action)
         self._continue(action, case, now_s)
 
@@ -269,32 +272,28 @@ class EngineHandler:
         if action.id not in self._recorded:
             self._bus.flush()
             self._recorded.add(action.id)
-        unwanted = None
-        if self._listen() is None:
+        if self._listen() is None or self._hearing is None:
             return  # somebody may be saying stop
-        if (stopped_by := self._memory.stopped_by(action.job)) is not None:
-            unwanted = f"all acting was stopped by {stopped_by}"
-        elif not case.open and not action.plan.get("after_close"):
-            unwanted = "the incident closed"
-        elif self._rules.mode == "observe":
-            unwanted = "the engine was told to observe only"
+        brake = None
+        if self._under_way.unasked(action.id):
+            if action.kind in NODES_OUT and self._hearing.behind():
+                return  # another engine may have begun just before
+            brake = self._rules.brakes.after_start(now_s, self._asked(action, case, now_s))
+        unwanted = self._unwanted(action, case) or (None if brake is None else brake.said)
         end = self._under_way.go_on(action, now_s, by=action.by or "engine", unwanted=unwanted)
         if end is not None:
-            self._end(action, end.outcome, end.why)
+            if end.unheard and brake is not None:
+                action = msgspec.structs.replace(action, plan={**action.plan, "withdrawn": brake.name})
+            self._end(action, end)
 
-    def _end(self, action: ActionRecord, outcome: Outcome, why: str) -> None:
-        self._emit(with_outcome(action, outcome, self._clock.now_s(), why))
-        if action.kind == "stop_job" and (loop := action.plan.get("restart_loop")):
-            self._outbox.append((action.job, restart_loop_incident(action, int(loop))))
+    def _unwanted(self, action: ActionRecord, case: Case) -> str | None:
+        """Why the launcher should not hear of `action` any more, if it has not yet."""
+        if (stopped_by := self._memory.stopped_by(action.job)) is not None:
+            return f"all acting was stopped by {stopped_by}"
+        if not case.open and not action.plan.get("after_close"):
+            return "the incident closed"
+        observes = self._rules.mode_of(action.kind) == "observe"
+        return "the engine was told to observe only" if observes else None
 
-    def _emit(self, action: ActionRecord) -> None:
-        self._memory.take(action)
-        self._count(action)
-        self._outbox.append((action.job, action))
-
-    def _count(self, action: ActionRecord) -> None:
-        self._metrics.count(
-            "actions_total", "Actions by what became of them.", kind=action.kind, outcome=action.outcome
-        )
-        fields = {"action": action.id, "kind": action.kind, "outcome": action.outcome, "why": action.why}
-        log.info("action", extra={"fields": fields})
+    def _end(self, action: ActionRecord, end: End) -> None:
+        self._outbox.end(with_outcome(action, end.outcome, self._clock.now_s(), end.why), self._memory)

@@ -57,3 +57,13 @@ class Hearing:
             self._placed = True
             return self.new()
         return found
+
+    def behind(self) -> bool:
+        """Whether more was written than `new` has returned: a bus may know of more than it hands out at once.
+
+        Raises
+        ------
+        BusUnavailable
+            If the bus is away.
+        """
+        return self._consumer.lag() > 0

@@ -13,6 +13,7 @@ import msgspec
 from actions.engine.adoption import Adoptions
 from actions.planners import slow
 from actions.planners.ladder import Ladder
+from trainwarden.commands.latches import Latches
 from trainwarden.commands.silences import Silences
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentKind, IncidentRecord, Outcome, Record
@@ -81,6 +82,7 @@ class Memory:
         self.approved: dict[str, Approval] = {}
         self.denied: dict[str, str] = {}
         self.silences = Silences()
+        self.latches = Latches()
         self.adoptions = adoptions or Adoptions()
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
@@ -108,7 +110,7 @@ class Memory:
             case ActionRecord():
                 self._take_action(record, at_s)
             case CommandRecord():
-                self._take_command(record, offset)
+                self._take_command(record, offset, at_s)
             case EventRecord():
                 self.adoptions.take(record)
             case _:
@@ -128,16 +130,18 @@ class Memory:
             else:
                 self.said_s[action.id] = at_s
 
-    def _take_command(self, command: CommandRecord, offset: int) -> None:
+    def _take_command(self, command: CommandRecord, offset: int, at_s: float | None) -> None:
         if command.kind in ("stop", "resume"):
             if offset >= self._stops.get(command.job, (0, None))[0]:
                 who = command.by or "somebody without a name"
                 self._stops[command.job] = (offset, who if command.kind == "stop" else None)
         elif command.kind == "silence":
             self.silences.take(command, offset)
+        elif command.kind in ("latch", "reset"):
+            self.latches.take(command, at_s)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)
-        elif command.action is not None:
+        elif command.action is not None and command.kind == "deny":
             self.denied[command.action] = command.by
 
     def stopped_by(self, job: str) -> str | None:
@@ -157,11 +161,10 @@ class Memory:
         """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
         self.silences.forget(before_s)
         self.adoptions.forget({action.job for action in self.under_way.values()})
-        old = [name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s]
-        for name, actions in self._of_incident.items():
-            if name not in self.cases and all(self.actions[action].at_s < before_s for action in actions):
-                old.append(name)
-        for name in old:
+        past = {name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s}
+        for name in past | (self._of_incident.keys() - self.cases.keys()):
+            if any(self.actions[action].at_s >= before_s for action in self._of_incident.get(name, ())):
+                continue  # brakes count what was done since
             self.cases.pop(name, None)
             for action in self._of_incident.pop(name, ()):
                 del self.actions[action]

@@ -5,7 +5,7 @@ Decides only; the engine acts.
 
 from __future__ import annotations
 
-from actions.engine.brakes import RESTARTS, carried_out, ended_s, restart_loop
+from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
 from actions.engine.rebalancing import rebalance, relief
 from actions.engine.remedies import (
     AnyRung,
@@ -17,7 +17,7 @@ from actions.engine.remedies import (
     RestartProcess,
     StopJob,
 )
-from actions.engine.view import OVER, Intent, View
+from actions.engine.view import COOL_DOWN, OVER, Intent, View
 from trainwarden.records import ActionKind, ActionRecord
 
 
@@ -57,7 +57,7 @@ def _in_turn(view: View) -> AnyRung | None:
     A rung is due when what the incident has cost reaches its overhead and all before it were tried; a remedy that a
     brake held back counts as tried for those above it, and stays due itself.
     """
-    tried = {a.kind for a in view.actions if carried_out(a) or a.outcome == "skipped"}
+    tried = {a.kind for a in view.actions if carried_out(a) or _passed_over(a) or _only_shown(view, a)}
     held = {a.kind for a in view.actions if a.outcome == "skipped" and a.plan.get("held")}
     strategy = view.case.ladder.due(tried)
     due = None if strategy is None else strategy.kind
@@ -75,13 +75,24 @@ def _in_turn(view: View) -> AnyRung | None:
     return None
 
 
+def _passed_over(action: ActionRecord) -> bool:
+    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for."""
+    return action.outcome == "skipped" and action.plan.get("held") != COOL_DOWN
+
+
+def _only_shown(view: View, action: ActionRecord) -> bool:
+    """Whether `action` is of a kind that is never carried out, while others are; so those after it have their turn."""
+    observed = view.rules.mode_of(action.kind) == "observe" != view.rules.mode
+    return observed and action.outcome == "proposed"
+
+
 def _outlasted(view: View, rungs: tuple[AnyRung, ...]) -> bool:
-    """Whether the incident has outlasted what was carried out of `rungs`."""
+    """Whether the incident has outlasted what was carried out of `rungs`, or would have been."""
     patience_s: dict[ActionKind, float] = {rung.action: rung.patience_s for rung in rungs}
     return all(
         view.now_s - ended_s(action) >= patience_s.get(action.kind, 0.0)
         for action in view.actions
-        if carried_out(action)
+        if carried_out(action) or _only_shown(view, action)
     )
 
 
@@ -97,7 +108,7 @@ def _restart(view: View, rung: RestartProcess) -> Intent | None:
         why=f"{incident.kind}: {incident.reason}",
         plan={"ranks": "all", "suspects": [s.rank for s in incident.suspects if s.rank is not None]},
     )
-    if view.rules.mode == "observe":
+    if view.rules.mode_of(intent.kind) == "observe":
         return intent
     if (answer := view.answered(intent)) is not None:
         # A job that ended after its restart needs no second word about it.
@@ -105,7 +116,7 @@ def _restart(view: View, rung: RestartProcess) -> Intent | None:
         return None if restarted and answer.held == "over" else answer
     # A job that is down waits for nothing; one that stands still, for whatever else was tried since.
     due = view.failed() or _outlasted(view, view.rules.remedies.rungs(incident.kind))
-    return intent if due and _down(view, rung.persist_s) and not view.cooling(intent.kind) else None
+    return view.cooled(intent) if due and _down(view, rung.persist_s) else None
 
 
 def _down(view: View, persist_s: float) -> bool:
@@ -137,7 +148,7 @@ def _after_opening(view: View, action: ActionRecord) -> bool:
 
 def _restarts_in_vain(view: View, rung: StopJob) -> int:
     """How many restarts have not helped a job that is down again; 0 if they are too few to say so."""
-    state = view.state() if view.rules.mode != "observe" else None
+    state = view.state() if view.rules.mode_of("restart_process") != "observe" else None
     if state is None or state.phase in OVER or not _down(view, _persist_s(view)) or rung.after_restarts is None:
         return 0
     of_job = view.memory.of_job(view.case.incident.job)
@@ -162,7 +173,7 @@ def _stop(view: View, rung: StopJob) -> Intent | None:
     intent = Intent(
         id=view.next_id("stop"), kind="stop_job", why=f"a restart would fail the same way: {incident.reason}"
     )
-    if view.rules.mode == "observe":
+    if view.rules.mode_of(intent.kind) == "observe":
         return intent
     if (answer := view.answered(intent)) is not None:
         return answer
@@ -178,9 +189,7 @@ def _restart_running(view: View) -> Intent | None:
         why=f"{seen:.0f} s lost and cheaper remedies did not end it: {view.case.incident.reason}",
         plan={"ranks": "all", "impact_s": round(seen, 3)},
     )
-    if (answer := view.answered(intent)) is not None:
-        return answer
-    return None if view.cooling(intent.kind) else intent
+    return view.answered(intent) or view.cooled(intent)
 
 
 # --- what this launcher may not be able to do ------------------------------------------------------------------------
@@ -199,7 +208,7 @@ def _evict(view: View) -> Intent | None:
     )
     if (answer := view.answered(intent)) is not None:
         return answer
-    return None if able is None or view.cooling(intent.kind) else intent
+    return None if able is None else view.cooled(intent)
 
 
 def _move(view: View) -> Intent | None:
@@ -215,10 +224,9 @@ def _move(view: View) -> Intent | None:
 
 def _withdrawn(view: View) -> Intent | None:
     """A proposal that nobody answered before its incident closed."""
-    if view.rules.mode != "confirm":
-        return None
     for action in view.actions:
-        if action.outcome == "proposed" and not action.plan.get("after_close"):
+        waits = action.outcome == "proposed" and view.rules.mode_of(action.kind) == "confirm"
+        if waits and not action.plan.get("after_close"):
             return Intent(
                 id=action.id,
                 kind=action.kind,

@@ -7,12 +7,17 @@ from typing import Annotated, Final, Literal, Self
 
 import msgspec
 
+from actions.brakes.brakes import Brakes
+from actions.brakes.nodes import NodeLimits
+from actions.brakes.windows import Window
 from actions.engine import remedies
-from actions.engine.brakes import Brakes
 from actions.engine.remedies import Remedies
 from trainwarden.launching import Verb
+from trainwarden.records import ActionKind
 from trainwarden.settings import Config, EngineSettings, PositiveSeconds, parse
 
+Mode = Literal["observe", "confirm", "auto"]
+BOLDNESS: Final[tuple[Mode, ...]] = ("observe", "confirm", "auto")
 Long = Annotated[float, msgspec.Meta(gt=0.0, le=30 * 86_400.0)]
 
 # How long an operation may take; a drain waits for what runs on the node, which can be most of a day.
@@ -38,6 +43,8 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     it out within `operation_deadline_s` of its kind; a new split of micro-batches also if not all ranks have adopted it
     `adoption_deadline_s` after the launcher put it. Nothing is begun about an incident not heard of for `stale_s`. A
     plan that waits for a person's word stands for `replan_s` at least before a better one is shown in its place.
+    `nodes` says how many nodes may be taken out, `maintenance` when nothing is done by itself. `modes` are those of
+    single kinds of action and of all `others`, where they are more careful than the engine's.
     """
 
     launcher_deadline_s: PositiveSeconds = 60.0
@@ -45,6 +52,9 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     stale_s: PositiveSeconds = 3600.0
     replan_s: PositiveSeconds = 60.0
     adoption_deadline_s: PositiveSeconds = 300.0
+    modes: dict[ActionKind | Literal["others"], Mode] = msgspec.field(default_factory=dict)
+    nodes: NodeLimits = NodeLimits()
+    maintenance: Annotated[tuple[Window, ...], msgspec.Meta(max_length=100)] = ()
 
     def deadline_s(self, verb: Verb) -> float:
         """Seconds within which an operation of that kind must be done.
@@ -60,10 +70,25 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is settled before the first incident."""
 
-    mode: Literal["observe", "confirm", "auto"]
+    mode: Mode
     config: PolicyConfig
     brakes: Brakes
     remedies: Remedies
+
+    def mode_of(self, kind: ActionKind) -> Mode:
+        """The mode for actions of `kind`: none is bolder than the engine's own.
+
+        Examples
+        --------
+        >>> modes = {"evict_node": "confirm", "others": "observe", "restart_process": "auto"}
+        >>> rules = Rules.of(EngineSettings(mode="auto", policy={"modes": modes}))
+        >>> rules.mode_of("restart_process"), rules.mode_of("evict_node"), rules.mode_of("stop_job")
+        ('auto', 'confirm', 'observe')
+        >>> Rules.of(EngineSettings(mode="observe", policy={"modes": modes})).mode_of("restart_process")
+        'observe'
+        """
+        modes = self.config.modes
+        return min(self.mode, modes.get(kind, modes.get("others", self.mode)), key=BOLDNESS.index)
 
     @classmethod
     def of(cls, settings: EngineSettings) -> Self:
@@ -74,9 +99,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError
             With one clear sentence about the first mistake.
         """
+        config = parse(PolicyConfig, settings.policy, "engine.policy")
         return cls(
             mode=settings.mode,
-            config=parse(PolicyConfig, settings.policy, "engine.policy"),
-            brakes=Brakes(settings),
+            config=config,
+            brakes=Brakes(settings, config.nodes, config.maintenance),
             remedies=remedies.load(settings.remedies),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.engine.brakes import carried_out
+from actions.brakes.history import carried_out
 from actions.engine.remedies import Rebalance
 from actions.engine.view import Intent, View
 from actions.planners import slow
@@ -18,8 +18,6 @@ def rebalance(view: View, rung: Rebalance) -> Intent | None:
     incident = view.case.incident
     before = [action for action in view.attempts("rebalance") if carried_out(action)]
     if len(before) >= rung.at_most or (before and not _measured_since(view, rung, before[-1])):
-        return None
-    if view.cooling("rebalance"):
         return None
     intent = Intent(id=view.next_id("rebalance"), kind="rebalance", why=incident.reason)
     if (answer := view.answered(intent)) is not None:
@@ -43,7 +41,7 @@ def rebalance(view: View, rung: Rebalance) -> Intent | None:
         "slow_iterations": slowness.slow_iterations,
     }
     why = f"{incident.reason}; the new split should take {gain:.0%} off the slowest rank's compute time"
-    return msgspec.structs.replace(intent, why=why, plan=plan)
+    return view.cooled(msgspec.structs.replace(intent, why=why, plan=plan))
 
 
 def relief(view: View, rung: Rebalance) -> Intent | None:
@@ -54,16 +52,11 @@ def relief(view: View, rung: Rebalance) -> Intent | None:
     settled = settled or sum(carried_out(action) for action in tried) >= rung.at_most
     if not done or settled or _others_open(view) or not _relieved(view, rung, done[-1]):
         return None
-    if view.cooling("rebalance"):
-        return None
     before = [int(count) for count in done[-1].plan["micro_batches"]]
     split = even(len(before), sum(before))
-    return Intent(
-        id=view.next_id("relief"),
-        kind="rebalance",
-        why="the slow rank has recovered: back to the even split",
-        plan={"micro_batches": list(split), "before": before, "after_close": True},
-    )
+    plan = {"micro_batches": list(split), "before": before, "after_close": True}
+    why = "the slow rank has recovered: back to the even split"
+    return view.cooled(Intent(id=view.next_id("relief"), kind="rebalance", why=why, plan=plan))
 
 
 def _measured_since(view: View, rung: Rebalance, action: ActionRecord) -> bool:

@@ -22,10 +22,11 @@ LONGEST_PAUSE_S = 10.0
 
 
 class End(msgspec.Struct, frozen=True):
-    """What became of an action, and why."""
+    """What became of an action, and why; `unheard`: the launcher was never asked."""
 
     outcome: Outcome
     why: str
+    unheard: bool = False
 
 
 class _Trail(msgspec.Struct):
@@ -62,6 +63,16 @@ class UnderWay:
             if name not in self._trails:
                 self._trails[name] = _Trail(told=True, inherited=True)
 
+    def unasked(self, action: str) -> bool:
+        """Whether this engine has not asked the launcher for `action` yet; one before it may have."""
+        trail = self._trails.get(action)
+        return trail is None or not trail.told or trail.inherited
+
+    def may_last(self, action: ActionRecord, now_s: float) -> bool:
+        """Whether what another engine has started may still be going on."""
+        verb = VERBS.get(action.kind)
+        return verb is not None and now_s - action.at_s < self._config.deadline_s(verb)
+
     def adopting(self, action: str) -> bool:
         """Whether the launcher has done its part of `action`, and the ranks have not yet done theirs."""
         trail = self._trails.get(action)
@@ -89,7 +100,8 @@ class UnderWay:
         report = self._calls.poll(action) if trail.told else None
         if report is None or (isinstance(report, Report) and report.state == "unknown"):
             if unwanted is not None:
-                return self._end(action, "failed", f"{unwanted} before the launcher heard of it")
+                ended = self._end(action, "failed", f"{unwanted} before the launcher heard of it")
+                return msgspec.structs.replace(ended, unheard=True)
             trail.told, trail.inherited = True, False
             report = self._submit(action, now_s, by)
         if isinstance(report, Away):

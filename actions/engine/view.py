@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from actions.engine.brakes import carried_out
+from actions.brakes.history import begun
 from actions.engine.memory import Case, Memory
 from actions.engine.policy import Rules
 from trainwarden.launching import Capabilities, LauncherState
-from trainwarden.records import ActionKind, ActionRecord
+from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
 
 OVER = frozenset({"ended", "stopping"})
+COOL_DOWN: Final = "cool_down"
+SHORT_S: Final = 30.0  # a cool-down that is over so soon is not worth a word
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The next action, or why there is none.
 
     The id follows from incident, rung and attempt, so every engine that knows the same plans the same. `refused`:
-    it cannot be done, for this reason; with `held`, for now only.
+    it cannot be done, for this reason; with `held`, for now only, until `until_s` where that is known.
     """
 
     id: str
@@ -29,6 +31,20 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] = msgspec.field(default_factory=dict)
     refused: str | None = None
     held: str | None = None
+    until_s: float | None = None
+
+    def of(self, incident: IncidentRecord, now_s: float) -> ActionRecord:
+        """The action as it would be proposed now."""
+        return ActionRecord(
+            id=self.id,
+            incident=incident.id,
+            job=incident.job,
+            kind=self.kind,
+            outcome="proposed",
+            at_s=now_s,
+            why=self.why,
+            plan=self.plan,
+        )
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,13 +76,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return any(action.outcome == "skipped" and action.plan.get("held") for action in self.actions)
 
     def next_id(self, rung: str) -> str:
-        """Id of the first attempt of `rung` that was not carried out yet."""
-        attempt = 1 + sum(carried_out(action) for action in self.attempts(rung))
+        """Id of the first attempt of `rung` that was not begun yet."""
+        attempt = 1 + sum(begun(action) for action in self.attempts(rung))
         return f"{self.case.incident.id}/{rung}/{attempt}"
 
-    def cooling(self, kind: ActionKind) -> bool:
-        """Whether `kind` must wait for an earlier action of the job to show its effect."""
-        return self.rules.brakes.cooling(self.now_s, kind, self.memory.of_job(self.case.incident.job))
+    def cooled(self, intent: Intent) -> Intent | None:
+        """`intent`, or that it waits for an earlier action of the job to show its effect; None: for a moment only."""
+        of_job = self.memory.of_job(self.case.incident.job)
+        until_s = self.rules.brakes.cooling_until_s(intent.kind, of_job)
+        if until_s <= self.now_s:
+            return intent
+        if until_s - self.now_s < SHORT_S:
+            return None
+        why = "an earlier action of the job is to show its effect first"
+        return msgspec.structs.replace(intent, refused=why, held=COOL_DOWN, until_s=until_s)
 
     def failed(self) -> bool:
         """Whether the launcher says that the job is down and waits for help."""
@@ -75,7 +98,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def answered(self, intent: Intent) -> Intent | None:
         """The refusal of `intent` if the launcher is away for too long or the job is over; never in observe mode."""
-        if self.rules.mode == "observe":
+        if self.rules.mode_of(intent.kind) == "observe":
             return None
         state = self.state()
         if state is None:

@@ -129,7 +129,7 @@ class Overview:
             self._stops[command.job] = (command.by or "somebody") if command.kind == "stop" else None
         elif command.kind == "silence":
             self.silences.take(command, offset)
-        else:
+        elif command.kind in ("approve", "deny"):
             self.remember(command)
 
     def remember(self, command: CommandRecord) -> CommandRecord:

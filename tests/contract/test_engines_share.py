@@ -14,9 +14,9 @@ from actions.engine.policy import Rules
 from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.clock import SystemClock
-from trainwarden.launching import LauncherState
+from trainwarden.launching import Capabilities, LauncherState, NodeState
 from trainwarden.protocols import Bus
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
+from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, IncidentRecord, Suspect
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import EngineSettings
@@ -42,6 +42,7 @@ class Pair:
 
     def _down(self, job: str) -> LauncherState:
         self.launcher.phase = "failed"
+        self.launcher.nodes[job] = tuple(NodeState(node=f"{job}/{number}") for number in range(20))
         return MemoryLauncher.state(self.launcher, job)
 
     def _loop(self, bus: Bus) -> ServiceLoop:
@@ -55,13 +56,14 @@ class Pair:
         self.over[number].set()
         self.threads[number].join(DEADLINE_S)
 
-    def fails(self, name: str, jobs: int = JOBS) -> None:
-        """A crash of each of so many jobs."""
+    def fails(self, name: str, jobs: int = JOBS, kind: IncidentKind = "crash") -> None:
+        """A crash of each of so many jobs, or another incident of their first nodes."""
         now_s = time.time()
         for number in range(jobs):
             job = f"{name}{number}"
             self.bus.publish(INCIDENTS, job, IncidentRecord(
-                id=f"crash/{job}", job=job, kind="crash", severity="sev2", state="opened", revision=0,
+                id=f"{kind}/{job}", job=job, kind=kind, severity="sev2", state="opened", revision=0,
+                suspects=(Suspect(score=1.0, reason="Xid 79", node=f"{job}/0"),),
                 opened_at_s=now_s, updated_at_s=now_s, reason="rank 2 was killed",
             ))  # fmt: skip
         self.bus.flush()
@@ -120,3 +122,18 @@ def test_who_is_left_takes_over_the_incidents_of_one_that_is_gone_and_repeats_no
     wait_until(lambda: len(pair.started()) == 2 * JOBS, "the late ones are restarted")
     assert set(pair.started().values()) == {1}
     assert len(pair.launcher.asked) == 2 * JOBS
+
+
+def test_all_engines_together_take_out_no_more_nodes_than_are_allowed(pair: Pair) -> None:
+    """The shipped limit is five of all jobs, whoever owns them."""
+    pair.launcher.able = Capabilities(can=frozenset({"evict"}))
+    pair.fails("job", kind="gpu_lost")
+    wait_until(
+        lambda: all(h._memory.latches.over("any") is not None for h in pair.handlers), "both have heard the latch"
+    )
+    time.sleep(1.0)
+    assert 1 <= len(pair.launcher.operations) <= 5
+    pair.fails("late", kind="gpu_lost")
+    wait_until(lambda: sum(len(handler._memory.cases) for handler in pair.handlers) == 2 * JOBS, "all are known")
+    time.sleep(1.0)
+    assert len({node for one in pair.launcher.operations for node in one.targets.nodes}) <= 5

@@ -35,9 +35,16 @@ def on_action(word: Literal["approve", "deny"], action: ActionRecord, by: str, a
     )
 
 
-def on_job(word: Literal["stop", "resume"], job: str | None, by: str, at_s: float) -> CommandRecord:
-    """A stop or its end, for `job` or for all."""
+def on_job(word: Literal["stop", "resume", "reset"], job: str | None, by: str, at_s: float) -> CommandRecord:
+    """A stop or its end, or the reset of a latch, for `job` or for all."""
     return CommandRecord(id=_new_id(), job=job or EVERY_JOB, at_s=at_s, kind=word, by=by)
+
+
+def latch(action: ActionRecord, job: str, why: str, at_s: float) -> CommandRecord:
+    """The engine's word that no more nodes of `job`, or of all, are taken out; `action` would have been too many."""
+    return CommandRecord(
+        id=f"command/latch/{action.id}", job=job, at_s=at_s, kind="latch", by="engine", action=action.id, why=why
+    )
 
 
 def silence(

@@ -33,16 +33,18 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
     """A person's word to the engine: on one action (by the `plan_digest` that was shown), on all acting, or a silence.
 
-    A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any.
+    A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any. An
+    engine's own word is the latch: for the reason `why` no more nodes are taken out, until a person's reset.
     """
 
     id: str
     job: str
     at_s: float
-    kind: Literal["approve", "deny", "stop", "resume", "silence"]
+    kind: Literal["approve", "deny", "stop", "resume", "silence", "latch", "reset"]
     by: str
     action: str | None = None
     plan_digest: str | None = None
     until_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)] | None = None
     incident_kind: IncidentKind | None = None
     node: str | None = None
+    why: str = ""

@@ -22,7 +22,7 @@ from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.settings import load
 from trainwarden.topics import ACTIONS, COMMANDS
 
-Word = Literal["list", "approve", "deny", "stop", "resume"]
+Word = Literal["list", "approve", "deny", "stop", "resume", "reset"]
 
 
 def actions(
@@ -34,7 +34,7 @@ def actions(
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """List actions; approve or deny one; stop or resume all acting.
+    """List actions; approve or deny one; stop or resume all acting; reset the brake on nodes taken out.
 
     Example: trainwarden actions approve ID
     """
@@ -87,7 +87,7 @@ def _waiting(word: Word, action: str | None, known: Mapping[str, ActionRecord]) 
 
 def _command(word: Word, about: ActionRecord | None, job: str | None, now_s: float) -> CommandRecord:
     """The record by which the engine is told; an approval is of the plan that stands now."""
-    if word in ("stop", "resume"):
+    if word in ("stop", "resume", "reset"):
         return words.on_job(word, job, user(), now_s)
     assert about is not None
     return words.on_action("approve" if word == "approve" else "deny", about, user(), now_s)

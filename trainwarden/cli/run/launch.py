@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from actions.engine.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import NO_CHECKPOINTS
-from trainwarden.settings import checkpoints_of
+from trainwarden.settings import EngineSettings, checkpoints_of
 
 
 def launch(
@@ -34,14 +36,13 @@ def launch(
     """
     voice = Voice(json)
     settings = settings_for(config, job, "launch")
-    overrides = {"TRAINWARDEN_ENGINE_MODE": mode}
     services = services_here(settings, config, "agent", "detector", "engine")
     with JobRun(
         settings,
         own_services=services,
         notice=lambda r: voice.say(record_line(r)),
         config=config,
-        overrides=overrides,
+        overrides={"TRAINWARDEN_ENGINE_MODE": mode},
         command=command,
     ) as run:
         for word in run.words:
@@ -51,7 +52,8 @@ def launch(
             voice.say(f"trainwarden: {NO_CHECKPOINTS}")
         run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
         named = () if checkpoints is None else ("--checkpoints", str(checkpoints))
-        arguments = ("--nproc", str(nproc), "--mode", mode, "--show", *named, "--", *command)
+        held = ("--mode", _waits_for(settings.engine, mode))
+        arguments = ("--nproc", str(nproc), *held, "--show", *named, "--", *command)
         code = _supervise(run, arguments, voice, config)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
@@ -64,6 +66,11 @@ def launch(
             voice.say(f"trainwarden: {line}")
     voice.answer_if_possible(result)
     return code
+
+
+def _waits_for(engine: EngineSettings, mode: Mode) -> Mode:
+    """Whom a job that is down waits for: the engine, a person or nobody, by who may have it restarted."""
+    return Rules.of(msgspec.structs.replace(engine, mode=mode)).mode_of("restart_process")
 
 
 def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice, config: Path | None) -> int:

@@ -1,0 +1,62 @@
+"""What the records of actions say of what was done: which were carried out, when they ended, restarts in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
+
+RESTARTS: Final[frozenset[ActionKind]] = frozenset({"restart_process", "restart_job"})
+NODES_OUT: Final[frozenset[ActionKind]] = frozenset({"evict_node"})
+"""Actions that take nodes out of use."""
+
+
+def begun(action: ActionRecord) -> bool:
+    """Whether `action` was recorded as started, whatever came of it."""
+    return action.outcome in ("started", "done", "failed")
+
+
+def carried_out(action: ActionRecord) -> bool:
+    """Whether the launcher was called for `action`, with whatever result; a brake may have been faster.
+
+    Examples
+    --------
+    >>> action = ActionRecord(id="i1/evict/1", incident="i1", job="j", kind="evict_node", outcome="failed", at_s=0.0,
+    ...     why="gpu_lost", plan={"nodes": ["n7"], "withdrawn": "nodes"})
+    >>> begun(action), carried_out(action)
+    (True, False)
+    """
+    return begun(action) and not action.plan.get("withdrawn")
+
+
+def ended_s(action: ActionRecord) -> float:
+    """When `action` ended; while it has not, when it began."""
+    return action.finished_at_s or action.at_s
+
+
+def counts_s(now_s: float, action: ActionRecord) -> float:
+    """When `action` had its effect last: now, while it is under way, as a launcher may hear of it long after."""
+    return max(now_s, action.at_s) if action.outcome == "started" else ended_s(action)
+
+
+def restart_loop(now_s: float, actions: Iterable[ActionRecord], restarts: int, within_s: float) -> int:
+    """Restarts among one job's `actions` since `within_s` ago if they are `restarts` or more, else 0."""
+    since_s = now_s - within_s
+    recent = sum(1 for a in actions if a.kind in RESTARTS and carried_out(a) and a.at_s > since_s)
+    return recent if recent >= restarts else 0
+
+
+def restart_loop_incident(action: ActionRecord, restarts: int) -> IncidentRecord:
+    """The sev1 incident that a person must look at once restarts have not helped."""
+    return IncidentRecord(
+        id=f"restart-loop/{action.incident}",
+        job=action.job,
+        kind="restart_loop",
+        severity="sev1",
+        state="opened",
+        revision=0,
+        opened_at_s=action.at_s,
+        updated_at_s=action.at_s,
+        reason=f"{restarts} restarts have not helped, so the job was stopped",
+    )

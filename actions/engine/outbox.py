@@ -1,0 +1,69 @@
+"""What the engine says of its actions: each change once, known to its memory, counted, and on its way to the bus."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from actions.brakes.history import restart_loop_incident
+from actions.engine.memory import Memory, with_outcome
+from trainwarden.protocols import Bus
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import Output
+from trainwarden.topics import topic_of
+
+log = logging.getLogger("trainwarden.engine")
+
+
+class Outbox:
+    """Records that are not on the bus yet, in the order in which they were decided."""
+
+    def __init__(self, metrics: SelfMetrics) -> None:
+        self._metrics = metrics
+        self._waiting: list[Output] = []
+
+    def empty(self) -> list[Output]:
+        """All of it, which is let go of."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def publish(self, bus: Bus) -> None:
+        """Put all of it on the bus; it is not flushed."""
+        for key, record in self.empty():
+            bus.publish(topic_of(record), key, record)
+
+    def remind(self, memory: Memory) -> None:
+        """Tell a new memory what has not come to the bus yet."""
+        for _, record in self._waiting:
+            memory.take(record)
+
+    def put(self, record: ActionRecord | IncidentRecord | CommandRecord, memory: Memory) -> None:
+        """Say it, and know it."""
+        memory.take(record)
+        if isinstance(record, ActionRecord):
+            self.count(record)
+        self._waiting.append((record.job, record))
+
+    def skip(self, action: ActionRecord, memory: Memory, *, now_s: float, why: str, held: dict[str, object]) -> None:
+        """Say that `action` is not done, unless that was said: for good, or `held` by a brake that may go off."""
+        known = memory.actions.get(action.id)
+        if known is not None and known.outcome == "skipped" and known.plan.get("held") == held.get("held"):
+            return
+        skipped = with_outcome(action, "skipped", now_s, why)
+        self.put(msgspec.structs.replace(skipped, plan={**action.plan, **held}), memory)
+
+    def end(self, action: ActionRecord, memory: Memory) -> None:
+        """Say how `action` ended, and that a job which was stopped for restarts in vain needs a person."""
+        self.put(action, memory)
+        if action.kind == "stop_job" and (loop := action.plan.get("restart_loop")):
+            self._waiting.append((action.job, restart_loop_incident(action, int(loop))))
+
+    def count(self, action: ActionRecord) -> None:
+        """Count and log a change of an action."""
+        self._metrics.count(
+            "actions_total", "Actions by what became of them.", kind=action.kind, outcome=action.outcome
+        )
+        fields = {"action": action.id, "kind": action.kind, "outcome": action.outcome, "why": action.why}
+        log.info("action", extra={"fields": fields})
