@@ -8,7 +8,6 @@ from actions.brakes.history import carried_out
 from actions.engine.remedies import Rebalance
 from actions.engine.view import Intent, View
 from actions.planners import slow
-from actions.planners.microbatches import even
 from trainwarden.errors import DataError
 from trainwarden.records import ActionRecord
 
@@ -39,6 +38,7 @@ def rebalance(view: View, rung: Rebalance) -> Intent | None:
         "predicted_compute_s": round(split.predicted_compute_s, 6),
         "impact_s": round(view.case.ladder.impact_s, 3),
         "slow_iterations": slowness.slow_iterations,
+        "replicas": split.replicas,
     }
     why = f"{incident.reason}; the new split should take {gain:.0%} off the slowest rank's compute time"
     return view.cooled(msgspec.structs.replace(intent, why=why, plan=plan))
@@ -53,10 +53,14 @@ def relief(view: View, rung: Rebalance) -> Intent | None:
     if not done or settled or _others_open(view) or not _relieved(view, rung, done[-1]):
         return None
     before = [int(count) for count in done[-1].plan["micro_batches"]]
-    split = even(len(before), sum(before))
-    plan = {"micro_batches": list(split), "before": before, "after_close": True}
     why = "the slow rank has recovered: back to the even split"
-    return view.cooled(Intent(id=view.next_id("relief"), kind="rebalance", why=why, plan=plan))
+    intent = Intent(id=view.next_id("relief"), kind="rebalance", why=why)
+    try:
+        split = slow.even_split(view.case.slowness, before)
+    except DataError as error:
+        return msgspec.structs.replace(intent, refused=str(error), held="unknown")
+    plan = {"micro_batches": list(split), "before": before, "after_close": True}
+    return view.cooled(msgspec.structs.replace(intent, plan=plan))
 
 
 def _measured_since(view: View, rung: Rebalance, action: ActionRecord) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .layout import AT_MICRO, AT_PLAN, AT_PLAN_STEP
@@ -44,20 +45,28 @@ class MicroBatchPlan:
     rank, world_size : int
         This process and how many there are.
     total : int
-        Micro-batches of one iteration over all ranks; a plan that does not sum to it is passed over.
+        Micro-batches of one iteration over all replicas; a plan that does not sum to it is passed over.
+    group : sequence of int, optional
+        Global ranks of this rank's data-parallel group, where a replica is more than one rank; else all ranks. Counts
+        are those of its members, in their order: all ranks of a replica run the same number.
 
     Examples
     --------
     >>> MicroBatchPlan(0, 4, 10).adopt(0)
     (3, 3, 2, 2)
+    >>> MicroBatchPlan(5, 8, 10, group=(1, 5)).adopt(0)
+    (5, 5)
     """
 
-    def __init__(self, rank: int, world_size: int, total: int) -> None:
-        self.rank = rank
-        share, rest = divmod(total, world_size)
-        self.total = total
-        self.plans: dict[int, tuple[int, ...]] = {0: tuple(share + (place < rest) for place in range(world_size))}
-        self.in_force = self.plans[0]
+    def __init__(self, rank: int, world_size: int, total: int, group: Sequence[int] | None = None) -> None:
+        self.group = tuple(range(world_size) if group is None else group)
+        self.place = self.group.index(rank)
+        self.world_size, self.total = world_size, total
+        share, rest = divmod(total, len(self.group))
+        even = tuple(share + (place < rest) for place in range(len(self.group)))
+        self.plans: dict[int, tuple[int, ...]] = {0: even}
+        self.texts = {0: _text(even)} if group is None else {}  # of all ranks, as the plan was given
+        self.in_force = even
         folder = os.environ.get("TRAINWARDEN_RUN_DIR") or os.path.dirname(os.environ.get("TRAINWARDEN_HOOK_DIR", ""))
         self.path = os.path.join(folder, "plan.json") if folder else ""
         self.seen: tuple[int, int, int] | None = None
@@ -76,7 +85,7 @@ class MicroBatchPlan:
         return max(self.plans)
 
     def adopt(self, number: int) -> tuple[int, ...]:
-        """Micro-batches of every rank under plan `number`, which is in force from now on.
+        """Micro-batches of every member of the group under plan `number`, which is in force from now on.
 
         A number that was never read leaves the list that is in force as it is.
         """
@@ -84,10 +93,10 @@ class MicroBatchPlan:
             self.in_force = self.plans.get(number, self.in_force)
             hook = current()
             if hook is not None and number in self.plans and (hook.live or hook.activate()):
-                micro_batches(self.in_force[self.rank])
+                micro_batches(self.in_force[self.place])
                 hook.words[AT_PLAN], hook.words[AT_PLAN_STEP] = number, hook.step
-                text = ",".join(map(str, self.in_force))
-                hook.note({"type": "plan", "plan": number, "micro_batches": text, "step": hook.step})
+                if text := self.texts.get(number):
+                    hook.note({"type": "plan", "plan": number, "micro_batches": text, "step": hook.step})
         except Exception:
             let_through()
         return self.in_force
@@ -100,12 +109,18 @@ class MicroBatchPlan:
                 continue
             number, shares = plan.get("number"), plan.get("micro_batches")
             if type(number) is int and number > 0 and number not in self.plans and self._valid(shares):
-                self.plans[number] = tuple(shares or ())
+                counts: list[int] = shares or []
+                self.plans[number] = tuple(counts[rank] for rank in self.group)
+                self.texts[number] = _text(counts)
 
     def _valid(self, shares: Any) -> bool:
         return bool(
             isinstance(shares, list)
-            and len(shares) == len(self.plans[0])
+            and len(shares) == self.world_size
             and all(type(share) is int and share >= 1 for share in shares)
-            and sum(shares) == self.total
+            and sum(shares[rank] for rank in self.group) == self.total
         )
+
+
+def _text(shares: Iterable[int]) -> str:
+    return ",".join(map(str, shares))

@@ -387,6 +387,8 @@ def test_the_split_of_the_launcher_is_used_where_evidence_has_none() -> None:
         ({"compute_s": [0.3, None, 0.6, 0.3]}, "compute time of rank 1"),
         ({"ranks": [0, 1, 2]}, "not known of every rank"),
         ({"micro_batches": [1, 1, 1, 1]}, "no split"),
+        ({"layout": {"world_size": 4, "uneven": ["ZeRO-2: so"]}}, "wrong here: ZeRO-2"),
+        ({"layout": {"world_size": 4, "sizes": {"tp": 2}}}, "not known whole"),
     ],
 )
 def test_a_rebalance_that_cannot_be_planned_is_skipped_with_the_reason(evidence: dict[str, Any], why: str) -> None:
@@ -452,6 +454,20 @@ def test_relief_brings_the_even_split_back_once() -> None:
     rig.tell(closed)
     rig.tick(100.0)
     assert rig.launcher.splits == [(7, 7, 3, 7), (6, 6, 6, 6)]
+
+
+def test_replicas_of_several_ranks_are_split_and_brought_back_together() -> None:
+    pairs = {"world_size": 4, "sizes": {"tp": 2, "cp": 1, "dp": 2, "pp": 1}, "sources": ["settings"]}
+    rig = Rig()
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_compute", evidence=slow_evidence(layout=pairs))
+    rig.tell(incident)
+    assert rig.launcher.splits == [(8, 8, 4, 4)]
+    rig.clock.sleep(60.0)
+    healthy = slow_evidence(compute_s=[0.4, 0.4, 0.2, 0.2], micro_batches=[8, 8, 4, 4], iteration_s=0.36, layout=pairs)
+    rig.tell(rig.closed(incident, evidence=healthy))
+    rig.tick(100.0)
+    assert rig.launcher.splits == [(8, 8, 4, 4), (6, 6, 6, 6)]
 
 
 def test_an_incident_that_closed_only_because_the_split_works_keeps_the_split() -> None:

@@ -49,6 +49,21 @@ def test_a_plan_that_was_missed_is_in_the_history(plan_file: Path) -> None:
     assert plan.adopt(1) == (4, 2)
 
 
+def test_ranks_of_a_replica_take_their_number_from_the_plan_of_all_ranks(
+    plan_file: Path, make: Callable[..., Hook]
+) -> None:
+    target = make(rank=5, world=8)
+    plan = MicroBatchPlan(5, 8, 6, group=(1, 5))
+    write_plan(plan_file, {"number": 1, "micro_batches": [2, 2, 2, 2, 4, 4, 4, 4]})
+    assert plan.latest() == 1
+    assert plan.adopt(1) == (2, 4)
+    assert header_of(target).micro_batches == 4
+    told = json.loads(Path(target.memory.path + ".last").read_text().splitlines()[-1])
+    assert told["micro_batches"] == "2,2,2,2,4,4,4,4"
+    write_plan(plan_file, {"number": 2, "micro_batches": [2, 3, 2, 2, 4, 4, 4, 4]})
+    assert plan.latest() == 1
+
+
 @pytest.mark.parametrize(
     "plan",
     [
