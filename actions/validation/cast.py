@@ -1,0 +1,130 @@
+"""Who takes part in a validation, who has fallen silent, and what is asked of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from actions.validation.results import Finding, Joined, NodeReport, Order, RankReport
+from actions.validation.schedules import Pair
+from trainwarden.records import IncidentKind
+
+ASKED_AGAIN_S = 2.0  # a process that lives answers this within milliseconds
+LIMITS_OF_A_LINK = 3  # to connect, to send, to receive
+
+
+class Talk(Protocol):
+    """The leader's way to ranks and nodes."""
+
+    def join(self) -> Mapping[int, Joined]:
+        """The ranks that have come in time."""
+        ...
+
+    def ask(self, order: Order) -> Mapping[int, RankReport]:
+        """What the ranks of `order` answer within its limit; ranks whose process ended are not waited for."""
+        ...
+
+    def ended(self) -> Mapping[int, str]:
+        """How the processes of ranks ended, of those that have."""
+        ...
+
+    def nodes(self) -> Sequence[NodeReport]:
+        """What the checks of disk and memory answered, of every node that did."""
+        ...
+
+
+class Cast:
+    """The ranks of one validation, by way of `talk`.
+
+    A rank that does not answer an order in time is asked no other; at the end it is asked once more.
+    """
+
+    def __init__(self, talk: Talk, world_size: int) -> None:
+        self._talk = talk
+        self._number = 0
+        self._silent: dict[int, list[str]] = {}
+        self.joined = talk.join()
+        self.absent = tuple(rank for rank in range(world_size) if rank not in self.joined)
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The ranks that have answered everything so far."""
+        return tuple(rank for rank in sorted(self.joined) if rank not in self._silent)
+
+    def burn_in(self, ranks: Iterable[int], budget_s: float, limit_s: float) -> Mapping[int, RankReport]:
+        """A burn-in of `ranks`, all at the same time."""
+        asked = tuple(rank for rank in ranks if rank not in self._silent)
+        return self._ask(Order(number=0, what="gemm", ranks=asked, budget_s=budget_s, limit_s=limit_s), "its burn-in")
+
+    def links(self, pairs: Iterable[Pair], budget_s: float, limit_s: float) -> Mapping[int, RankReport]:
+        """One pass over `pairs`, all at the same time; pairs with a rank that is silent are left out.
+
+        What has not come through after `limit_s` has not; a rank has thrice that time to say so.
+        """
+        asked = tuple(pair for pair in pairs if not set(pair) & self._silent.keys())
+        ranks = tuple(rank for pair in asked for rank in pair)
+        reports = self._ask(
+            Order(
+                number=0, what="links", ranks=ranks, pairs=asked, budget_s=budget_s, limit_s=LIMITS_OF_A_LINK * limit_s
+            ),
+            "a link test",
+        )
+        for rank, report in reports.items():
+            if report.error is not None and report.peer in self._silent:
+                self._silent[report.peer].append(f"rank {rank} had no answer from it either")
+        return reports
+
+    def _ask(self, order: Order, what: str) -> Mapping[int, RankReport]:
+        if not order.ranks:
+            return {}
+        self._number += 1
+        order = Order(
+            number=self._number, what=order.what, ranks=order.ranks, pairs=order.pairs,
+            budget_s=order.budget_s, limit_s=order.limit_s,
+        )  # fmt: skip
+        reports = self._talk.ask(order)
+        for rank in order.ranks:
+            if rank not in reports:
+                self._silent.setdefault(rank, []).append(f"no report of {what} within {order.limit_s:.0f} s")
+        return reports
+
+    def who_is_gone(self) -> tuple[list[Finding], list[str]]:
+        """Ranks that never came, have ended, or still do not answer; and in words those that were only late."""
+        ended = self._talk.ended()
+        still = tuple(rank for rank in self._silent if rank not in ended)
+        back = self._ask(Order(number=0, what="answer", ranks=still, limit_s=ASKED_AGAIN_S), "a plain question")
+        ended = self._talk.ended()
+        accused = [self._gone("node_lost", rank, "never came", ()) for rank in self.absent if rank not in ended]
+        for rank, how in sorted(ended.items()):
+            accused.append(self._gone("crash", rank, how, tuple(self._silent.get(rank, ()))))
+        noted = []
+        for rank in sorted(self._silent):
+            if rank in back:
+                noted.append(f"rank {rank} on {self.node(rank)} answers again: {self._silent[rank][0]}")
+            elif rank not in ended:
+                why = "does not answer, though its process has not ended"
+                accused.append(self._gone("hang", rank, why, tuple(self._silent[rank])))
+        return accused, noted
+
+    def node(self, rank: int) -> str:
+        """The node of `rank`, as far as it is known."""
+        return self.joined[rank].node if rank in self.joined else "an unknown node"
+
+    def _gone(self, kind: IncidentKind, rank: int, how: str, witnesses: tuple[str, ...]) -> Finding:
+        nodes = (self.joined[rank].node,) if rank in self.joined else ()
+        return Finding(
+            kind=kind,
+            text=f"rank {rank} on {self.node(rank)} {how}",
+            ranks=(rank,),
+            nodes=nodes,
+            witnesses=witnesses,
+        )
+
+    def finish(self) -> None:
+        """Let all ranks go."""
+        self._number += 1
+        self._talk.ask(Order(number=self._number, what="end"))
+
+    def node_reports(self) -> Sequence[NodeReport]:
+        """See `Talk.nodes`."""
+        return self._talk.nodes()

@@ -1,0 +1,191 @@
+"""Link tests: every link of ring and tree, then each suspect again, alone, and its ends with other partners."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from actions.validation.cast import Cast
+from actions.validation.judgement import (
+    LEAST_PEERS,
+    Reference,
+    is_slow,
+    link_kind,
+    link_name,
+    link_reference,
+    link_times,
+)
+from actions.validation.results import Finding, LinkTime
+from actions.validation.schedules import Pair, disjoint, ring_and_tree
+
+MOST_SUSPECTS = 16  # links measured again; of more at once the slowest say whose they are
+SILENT = float("inf")  # the ratio of a link that carried nothing
+
+
+class LinkStage:
+    """The link tests of `cast`; the attributes are as `actions.validation.compute.ComputeStage` has them."""
+
+    def __init__(self, cast: Cast, budget_s: float, limit_s: float, baseline_s: Mapping[str, float]) -> None:
+        self._cast, self._budget_s, self._limit_s, self._baseline_s = cast, budget_s, limit_s, baseline_s
+        self.accused: list[Finding] = []
+        self.noted: list[str] = []
+        self.unjudged: list[str] = []
+        self.times: dict[Pair, LinkTime] = {}
+        self.passes = 0
+
+    def run(self, left_out: Collection[int] = ()) -> None:
+        """All passes, then at most two for the suspects; `left_out` are ranks whose processor is known to be slow."""
+        ranks = [rank for rank in self._cast.present if rank not in left_out]
+        self.times, dead = self._measure(ring_and_tree(ranks))
+        reference = link_reference(self.times.values(), self._cast.joined, self._baseline_s)
+        suspects = self._ratios(self.times, dead, reference)
+        self._say_unjudged(reference)
+        if suspects:
+            self._confirm(suspects, reference)
+
+    def _measure(self, passes: Iterable[tuple[Pair, ...]]) -> tuple[dict[Pair, LinkTime], set[Pair]]:
+        """Times by direction; and the pairs of which both ends answered that nothing came through."""
+        times: dict[Pair, LinkTime] = {}
+        dead: set[Pair] = set()
+        for one in passes:
+            reports = self._cast.links(one, self._budget_s, self._limit_s)
+            self.passes += 1
+            times |= link_times(reports.values())
+            dead |= {pair for pair in one if all(rank in reports and reports[rank].error is not None for rank in pair)}
+        return times, dead
+
+    def _ratios(self, times: Mapping[Pair, LinkTime], dead: Iterable[Pair], reference: Reference) -> dict[Pair, float]:
+        """Slow links, each under its ends in order, with the ratio of its slower direction."""
+        joined = self._cast.joined
+        ratios: dict[Pair, float] = {(min(pair), max(pair)): SILENT for pair in dead}
+        for (sender, receiver), one in times.items():
+            ratio = reference.ratio(
+                one.best_s, link_kind(sender, receiver, joined), link_name(sender, receiver, joined)
+            )
+            if ratio is not None and is_slow(ratio):
+                pair = (min(sender, receiver), max(sender, receiver))
+                ratios[pair] = max(ratio, ratios.get(pair, 0.0))
+        return ratios
+
+    def _confirm(self, suspects: Mapping[Pair, float], reference: Reference) -> None:
+        """Each suspect alone, clean links beside it as witnesses of how busy all is; then both ends with others."""
+        worst = sorted(suspects, key=lambda pair: -suspects[pair])[:MOST_SUSPECTS]
+        touched = {rank for pair in suspects for rank in pair}
+        clean = [pair for pair in self.times if not touched & set(pair)]
+        passes = [self._with_witnesses(one, clean) for one in disjoint(worst)]
+        times, dead = self._measure(passes)
+        now = self._not_before(reference, [one for pair, one in times.items() if tuple(sorted(pair)) not in suspects])
+        again = self._ratios(times, dead, now)
+        partners = {
+            (end, other): partner
+            for pair in worst
+            if pair in again
+            for end, other in (pair, pair[::-1])
+            if (partner := self._partner(end, other, touched)) is not None
+        }
+        second, dead = self._measure(disjoint(dict.fromkeys((end, partner) for (end, _), partner in partners.items())))
+        with_others = self._ratios(second, dead, now)
+        blamed: dict[int, list[float]] = {}
+        for pair in worst:
+            if pair not in again:
+                self.noted.append(f"{self._said(pair)} was slow once ({_times(suspects[pair])}), but not when alone")
+                continue
+            ends = [
+                end
+                for end, other in (pair, pair[::-1])
+                if (partner := partners.get((end, other))) is not None
+                and (min(end, partner), max(end, partner)) in with_others
+            ]
+            for end in ends:
+                blamed.setdefault(end, []).append(again[pair])
+            if not ends:
+                self._accuse_link(pair, again[pair], times, now, judged=any(end in pair for end, _ in partners))
+        for end, ratios in sorted(blamed.items()):
+            self._accuse_end(end, max(ratios), len(ratios) + 1)
+
+    def _with_witnesses(self, one: tuple[Pair, ...], clean: list[Pair]) -> tuple[Pair, ...]:
+        """`one` and, of each kind in it, a link that is not suspected and has no rank of it."""
+        taken = {rank for pair in one for rank in pair}
+        beside = list(one)
+        for kind in sorted({link_kind(*pair, self._cast.joined) for pair in one}):
+            for pair in clean:
+                if link_kind(*pair, self._cast.joined) == kind and not taken & set(pair):
+                    beside.append(pair)
+                    taken |= set(pair)
+                    break
+        return tuple(beside)
+
+    def _not_before(self, first: Reference, witnesses: list[LinkTime]) -> Reference:
+        """What the witnesses took now, or all took before where that was more."""
+        medians = dict(first.median_s)
+        for one in witnesses:
+            kind = link_kind(one.sender, one.receiver, self._cast.joined)
+            if kind in medians:
+                medians[kind] = max(medians[kind], one.usual_s)
+        return Reference(medians, first.baseline_s)
+
+    def _partner(self, end: int, other: int, touched: Collection[int]) -> int | None:
+        """Another partner for `end`, over a link of the same kind, that nobody suspects of anything."""
+        joined = self._cast.joined
+        kind = link_kind(end, other, joined)
+        able = [
+            rank
+            for rank in self._cast.present
+            if rank not in (end, other) and rank not in touched and link_kind(end, rank, joined) == kind
+        ]
+        elsewhere = [rank for rank in able if joined[rank].node != joined[other].node]
+        return next(iter(elsewhere or able), None)
+
+    def _accuse_link(
+        self, pair: Pair, ratio: float, times: Mapping[Pair, LinkTime], reference: Reference, *, judged: bool
+    ) -> None:
+        slow = [way for way in (pair, pair[::-1]) if way in times and self._ratios({way: times[way]}, (), reference)]
+        way = f" (only from {slow[0][0]} to {slow[0][1]})" if len(slow) == 1 else ""
+        ends = "each end is well with another partner" if judged else "its ends have no other partner to be tried with"
+        nodes = tuple(dict.fromkeys(self._cast.node(rank) for rank in pair))
+        self.accused.append(
+            Finding(
+                kind="slow_link",
+                text=f"{self._said(pair)} {_takes(ratio)}{way}; {ends}",
+                ranks=pair,
+                nodes=nodes,
+                link=pair,
+                ratio=None if ratio == SILENT else ratio,
+                witnesses=("in its pass", "alone", ends),
+            )
+        )
+
+    def _accuse_end(self, end: int, ratio: float, partners: int) -> None:
+        node = self._cast.node(end)
+        self.accused.append(
+            Finding(
+                kind="slow_link",
+                text=f"every link of rank {end} on {node} that was tried {_takes(ratio)}, with {partners} partners",
+                ranks=(end,),
+                nodes=(node,),
+                ratio=None if ratio == SILENT else ratio,
+                witnesses=("in its pass", "alone", "with another partner"),
+            )
+        )
+
+    def _say_unjudged(self, reference: Reference) -> None:
+        joined = self._cast.joined
+        kinds = {
+            link_kind(*pair, joined)
+            for pair in self.times
+            if reference.ratio(1.0, link_kind(*pair, joined), link_name(*pair, joined)) is None
+        }
+        for kind in sorted(kinds):
+            peers = "links" if kind == "within a node" else "nodes"
+            self.unjudged.append(f"links {kind}: fewer than {LEAST_PEERS} {peers}, and no baseline")
+
+    def _said(self, pair: Pair) -> str:
+        one, other = (f"rank {rank} on {self._cast.node(rank)}" for rank in pair)
+        return f"the link between {one} and {other}"
+
+
+def _times(ratio: float) -> str:
+    return "it carried nothing" if ratio == SILENT else f"{ratio:.1f} x its peers"
+
+
+def _takes(ratio: float) -> str:
+    return "carries nothing" if ratio == SILENT else f"takes {ratio:.1f} times as long as its peers"

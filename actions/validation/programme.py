@@ -1,0 +1,135 @@
+"""What is checked in which order, and how the answers become one result; knows neither torch nor processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import msgspec
+
+from actions.validation.baseline import Baseline
+from actions.validation.cast import Cast, Talk
+from actions.validation.compute import ComputeStage
+from actions.validation.connections import LinkStage
+from actions.validation.judgement import link_name
+from actions.validation.results import CHECKS, Check, Finding, NodeReport, Validation
+from trainwarden.records import IncidentKind
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checks, and how much of a device's and a link's time each repeat of them may take.
+
+    `link_limit_s` is after how long one transfer between two ranks counts as none.
+    """
+
+    checks: tuple[Check, ...] = CHECKS
+    burn_in_s: float = 0.2
+    link_s: float = 0.1
+    link_limit_s: float = 3.0
+
+
+def validate(
+    talk: Talk,
+    world_size: int,
+    wanted: Wanted,
+    baseline: Baseline,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> Validation:
+    """Ask the ranks behind `talk` for all checks and judge them.
+
+    Parameters
+    ----------
+    talk : Talk
+        The way to ranks and nodes.
+    world_size : int
+        How many ranks should come.
+    wanted : Wanted
+    baseline : Baseline
+        What each rank and link took when all was well; learns what it does not know yet if nobody is accused.
+
+    Returns
+    -------
+    Validation
+        In any case, whoever hangs or dies: each order to ranks has a limit.
+    """
+    at_s = {"start": monotonic_s()}
+    cast = Cast(talk, world_size)
+    at_s["join"] = monotonic_s()
+    compute = ComputeStage(cast, wanted.burn_in_s, baseline.busy_s)
+    if "gemm" in wanted.checks:
+        compute.run()
+    at_s["gemm"] = monotonic_s()
+    links = LinkStage(cast, wanted.link_s, wanted.link_limit_s, baseline.link_s)
+    if "links" in wanted.checks:
+        links.run(left_out=compute.held_back)
+    at_s["links"] = monotonic_s()
+    gone, late = cast.who_is_gone()
+    cast.finish()
+    nodes = cast.node_reports()
+    wrong, left_out = _of_nodes(nodes, cast)
+    at_s["nodes"] = monotonic_s()
+    names = [*at_s]
+    result = Validation(
+        ranks=world_size,
+        accused=tuple(_whole_nodes([*gone, *compute.accused, *links.accused, *wrong], cast)),
+        noted=(*late, *compute.noted, *links.noted, *left_out),
+        unjudged=(*compute.unjudged, *links.unjudged),
+        nodes=_ranks_of(cast),
+        devices={rank: member.device for rank, member in sorted(cast.joined.items())},
+        busy_s=compute.busy_s,
+        links=tuple(links.times[pair] for pair in sorted(links.times)),
+        mb_per_s={report.node: report.mb_per_s for report in nodes if report.mb_per_s},
+        passes=links.passes,
+        took_s={after: round(at_s[after] - at_s[before], 3) for before, after in pairwise(names)},
+    )
+    if not result.accused:
+        baseline.learn(
+            {cast.joined[rank].name: busy_s for rank, busy_s in compute.busy_s.items()},
+            {link_name(*pair, cast.joined): one.usual_s for pair, one in links.times.items()},
+        )
+    return result
+
+
+def _ranks_of(cast: Cast) -> dict[str, tuple[int, ...]]:
+    nodes: dict[str, tuple[int, ...]] = {}
+    for rank, member in sorted(cast.joined.items()):
+        nodes[member.node] = (*nodes.get(member.node, ()), rank)
+    return nodes
+
+
+_KIND_OF: dict[Check, IncidentKind] = {"disk": "storage", "memory": "silent_corruption"}
+
+
+def _of_nodes(reports: Iterable[NodeReport], cast: Cast) -> tuple[list[Finding], list[str]]:
+    """What disks and memory are accused of; and the checks that were not made, each with the reason."""
+    ranks = _ranks_of(cast)
+    found, left_out = [], []
+    for report in reports:
+        for check, sentence in report.wrong.items():
+            found.append(
+                Finding(
+                    kind=_KIND_OF[check],
+                    text=f"{check} of {report.node}: {sentence}",
+                    ranks=ranks.get(report.node, ()),
+                    nodes=(report.node,),
+                )
+            )
+        left_out += [f"{check} of {report.node} was not checked: {why}" for check, why in report.left_out.items()]
+    return found, left_out
+
+
+def _whole_nodes(found: list[Finding], cast: Cast) -> list[Finding]:
+    """Where all ranks of a node are accused of the same, the node is, in one finding instead of many."""
+    ranks = _ranks_of(cast)
+    out: list[Finding] = []
+    for one in found:
+        alike = [other for other in found if other.kind == one.kind and other.nodes == one.nodes and other.link is None]
+        of_node = {rank for other in alike for rank in other.ranks}
+        whole = len(one.nodes) == 1 and len(alike) > 1 and of_node >= set(ranks.get(one.nodes[0], (None,)))
+        if one.link is not None or not whole:
+            out.append(one)
+        elif one is alike[0]:
+            text = f"all ranks of {one.nodes[0]}, {', '.join(map(str, sorted(of_node)))}: {one.text}"
+            out.append(msgspec.structs.replace(one, text=text, ranks=tuple(sorted(of_node))))
+    return out
