@@ -158,11 +158,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
         pytest.skip(str(missing))
     try:
         server.start()
-        for path in crds:
-            done = server.kubectl("apply", "--server-side", "--filename", str(path))
-            assert done.returncode == 0, done.stderr
-        done = server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-        assert done.returncode == 0, done.stderr
+        server.apply(crds)
         for name in ("warden", "jobs", "others"):
             assert server.kubectl("create", "namespace", name).returncode == 0
         level = "pod-security.kubernetes.io/warn=restricted"
@@ -206,7 +202,12 @@ def test_rights_are_those_that_acting_needs(cluster: Kubernetes, rendered: Calla
         said = cluster.kubectl("auth", "can-i", *words).stdout
         return said.strip() == "yes"
 
-    assert may("engine", "delete", "pods")
+    assert may("engine", "list", "pods")
+    assert may("engine", "patch", "jobsets.jobset.x-k8s.io")
+    assert may("engine", "patch", "pytorchjobs.kubeflow.org")
+    assert may("engine", "patch", "nodes/status")
+    assert not may("engine", "delete", "pods")
+    assert not may("engine", "delete", "jobsets.jobset.x-k8s.io")
     assert may("engine", "create", "pods/eviction")
     assert may("engine", "patch", "nodes")
     assert not may("engine", "delete", "pods", "others")
