@@ -61,5 +61,7 @@ def action_object(record: ActionRecord) -> dict[str, Any]:
         "plan": record.plan,
         "plan_digest": record.plan_digest,
         "by": record.by,
+        "severity": record.severity,
+        "after": record.after,
         "why": record.why,
     }

@@ -40,11 +40,11 @@ def counts_s(now_s: float, action: ActionRecord) -> float:
     return max(now_s, action.at_s) if action.outcome == "started" else ended_s(action)
 
 
-def restart_loop(now_s: float, actions: Iterable[ActionRecord], restarts: int, within_s: float) -> int:
-    """Restarts among one job's `actions` since `within_s` ago if they are `restarts` or more, else 0."""
+def restart_loop(now_s: float, actions: Iterable[ActionRecord], least: int, within_s: float) -> list[ActionRecord]:
+    """Restarts among one job's `actions` since `within_s` ago, oldest first, if they are `least` or more; else none."""
     since_s = now_s - within_s
-    recent = sum(1 for a in actions if a.kind in RESTARTS and carried_out(a) and a.at_s > since_s)
-    return recent if recent >= restarts else 0
+    recent = [a for a in actions if a.kind in RESTARTS and carried_out(a) and a.at_s > since_s]
+    return sorted(recent, key=lambda action: action.at_s) if len(recent) >= least else []
 
 
 def restart_loop_incident(action: ActionRecord, restarts: int) -> IncidentRecord:

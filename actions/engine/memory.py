@@ -153,6 +153,11 @@ class Memory:
         """Actions of `incident`, oldest first."""
         return [self.actions[name] for name in self._of_incident.get(incident, ())]
 
+    def accused_in(self, incident: str) -> str | None:
+        """The node of the first suspect of `incident` that has one."""
+        case = self.cases.get(incident)
+        return None if case is None else next((s.node for s in case.incident.suspects if s.node is not None), None)
+
     def of_job(self, job: str) -> Iterable[ActionRecord]:
         """Actions of `job`."""
         return [action for action in self.actions.values() if action.job == job]

@@ -5,9 +5,12 @@ Decides only; the engine acts.
 
 from __future__ import annotations
 
+import msgspec
+
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
 from actions.engine.rebalancing import rebalance, relief
 from actions.engine.remedies import (
+    SEVERITY_OF,
     AnyRung,
     EvictNode,
     Ignore,
@@ -22,7 +25,12 @@ from trainwarden.records import ActionKind, ActionRecord
 
 
 def next_intent(view: View) -> Intent | None:
-    """The next action for `view`'s incident; None if there is nothing to do now."""
+    """The next action for `view`'s incident, with its severity; None if there is nothing to do now."""
+    intent = _next(view)
+    return None if intent is None else _graded(view, intent)
+
+
+def _next(view: View) -> Intent | None:
     incident = view.case.incident
     if view.now_s - incident.updated_at_s > view.rules.config.stale_s and not view.held():
         return None
@@ -39,13 +47,25 @@ def next_intent(view: View) -> Intent | None:
         case RestartJob():
             return _restart_running(view)
         case EvictNode():
-            return _evict(view)
+            return _evict(view, rung)
         case MoveTopology():
             return _move(view)
         case Ignore():
             return view.for_a_person("ignore", f"nothing here helps against {incident.kind}; a person must look")
         case None:
             return None
+
+
+def _graded(view: View, intent: Intent) -> Intent:
+    """`intent` with the severity that it is for; a milder action of the incident that is over has raised it."""
+    severity = SEVERITY_OF[intent.kind]
+    milder = [a for a in view.actions if a.outcome in ("done", "failed") and SEVERITY_OF[a.kind] > severity]
+    if intent.after is not None or not milder:
+        return msgspec.structs.replace(intent, severity=severity)
+    last = max(milder, key=ended_s)
+    said = "failed" if last.outcome == "failed" else "did not help"
+    why = f"{intent.why}; raised from {SEVERITY_OF[last.kind]} to {severity} as {last.id} {said}"
+    return msgspec.structs.replace(intent, why=why, severity=severity, after=last.id)
 
 
 # --- which rung ------------------------------------------------------------------------------------------------------
@@ -65,7 +85,9 @@ def _in_turn(view: View) -> AnyRung | None:
     for place in reversed(range(len(rungs))):
         rung = rungs[place]
         if isinstance(rung, StopJob) and rung.after_restarts is not None:
-            its_turn = _restarts_in_vain(view, rung) > 0
+            its_turn = bool(_restarts_in_vain(view, rung))
+        elif isinstance(rung, EvictNode) and rung.after_restarts is not None:
+            its_turn = rung.action not in tried and not _awaited(view, rung) and bool(_restarts_in_vain(view, rung))
         elif isinstance(rung, Rebalance | RestartProcess | StopJob) and rung.action in tried:
             its_turn = True
         else:
@@ -146,13 +168,25 @@ def _after_opening(view: View, action: ActionRecord) -> bool:
     return ended_s(action) >= incident.opened_at_s
 
 
-def _restarts_in_vain(view: View, rung: StopJob) -> int:
-    """How many restarts have not helped a job that is down again; 0 if they are too few to say so."""
+def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
+    """Restarts that have not helped a job that is down again; none if they are too few to say so.
+
+    For an eviction only those count that were for incidents which blame the same node.
+    """
     state = view.state() if view.rules.mode_of("restart_process") != "observe" else None
     if state is None or state.phase in OVER or not _down(view, _persist_s(view)) or rung.after_restarts is None:
-        return 0
+        return []
     of_job = view.memory.of_job(view.case.incident.job)
+    if isinstance(rung, EvictNode):
+        node = view.accused()
+        of_job = [action for action in of_job if node is not None and view.memory.accused_in(action.incident) == node]
     return restart_loop(view.now_s, of_job, rung.after_restarts, rung.within_s)
+
+
+def _awaited(view: View, rung: EvictNode) -> bool:
+    """Whether a person has yet to approve it; until then a job that is down is better restarted again."""
+    shown = (a for a in view.actions if a.kind == rung.action and a.outcome == "proposed")
+    return any(action.id not in view.memory.approved for action in shown)
 
 
 def _persist_s(view: View) -> float:
@@ -167,8 +201,9 @@ def _stop(view: View, rung: StopJob) -> Intent | None:
         return Intent(
             id=view.next_id("stop"),
             kind="stop_job",
-            why=f"{restarts} restarts within {rung.within_s:.0f} s have not helped: {incident.reason}",
-            plan={"restart_loop": restarts},
+            why=f"{len(restarts)} restarts within {rung.within_s:.0f} s have not helped: {incident.reason}",
+            plan={"restart_loop": len(restarts)},
+            after=restarts[-1].id,
         )
     intent = Intent(
         id=view.next_id("stop"), kind="stop_job", why=f"a restart would fail the same way: {incident.reason}"
@@ -195,17 +230,18 @@ def _restart_running(view: View) -> Intent | None:
 # --- what this launcher may not be able to do ------------------------------------------------------------------------
 
 
-def _evict(view: View) -> Intent | None:
+def _evict(view: View, rung: EvictNode) -> Intent | None:
     """The most suspected node out of the job, if the launcher can; else its own words for a person."""
     incident, able = view.case.incident, view.capabilities()
     if able is not None and (why_not := able.refusal("evict")) is not None:
         return view.for_a_person("evict_node", why_not)
-    node = next((suspect.node for suspect in incident.suspects if suspect.node is not None), None)
-    if node is None:
+    if (node := view.accused()) is None:
         return view.for_a_person("evict_node", "no node is under suspicion; a person must look")
-    intent = Intent(
-        id=view.next_id("evict"), kind="evict_node", why=f"{incident.kind}: {incident.reason}", plan={"nodes": [node]}
-    )
+    why, after = f"{incident.kind}: {incident.reason}", None
+    if rung.after_restarts is not None and (restarts := _restarts_in_vain(view, rung)):
+        why = f"{len(restarts)} restarts for {node} within {rung.within_s:.0f} s have not helped: {incident.reason}"
+        after = restarts[-1].id
+    intent = Intent(id=view.next_id("evict"), kind="evict_node", why=why, plan={"nodes": [node]}, after=after)
     if (answer := view.answered(intent)) is not None:
         return answer
     return None if able is None else view.cooled(intent)

@@ -7,18 +7,30 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 
 from actions.planners.ladder import Ladder, Strategy
 from trainwarden.errors import ConfigError
-from trainwarden.records import ActionKind, IncidentKind
+from trainwarden.records import ActionKind, IncidentKind, Severity
 from trainwarden.settings import Config, parse
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=30 * 86_400.0)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=100)]
 SHIPPED = "remedies.toml"
+
+SEVERITY_OF: Final[Mapping[ActionKind, Severity]] = {
+    "ignore": "sev3",  # reattempt: what is lost is sent again, what is slow goes on
+    "rebalance": "sev3",
+    "move_topology": "sev3",
+    "restart_process": "sev2",
+    "restart_job": "sev2",
+    "evict_node": "sev1",
+    "reconfigure": "sev1",
+    "stop_job": "sev1",
+}
+"""How grave the trouble is that an action is for (Unicron, section 4.2): reattempt, restart, isolate, reconfigure."""
 
 
 class Rung(Config, frozen=True, kw_only=True, tag_field="action"):
@@ -74,7 +86,13 @@ class RestartProcess(Cure, frozen=True, kw_only=True, tag="restart_process"):
 
 
 class EvictNode(Cure, frozen=True, kw_only=True, tag="evict_node"):
-    """The suspects' nodes are taken out of the job."""
+    """The first suspect's node is taken out of the job.
+
+    With `after_restarts` once so many restarts within `within_s`, for incidents that blame this node, have not helped.
+    """
+
+    after_restarts: Few | None = None
+    within_s: Seconds = 600.0
 
 
 class MoveTopology(Cure, frozen=True, kw_only=True, tag="move_topology"):
@@ -134,7 +152,7 @@ class Remedies:
                 known = ", ".join(get_args(IncidentKind))
                 raise ConfigError(f"{where}: there is no kind of incident '{kind}'; there are: {known}")
             read = parse(_Rungs, {"rungs": rungs}, f"{where}: {kind}").rungs
-            for mistake in _mistakes(read):
+            for mistake in _mistakes(kind, read):
                 raise ConfigError(f"{where}: {kind}: {mistake}")
             table[kind] = read  # type: ignore[index]  # it is one of the literal's, as was just seen
         return Remedies(table)
@@ -162,9 +180,11 @@ def load(path: str | None) -> Remedies:
     return table.replaced(raw, where)
 
 
-def _mistakes(rungs: tuple[AnyRung, ...]) -> Iterator[str]:
-    """What is wrong with the order of well-formed rungs."""
+def _mistakes(kind: str, rungs: tuple[AnyRung, ...]) -> Iterator[str]:
+    """What is wrong with well-formed rungs, or with their order."""
     actions = [rung.action for rung in rungs]
+    if kind == "metric_anomaly" and "evict_node" in actions:
+        yield "metrics alone take no node out: they say that it is unlike others, not that it is at fault"
     yield from (f"{action} may be a rung only once" for action in actions if actions.count(action) > 1)
     if "stop_job" in actions[:-1]:
         yield "nothing can come after stop_job"

@@ -11,7 +11,7 @@ from actions.brakes.history import begun
 from actions.engine.memory import Case, Memory
 from actions.engine.policy import Rules
 from trainwarden.launching import Capabilities, LauncherState
-from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
+from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
 
 OVER = frozenset({"ended", "stopping"})
 COOL_DOWN: Final = "cool_down"
@@ -22,7 +22,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The next action, or why there is none.
 
     The id follows from incident, rung and attempt, so every engine that knows the same plans the same. `refused`:
-    it cannot be done, for this reason; with `held`, for now only, until `until_s` where that is known.
+    it cannot be done, for this reason; with `held`, for now only, until `until_s` where that is known. `after` is the
+    action whose failure raised the `severity`.
     """
 
     id: str
@@ -32,6 +33,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
     held: str | None = None
     until_s: float | None = None
+    severity: Severity | None = None
+    after: str | None = None
 
     def of(self, incident: IncidentRecord, now_s: float) -> ActionRecord:
         """The action as it would be proposed now."""
@@ -44,6 +47,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
             at_s=now_s,
             why=self.why,
             plan=self.plan,
+            severity=self.severity,
+            after=self.after,
         )
 
 
@@ -95,6 +100,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the launcher says that the job is down and waits for help."""
         state = self.state()
         return state is not None and state.phase == "failed"
+
+    def accused(self) -> str | None:
+        """The node of the first suspect that has one."""
+        return self.memory.accused_in(self.case.incident.id)
 
     def answered(self, intent: Intent) -> Intent | None:
         """The refusal of `intent` if the launcher is away for too long or the job is over; never in observe mode."""

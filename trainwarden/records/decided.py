@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from trainwarden.records.words import ActionKind, IncidentKind, Outcome, Record
+from trainwarden.records.words import ActionKind, IncidentKind, Outcome, Record, Severity
 
 
 class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):
     """What the engine decided and what became of it; one record per change of `outcome`, same id.
+
+    `severity` is how grave the trouble is taken to be by what is done about it; where that was raised, `after` is the
+    action that failed or did not help.
 
     `generation` is the launcher's then (`trainwarden.launching`), `plan_digest` stands for all that would be done, `by`
     is who approved it.
@@ -28,6 +31,8 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     generation: int | None = None
     plan_digest: str | None = None
     by: str | None = None
+    severity: Severity | None = None
+    after: str | None = None
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):

@@ -66,6 +66,6 @@ def test_who_waits_for_whom(kind: ActionKind, earlier: ActionKind, cooling: bool
 
 def test_a_loop_is_restarts_in_the_window_only() -> None:
     restarts = [action(at_s=at_s) for at_s in (0.0, 100.0, 200.0)]
-    assert restart_loop(300.0, restarts, restarts=3, within_s=600.0) == 3
-    assert restart_loop(601.0, restarts, restarts=3, within_s=600.0) == 0
-    assert restart_loop(300.0, [*restarts[:2], action("rebalance", at_s=250.0)], restarts=3, within_s=600.0) == 0
+    assert restart_loop(300.0, restarts[::-1], least=3, within_s=600.0) == restarts
+    assert restart_loop(601.0, restarts, least=3, within_s=600.0) == []
+    assert restart_loop(300.0, [*restarts[:2], action("rebalance", at_s=250.0)], least=3, within_s=600.0) == []

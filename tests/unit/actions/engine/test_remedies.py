@@ -34,8 +34,10 @@ def test_every_kind_of_incident_has_a_row_in_the_shipped_file() -> None:
 def test_what_is_done_about_what() -> None:
     restarts = {kind for kind in get_args(IncidentKind) if actions_against(kind) == ["restart_process", "stop_job"]}
     assert restarts == {
-        "crash", "exception", "hang", "collective_mismatch", "out_of_memory", "cuda_out_of_memory",
+        "exception", "collective_mismatch", "out_of_memory", "cuda_out_of_memory",
     }  # fmt: skip
+    isolating = {"restart_process", "evict_node", "stop_job"}
+    assert {kind for kind in get_args(IncidentKind) if set(actions_against(kind)) == isolating} == {"crash", "hang"}
     evictions = {kind for kind in get_args(IncidentKind) if actions_against(kind) == ["evict_node"]}
     assert evictions == {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_down"}
     assert actions_against("user_error") == ["stop_job"]
@@ -75,6 +77,7 @@ def test_an_operators_file_replaces_the_kinds_it_names_and_leaves_the_rest(tmp_p
         ('hang = [{ action = "reboot" }]', "hang: invalid value 'reboot' at rungs[0].action"),
         ("hang = [{ persist_s = 5 }]", "hang: missing required field `action` at rungs[0]"),
         ('hang = [{ action = "restart_process", persist = 5 }]', "hang: unknown key `persist` at rungs[0]"),
+        ('metric_anomaly = [{ action = "evict_node" }]', "metric_anomaly: metrics alone take no node out"),
         ('hang = [{ action = "evict_node", at_most = 5 }]', "hang: unknown key `at_most` at rungs[0]"),
         ('slow_compute = [{ action = "rebalance", relief_ratio = 0.5 }]', "at rungs[0].relief_ratio"),
         ('slow_compute = [{ action = "rebalance", overhead_s = -1 }]', "at rungs[0].overhead_s"),
