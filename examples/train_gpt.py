@@ -10,9 +10,9 @@ losses. Two things make it a fair test job on a small machine without accelerato
   waits. Here the host computes a few milliseconds for real and sleeps the rest in many short sleeps, each counted:
   a process that is stopped and continued at a duty cycle loses the time it was stopped, as a slow device would,
   where one long sleep until a deadline would hide it. Four ranks leave a two-core machine mostly idle.
-* **Uneven micro-batches.** Each rank takes a contiguous slice of the global batch, and gradients are scaled so that
-  what DDP averages is the mean over all micro-batches of the step: the loss does not depend on who computes what.
-  Every rank reports the newest split that it has seen together with its loss; the oldest of those is adopted by all.
+* **Uneven micro-batches.** `trainwarden.hook.TrainingShare` says which micro-batches of a step are this rank's and how
+  their losses are weighted, so that what DDP averages is the mean over all: the loss does not depend on who computes
+  what.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ import gc
 import json
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -35,6 +38,9 @@ try:
     from trainwarden import hook
 except ImportError:  # the job runs without trainwarden as well
     hook = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from trainwarden.hook import MicroBatch
 
 CONTEXT, SEQUENCES, WIDTH, HEADS, LAYERS = 32, 4, 48, 3, 2
 NAP_S = 0.004  # one counted sleep: the most that a stop can hide in
@@ -78,12 +84,12 @@ class Text:
         self.bytes = torch.tensor(list(Path(__file__).read_bytes()), dtype=torch.long)
         self.seed, self.total = seed, total
 
-    def micro_batches(self, step: int, first: int, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Micro-batches `first` to `first + count` of the `total` of `step`, as (inputs, targets)."""
+    def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Number `index` of the `total` micro-batches of `step`, as (inputs, targets)."""
         source = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         starts = torch.randint(len(self.bytes) - CONTEXT, (self.total, SEQUENCES, 1), generator=source)
-        windows = self.bytes[starts[first : first + count] + torch.arange(CONTEXT + 1)]
-        return [(window[:, :-1], window[:, 1:]) for window in windows]
+        window = self.bytes[starts[index] + torch.arange(CONTEXT + 1)]
+        return window[:, :-1], window[:, 1:]
 
 
 class EmulatedDevice:
@@ -103,59 +109,50 @@ class EmulatedDevice:
         time.sleep(max(0.0, left_s % NAP_S if left_s > 0 else 0.0))
 
 
-class Split:
-    """Which slice of the global batch is this rank's; all ranks change it at the same step."""
+class EvenShare:
+    """In place of `hook.TrainingShare` where trainwarden is not installed: the same part in every step."""
 
-    def __init__(self, rank: int, ranks: int, total: int) -> None:
-        self.rank, self.number = rank, 0
-        self.counts = tuple(total // ranks + (r < total % ranks) for r in range(ranks))
-        self.plan = hook.MicroBatchPlan(rank, ranks, total) if hook else None
+    def __init__(self, total: int, model: DistributedDataParallel) -> None:
+        self.total, self.model, self.ranks = total, model, dist.get_world_size()
+        self.counts = tuple(total // self.ranks + (rank < total % self.ranks) for rank in range(self.ranks))
 
-    def newest(self) -> int:
-        return self.plan.latest() if self.plan else 0
+    def step(self, number: int) -> Iterator[SimpleNamespace]:
+        rank = dist.get_rank()
+        first, count = sum(self.counts[:rank]), self.counts[rank]
+        for index in range(first, first + count):
+            last = index == first + count - 1
+            sync = contextlib.nullcontext if last else self.model.no_sync
+            yield SimpleNamespace(index=index, last=last, weight=self.ranks / self.total, sync=sync)
 
-    def agree(self, number: int) -> None:
-        """Use plan `number`, the newest that every rank has seen."""
-        if self.plan and number > self.number:
-            self.number, self.counts = number, tuple(self.plan.adopt(number))
-
-    @property
-    def first(self) -> int:
-        return sum(self.counts[: self.rank])
-
-    @property
-    def count(self) -> int:
-        return self.counts[self.rank]
+    def close(self) -> None:
+        """Nothing is under way."""
 
 
-def exchange(loss: float, newest: int, ranks: int) -> tuple[float, int]:
-    """(sum of all ranks' losses, oldest of the plans they know): one small collective for both."""
-    mine = torch.tensor([loss, float(newest)], dtype=torch.float64)
-    everyone = [torch.empty_like(mine) for _ in range(ranks)]
-    dist.all_gather(everyone, mine)
-    table = torch.stack(everyone)
-    return float(table[:, 0].sum()), int(table[:, 1].min())
+def summed(loss: float) -> float:
+    """`loss` over all ranks."""
+    everyone = torch.tensor(loss, dtype=torch.float64)
+    dist.all_reduce(everyone)
+    return float(everyone)
 
 
 def train_step(
-    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, device: EmulatedDevice, split: Split,
-    batches: list[tuple[Tensor, Tensor]], total: int,
+    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, device: EmulatedDevice, text: Text,
+    micro_batches: Iterable[MicroBatch], step: int,
 ) -> float:  # fmt: skip
     """One optimizer step over this rank's micro-batches; its share of the step's mean loss."""
     share = 0.0
-    for index, (inputs, targets) in enumerate(batches):
-        last = index == split.count - 1
-        with contextlib.nullcontext() if last else model.no_sync():
+    for micro in micro_batches:
+        inputs, targets = text.micro_batch(step, micro.index)
+        with micro.sync():
             began_s = time.process_time()
             loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             # The device's time passes before the backward pass, whose last one waits for the other ranks.
             device.work(time.process_time() - began_s)
             began_s = time.process_time()
-            # DDP divides the sum over ranks by their number; the mean over all `total` micro-batches is wanted.
-            (loss * (dist.get_world_size() / total)).backward()
-            if not last:
+            (loss * micro.weight).backward()
+            if not micro.last:
                 device.backward_s = time.process_time() - began_s
-        share += loss.item() / total
+        share += loss.item() / text.total
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return share
@@ -246,25 +243,23 @@ def main() -> None:
     first_step = resume(args.checkpoint_dir, rank, network, optimizer) if args.checkpoint_dir else 0
     model = DistributedDataParallel(network)
     text, device = Text(args.seed, args.micro_batches), EmulatedDevice(args.micro_batch_ms / 1e3)
-    split = Split(rank, ranks, args.micro_batches)
-    split.agree(exchange(0.0, split.newest(), ranks)[1])
+    share = (hook.TrainingShare if hook else EvenShare)(args.micro_batches, model)
     if rank == 0:
-        print(f"training from step {first_step} to {args.steps} on {ranks} ranks, split {split.counts}", flush=True)
+        print(f"training from step {first_step} to {args.steps} on {ranks} ranks", flush=True)
+    counts: tuple[int, ...] = ()
     for step in range(first_step, args.steps):
         began_s = time.monotonic()
-        if hook:
-            hook.set_step(step)
-            hook.micro_batches(split.count)
         if args.fault_file:
             obey(args.fault_file, rank)
-        batches = text.micro_batches(step, split.first, split.count)
-        share = train_step(model, optimizer, device, split, batches, args.micro_batches)
-        loss, agreed = exchange(share, split.newest(), ranks)
+        loss = summed(train_step(model, optimizer, device, text, share.step(step), step))
+        if rank == 0 and share.counts != counts:
+            counts = share.counts
+            print(f"split {counts} from step {step}", flush=True)
         if rank == 0 and step % args.log_every == 0:
             print(f"step {step} loss {loss:.6f} iteration_s {time.monotonic() - began_s:.3f}", flush=True)
-        split.agree(agreed)
         if args.checkpoint_dir and (step + 1) % args.checkpoint_every == 0 and rank == 0:
             save_checkpoint(args.checkpoint_dir, step + 1, network, optimizer)
+    share.close()
     # gloo's threads abort the process if a peer hangs up while they wait, or if they still hold tensors when the
     # interpreter ends: leave together, and let go of everything first.
     dist.barrier()

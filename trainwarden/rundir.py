@@ -7,6 +7,7 @@
     ├── logs/           rank-N.log: output of rank N; any other *.log: output of the whole job
     ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole
     ├── plan.json       the micro-batch plan in force, written whole by the launcher
+    ├── pause.json      a request to stand still between two iterations (`trainwarden.hook.TrainingShare`)
     ├── launcher.sock   the local launcher's control socket (mode 0600)
     └── launcher.json   the local launcher's durable state
 
@@ -29,6 +30,7 @@ HOOK = "hook"
 LOGS = "logs"
 EVENTS = "events.jsonl"
 PLAN = "plan.json"
+PAUSE = "pause.json"
 AGENT_SOCKET = "agent.sock"
 LAUNCHER_SOCKET = "launcher.sock"
 LAUNCHER_STATE = "launcher.json"

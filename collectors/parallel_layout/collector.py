@@ -24,6 +24,7 @@ from trainwarden.settings import Config, PositiveSeconds
 
 _MOST_BYTES: Final = 1 << 20
 _SUFFIX: Final = ".groups"
+_MOST_CHARS: Final = 300
 
 
 class ParallelLayoutCollector:
@@ -128,11 +129,12 @@ class ParallelLayoutCollector:
 
     def _of_groups(self, header: hook.Header, name: str) -> tuple[Claim, ...]:
         """What the hook has written down of the rank's process groups."""
-        named = _json_of(self._run_dir / rundir.HOOK / f"{name}{_SUFFIX}")
-        text = by_kind((str(group), str(ranks)) for group, ranks in named.items())
-        if not text:
-            return ()
-        return (Claim(source="groups", world_size=header.world_size, started_s=header.start_s, groups=text),)
+        said = _json_of(self._run_dir / rundir.HOOK / f"{name}{_SUFFIX}")
+        named = said.get("groups")
+        text = by_kind((str(one), str(ranks)) for one, ranks in named.items()) if isinstance(named, dict) else ""
+        claim = Claim(source="groups", world_size=header.world_size, started_s=header.start_s, groups=text)
+        claim = msgspec.structs.replace(claim, uneven=str(said.get("uneven", ""))[:_MOST_CHARS])
+        return (claim,) if claim.says else ()
 
     def _say(self, header: hook.Header, claim: Claim, now_s: float) -> Iterable[EventRecord]:
         name = f"parallel_layout/{self._scope.node}/{header.incarnation}/{claim.source}"

@@ -30,22 +30,17 @@ pass seen yet, identical layers can pass for steps.
 Where to read on: ``process`` puts the parts together; ``layout`` says what lies in the shared file, ``memory`` writes
 its header, ``read`` is the agent's side; ``watches`` tell ``waits``, ``pauses`` and ``backward`` what torch does;
 ``ends`` infers from it where a step ends and ``steps`` writes it down, ``device`` what a device says of it;
-``last_words`` is for exceptions and exits; ``plan`` for micro-batches. Imports between them are relative, as the folder
-may be loaded under another name. Their frames carry a name that starts with ``<frozen importlib``: torch.compile leaves
-those alone.
+``last_words`` is for exceptions and exits; ``plan`` and ``share`` for loops that take part in rebalancing. Imports
+between them are relative, as the folder may be loaded under another name. Their frames carry a name that starts with
+``<frozen importlib``: torch.compile leaves those alone.
 
 Read `trainwarden.hook.process` first.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from .last_words import send_datagram
 from .layout import (
-    CHECKPOINT,
-    EXIT,
     FILE_BYTES,
     LATE_STEPS,
     MAGIC,
@@ -55,7 +50,6 @@ from .layout import (
     RING,
     ROLES,
     SOURCES,
-    START,
     VERSION,
     Phase,
 )
@@ -64,12 +58,13 @@ from .period import CallPeriod
 from .plan import MicroBatchPlan, micro_batches
 from .process import Hook, current
 from .read import Header, Pause, Step, read_header, read_pauses, read_steps
+from .share import MicroBatch, TrainingShare, phase
 from .watches import hide
 from .watches.groups import ranks_text
 
 __all__ = [
     "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
-    "CallPeriod", "Header", "Hook", "MicroBatchPlan", "Pause", "Phase", "Step",
+    "CallPeriod", "Header", "Hook", "MicroBatch", "MicroBatchPlan", "Pause", "Phase", "Step", "TrainingShare",
     "autoload", "hide", "iteration", "micro_batches", "phase", "ranks_text", "read_header", "read_pauses", "read_steps",
     "send_datagram", "set_step",
 ]  # fmt: skip
@@ -111,24 +106,3 @@ def set_step(step: int) -> None:
             hook.number(int(step))
     except Exception:
         let_through()
-
-
-@contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Name a pause: ``checkpoint``, ``data`` or ``evaluation``; other names mean nothing."""
-    token, code = None, START
-    try:
-        try:
-            hook = current()
-            if hook is not None and name in PHASES[CHECKPOINT:EXIT] and (hook.live or hook.activate()):
-                code = PHASES.index(name)
-                token = hook.begin_pause(code)
-        except Exception:
-            let_through()
-        yield
-    finally:
-        try:
-            if token is not None:
-                hook.end_pause(token, code)
-        except Exception:
-            let_through()

@@ -39,7 +39,19 @@ from .layout import (
 class Memory:
     """What this process shares with the agent. `words` is the header, `buffer` the whole file; None before `open`."""
 
-    __slots__ = ("buffer", "folder", "live", "off", "offset_ns", "path", "rank_known", "shared", "ticks", "words")
+    __slots__ = (
+        "buffer",
+        "folder",
+        "live",
+        "off",
+        "offset_ns",
+        "path",
+        "rank_known",
+        "shared",
+        "ticks",
+        "uneven",
+        "words",
+    )
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -51,6 +63,7 @@ class Memory:
         self.offset_ns = 0  # wall time less monotonic time
         self.rank_known = False
         self.ticks = 0  # start of this process by the kernel's reckoning
+        self.uneven = ""  # why this rank must run as many micro-batches as all others, if it has said so
         self.shared = 0  # rights on the folder that its owner gives to the group, or to others by an access list
 
     def open(self, step: int, micro: int, phase: int) -> int:

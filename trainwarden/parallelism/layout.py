@@ -79,6 +79,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def said(self) -> str:
         """One line for a person."""
         known = [f"{axis} {self.sizes[axis]}" for axis in ("tp", "cp", "pp", "dp") if self._worth_saying(axis)]
+        if not self.sizes and not self.contradictions:
+            return f"no parallel group known; unequal micro-batches would be wrong: {'; '.join(self.uneven)}"
         text = " x ".join(known) or "no parallel group known"
         if self.sizes.get("ep", 1) > 1:
             text += f"; expert {self.sizes['ep']}"

@@ -28,19 +28,19 @@ def watch_groups(memory: Memory, steps: Steps) -> bool:
         name = str(getattr(group, "group_desc", ""))
         if name not in _NAMELESS:
             named.setdefault(name[:100], ranks_text([*places]))
-    if named:
-        _leave(memory, named)
+    if named or memory.uneven:
+        _leave(memory, {"groups": named, "uneven": memory.uneven})
     return True
 
 
 @hide
-def _leave(memory: Memory, named: dict[str, str]) -> None:
-    """Write the groups, whole or not at all."""
+def _leave(memory: Memory, said: dict[str, object]) -> None:
+    """Write what is said, whole or not at all."""
     partial = memory.path + ".groups.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(partial, flags, memory.readable)
     try:
-        os.write(descriptor, json.dumps(named).encode())
+        os.write(descriptor, json.dumps(said).encode())
     finally:
         os.close(descriptor)
     os.rename(partial, memory.path + ".groups")

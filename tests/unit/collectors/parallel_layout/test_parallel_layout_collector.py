@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         path = tmp_path / "hook" / f"rank-{rank}-{pid}.hook"
         write_header(path, pid, world=world, recorded=recorded)
         if groups is not None:
-            path.with_suffix(".groups").write_text(json.dumps(groups))
+            path.with_suffix(".groups").write_text(json.dumps({"groups": groups}))
         return pid
 
     yield begin
@@ -109,6 +109,17 @@ def test_every_rank_tells_its_groups(tmp_path: Path, start: Start) -> None:
     assert said(events) == "tp 2 x pp 1 x dp 2; from process groups"
 
 
+def test_a_rank_says_why_unequal_numbers_are_wrong(tmp_path: Path, start: Start) -> None:
+    pid = start(0)
+    (tmp_path / "hook" / f"rank-0-{pid}.groups").write_text('{"groups": {}, "uneven": "BatchNorm: so"}')
+    (event,) = told(collector(tmp_path))
+    board = LayoutBoard()
+    board.take(event)
+    layout = board.layout()
+    assert layout is not None
+    assert layout.uneven == ("BatchNorm: so",)
+
+
 def test_it_is_said_again_under_the_same_ids(tmp_path: Path, start: Start) -> None:
     start(0, *MEGATRON)
     clock = ManualClock()
@@ -126,7 +137,20 @@ def test_who_does_not_train_or_is_alone_tells_nothing(tmp_path: Path, start: Sta
     assert told(collector(tmp_path)) == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"mesh_tp": 7}', '{"mesh_tp": "0-"}', '{"mesh_tp": "a=b;tp=1"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        "[1]",
+        '{"groups": 3}',
+        '{"groups": {"mesh_tp": 7}}',
+        '{"groups": {"mesh_tp": "0-"}}',
+        '{"groups": {"mesh_tp": "a=b;tp=1"}}',
+        '{"uneven": [1]}',
+    ],
+)
 def test_a_damaged_file_of_groups_is_passed_over(tmp_path: Path, start: Start, text: str) -> None:
     pid = start(0)
     (tmp_path / "hook" / f"rank-0-{pid}.groups").write_text(text)

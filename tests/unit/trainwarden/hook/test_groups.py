@@ -20,7 +20,7 @@ PLACE = "torch.distributed.distributed_c10d"
 
 def groups_of(target: Hook) -> dict[str, str] | None:
     path = Path(target.memory.path + ".groups")
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text())["groups"] if path.exists() else None
 
 
 def torch(monkeypatch: pytest.MonkeyPatch, **groups: list[int]) -> None:

@@ -1,0 +1,286 @@
+"""This rank's part of every training step, for a loop that takes part in rebalancing and pauses between iterations.
+
+All ranks change their part, and stop, at the same step: each puts the newest plan and the newest request for a pause
+that it can read into a small all-reduce (minimum) on gloo, which runs beside the step and is read when the next begins.
+A plan is taken up once it is the newest of all, and means the same in every data-parallel group: of a number with its
+negative the minimum tells whether all are equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from .layout import CHECKPOINT, EXIT, PHASES, START
+from .memory import let_through
+from .plan import MicroBatchPlan, micro_batches
+from .process import current
+from .watches import hide, loaded
+
+_LONGEST_PAUSE_S = 3600.0  # whoever asked for one may be gone
+_NAP_S = 0.05
+_MOST_PAUSE_BYTES = 65_536
+# Classes whose forward or backward pass does something with other ranks, or with a whole batch, in every micro-batch.
+_UNEVEN = {
+    "_BatchNorm": "BatchNorm: its running averages take in one entry for each micro-batch of a rank",
+    "SyncBatchNorm": "SyncBatchNorm: every micro-batch is a collective call of all replicas",
+    "FullyShardedDataParallel": "FSDP: every micro-batch is a collective call of all replicas",
+    "FSDPModule": "FSDP: every micro-batch is a collective call of all replicas",
+    "DeepSpeedEngine": "DeepSpeed: its engine counts the same number of micro-batches everywhere",
+}
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name a pause: ``checkpoint``, ``data`` or ``evaluation``; other names mean nothing."""
+    token, code = None, START
+    try:
+        try:
+            hook = current()
+            if hook is not None and name in PHASES[CHECKPOINT:EXIT] and (hook.live or hook.activate()):
+                code = PHASES.index(name)
+                token = hook.begin_pause(code)
+        except Exception:
+            let_through()
+        yield
+    finally:
+        try:
+            if token is not None:
+                hook.end_pause(token, code)
+        except Exception:
+            let_through()
+
+
+class MicroBatch:
+    """One micro-batch of this rank.
+
+    Attributes
+    ----------
+    index : int
+        Its place among all micro-batches of the step, over all replicas: what data it is must follow from this and the
+        step alone, not from the rank.
+    last : bool
+        Whether it is the last of this rank; its backward pass is the one that exchanges gradients.
+    weight : float
+        What a loss that is a mean over the micro-batch is multiplied by, where all micro-batches are equally large.
+    """
+
+    __slots__ = ("index", "last", "model", "replicas", "weight")
+
+    def __init__(self, index: int, last: bool, replicas: int, total: int, model: Any) -> None:
+        self.index, self.last, self.replicas, self.model = index, last, replicas, model
+        self.weight = replicas / total
+
+    def weight_of(self, part: float, whole: float) -> float:
+        """The weight where micro-batches have unequal numbers of tokens: those of this one, and those of the step.
+
+        Examples
+        --------
+        >>> MicroBatch(index=0, last=False, replicas=2, total=4, model=None).weight_of(300, 1000)
+        0.6
+        """
+        return self.replicas * part / whole
+
+    def sync(self) -> AbstractContextManager[Any]:
+        """Around forward and backward pass: gradients are exchanged by the last micro-batch alone."""
+        no_sync = getattr(self.model, "no_sync", None)
+        return contextlib.nullcontext() if self.last or no_sync is None else no_sync()
+
+
+class PauseFile:
+    """Requests to stand still, in ``pause.json`` of the run folder: ``{"number": 1, "until_s": 1.8e9}``.
+
+    Numbers rise; `until_s` is the wall time at which the job goes on in any case, an hour later at most. Before that it
+    goes on once the file is gone or asks for something else.
+
+    Parameters
+    ----------
+    path : str
+        Empty: nobody asks.
+    wall_s, monotonic_s, sleep : callable
+    """
+
+    def __init__(
+        self,
+        path: str,
+        wall_s: Callable[[], float] = time.time,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path = path
+        self.wall_s, self.monotonic_s, self.sleep = wall_s, monotonic_s, sleep
+        self.over = 0  # the newest that has been obeyed
+
+    def newest(self) -> int:
+        """Number of the request that stands; 0 if there is none, or it is over."""
+        number, until_s = self._read()
+        return number if until_s > self.wall_s() else 0
+
+    def obey(self, number: int) -> None:
+        """Stand still for request `number`; one that has been obeyed is over."""
+        if number <= self.over:
+            return
+        self.over = number
+        found, until_s = self._read()
+        end_s = self.monotonic_s() + min(until_s - self.wall_s(), _LONGEST_PAUSE_S)
+        while found == number and self.monotonic_s() < end_s:
+            self.sleep(_NAP_S)
+            found, _ = self._read()
+
+    def _read(self) -> tuple[int, float]:
+        try:
+            with open(self.path, "rb") as file:
+                found = json.loads(file.read(_MOST_PAUSE_BYTES))
+            number, until_s = found["number"], found["until_s"]
+            if type(number) is int and 0 < number < 2**62 and type(until_s) in (int, float):
+                return number, float(until_s)
+        except Exception:
+            let_through()  # there is mostly none
+        return 0, 0.0
+
+
+class TrainingShare:
+    """Which micro-batches of each step this rank runs, and how their losses are weighted; the loss is the even split's.
+
+    Parameters
+    ----------
+    total : int
+        Micro-batches of a step over all replicas; at least one for each.
+    model : optional
+        The `DistributedDataParallel` that exchanges the gradients. One for which unequal numbers are wrong keeps the
+        even split; `refusal` says why.
+    group : sequence of int, optional
+        Global ranks of this rank's data-parallel group, where a replica is more than one rank; else all ranks.
+    every : int
+        Steps from one agreement of all ranks to the next: more where steps take milliseconds.
+
+    Notes
+    -----
+    All ranks make one, after ``init_process_group``, and run the same steps. What has to hold for equal losses is in
+    docs/training_loops.md.
+
+    Examples
+    --------
+    >>> share = TrainingShare(3)
+    >>> [(micro.index, micro.last, round(micro.weight, 3)) for micro in share.step(0)]
+    [(0, False, 0.333), (1, False, 0.333), (2, True, 0.333)]
+    """
+
+    def __init__(self, total: int, model: Any = None, group: Sequence[int] | None = None, every: int = 1) -> None:
+        self.total, self.model, self.every, self.begun = total, model, max(1, every), 0
+        self.torch, self.distributed = loaded("torch"), _distributed()
+        rank, world = 0, 1
+        if self.distributed is not None:
+            rank, world = self.distributed.get_rank(), self.distributed.get_world_size()
+        self.plan = MicroBatchPlan(rank, world, total, group)
+        if total < len(self.plan.group):
+            raise ValueError(f"{total} micro-batches leave some of {len(self.plan.group)} replicas without any")
+        folder = os.path.dirname(self.plan.path)
+        self.pauses = PauseFile(os.path.join(folder, "pause.json") if folder else "")
+        self.refusal = uneven_model(model)
+        self.adopted = 0
+        self.word: Any = None  # what all ranks know, under way
+        self.work: Any = None
+        self.control = None
+        if self.distributed is not None and world > 1:
+            self.control = self.distributed.new_group(backend="gloo", group_desc="trainwarden")
+        _tell_refusal(self.refusal)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Micro-batches of each member of the data-parallel group, by its place."""
+        return self.plan.in_force
+
+    @hide
+    def step(self, number: int | None = None) -> Iterator[MicroBatch]:
+        """The micro-batches of this rank in the next step, the job's own `number` if it has one.
+
+        Before the first one, all ranks take up the newest split that everybody has read, and stand still if that was
+        asked of all.
+        """
+        plan, pause = self._agreed()
+        if plan > self.adopted:
+            self.adopted = plan
+            self.plan.adopt(plan)
+        if pause > self.pauses.over:
+            with phase("evaluation"):
+                self.pauses.obey(pause)
+        _declare(number, self.counts[self.plan.place])
+        first = sum(self.counts[: self.plan.place])
+        count = self.counts[self.plan.place]
+        for place in range(count):
+            yield MicroBatch(first + place, place == count - 1, len(self.plan.group), self.total, self.model)
+
+    def close(self) -> None:
+        """Wait for what is under way between ranks, before the process group goes. Safe twice."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+
+    def _agreed(self) -> tuple[int, int]:
+        """The newest plan and pause that all ranks had read as the step before began; at first, those they have now."""
+        if self.control is None:
+            return self._mine()
+        self.begun += 1
+        if self.begun % self.every and self.begun > 1:
+            return 0, 0
+        if self.work is None:
+            self._ask()
+        self.work.wait()
+        plan, pause, least, negative = (int(number) for number in self.word)
+        self._ask()
+        return plan if least == -negative else 0, pause
+
+    def _ask(self) -> None:
+        plan, pause = self._mine()
+        told = zlib.crc32(f"{plan}:{self.plan.plans[plan]}".encode())
+        self.word = self.torch.tensor([plan, pause, told, -told], dtype=self.torch.int64)
+        least = self.distributed.ReduceOp.MIN
+        self.work = self.distributed.all_reduce(self.word, op=least, group=self.control, async_op=True)
+
+    def _mine(self) -> tuple[int, int]:
+        return 0 if self.refusal else self.plan.latest(), self.pauses.newest()
+
+
+def uneven_model(model: Any) -> str | None:
+    """Why `model` must run as many micro-batches on each rank; None if nothing is known against unequal numbers."""
+    try:
+        for module in [model, *model.modules()] if hasattr(model, "modules") else [model]:
+            for kind in type(module).__mro__:
+                if kind.__name__ in _UNEVEN and not (kind.__name__ == "_BatchNorm" and not module.track_running_stats):
+                    return _UNEVEN[kind.__name__]
+    except Exception:
+        let_through()
+    return None
+
+
+def _distributed() -> Any:
+    distributed = loaded("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready else None
+
+
+def _tell_refusal(refusal: str | None) -> None:
+    """So that no split is planned."""
+    try:
+        hook = current()
+        if hook is not None and refusal:
+            hook.memory.uneven = refusal
+    except Exception:
+        let_through()
+
+
+def _declare(number: int | None, count: int) -> None:
+    try:
+        hook = current()
+        if hook is not None and number is not None and number >= 0:
+            hook.number(int(number))
+    except Exception:
+        let_through()
+    micro_batches(count)
