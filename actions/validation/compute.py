@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 from actions.validation import judgement
 from actions.validation.cast import Cast
-from actions.validation.judgement import LEAST_PEERS, Reference, is_slow
+from actions.validation.judgement import LEAST_PEERS, ROUNDS, Reference, is_slow
 from actions.validation.results import Finding, RankReport
 from actions.validation.schedules import turns
 from trainwarden.records import IncidentKind
 
 BUSY_SHARE = 0.8  # of a processor; less is worth a word, as then times of links hold little
+
+_ROUNDS = ("among all", *("among witnesses",) * ROUNDS)
 
 
 class ComputeStage:
@@ -34,9 +36,10 @@ class ComputeStage:
         self.unjudged: list[str] = []
         self.busy_s: dict[int, float] = {}
         self.held_back: set[int] = set()
+        self._again: dict[int, list[RankReport]] = {}
 
     def run(self) -> None:
-        """Two rounds at most: the second is for suspects and their witnesses."""
+        """A round of all, and others for suspects and their witnesses."""
         reports = self._round(self._cast.present)
         self.busy_s = {rank: judgement.best_s(report) for rank, report in reports.items() if report.busy_s}
         reference = judgement.compute_reference(reports, self._cast.joined, self._baseline_s)
@@ -47,10 +50,8 @@ class ComputeStage:
             if report.error is not None:
                 self._accuse("gpu_lost", rank, f"cannot compute ({report.error})", None, ("its burn-in",))
         if suspects := {*slow, *throttled, *wrong}:
-            again = self._round((*sorted(suspects), *self._witnesses(suspects, reports)))
-            self._judge_slow(slow, self._slow(again, self._later(reference, again, suspects)))
-            self._judge_throttled(throttled, judgement.throttled(again))
-            self._judge_wrong(wrong, reports, again)
+            self._confirm(suspects, slow, throttled, reports, reference)
+            self._judge_wrong(wrong, reports)
         self._note_busy_nodes(reports)
         if lonely := [
             str(rank)
@@ -60,6 +61,26 @@ class ComputeStage:
             self.unjudged.append(
                 f"how fast ranks {', '.join(lonely)} compute: fewer than {LEAST_PEERS} of their kind, and no baseline"
             )
+
+    def _confirm(
+        self,
+        suspects: set[int],
+        slow: dict[int, float],
+        throttled: dict[int, float],
+        reports: Mapping[int, RankReport],
+        reference: Reference,
+    ) -> None:
+        """Accuse those that are suspicious in every round, among witnesses that are not."""
+        asked = (*sorted(suspects), *self._witnesses(suspects, reports))
+        still_slow, still_throttled = slow, throttled
+        for _ in range(ROUNDS):
+            again = self._round(asked)
+            reference = self._later(reference, again, suspects)
+            still_slow = _both(still_slow, self._slow(again, reference))
+            still_throttled = _both(still_throttled, judgement.throttled(again))
+            self._again = {rank: [*self._again.get(rank, []), report] for rank, report in again.items()}
+        self._judge_slow(slow, still_slow)
+        self._judge_throttled(still_throttled)
 
     def _round(self, ranks: tuple[int, ...]) -> dict[int, RankReport]:
         joined = self._cast.joined
@@ -104,18 +125,18 @@ class ComputeStage:
                 )
                 continue
             text = f"computes {again[rank]:.2f} times as long as its peers ({self._cast.joined[rank].device})"
-            self._accuse("slow_compute", rank, text, again[rank], ("first round", "second round"))
+            self._accuse("slow_compute", rank, text, again[rank], _ROUNDS)
 
-    def _judge_throttled(self, first: Mapping[int, float], again: Mapping[int, float]) -> None:
-        for rank in sorted(first.keys() & again.keys()):
-            text = f"is held back by its control group: {again[rank]:.1f} times as long as its peers for the same work"
-            self._accuse("host_contention", rank, text, again[rank], ("first round", "second round", "the kernel"))
+    def _judge_throttled(self, ratios: Mapping[int, float]) -> None:
+        for rank, ratio in sorted(ratios.items()):
+            text = f"is held back by its control group: {ratio:.1f} times as long as its peers for the same work"
+            self._accuse("host_contention", rank, text, ratio, (*_ROUNDS, "the kernel"))
             self.held_back.add(rank)
 
-    def _judge_wrong(self, wrong: set[int], first: Mapping[int, RankReport], again: Mapping[int, RankReport]) -> None:
+    def _judge_wrong(self, wrong: set[int], first: Mapping[int, RankReport]) -> None:
         """Products are exact, so one that is wrong has the reference as its witness, whether it is so again or not."""
         for rank in sorted(wrong):
-            of = [first[rank], *([again[rank]] if rank in again else [])]
+            of = [first[rank], *self._again.get(rank, [])]
             bad, done = sum(one.wrong for one in of), sum(len(one.wall_s) for one in of)
             text = (
                 f"computes wrong products: {bad} of {done}, with the same operands ({self._cast.joined[rank].device})"
@@ -144,3 +165,8 @@ class ComputeStage:
                 witnesses=seen,
             )
         )
+
+
+def _both(first: Mapping[int, float], again: Mapping[int, float]) -> dict[int, float]:
+    """Who is in both, with the smaller ratio."""
+    return {rank: min(ratio, again[rank]) for rank, ratio in first.items() if rank in again}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from actions.validation.cast import Cast
 from actions.validation.judgement import (
     LEAST_PEERS,
+    ROUNDS,
     Reference,
     is_slow,
     link_kind,
@@ -33,7 +34,7 @@ class LinkStage:
         self.passes = 0
 
     def run(self, left_out: Collection[int] = ()) -> None:
-        """All passes, then at most two for the suspects; `left_out` are ranks whose processor is known to be slow."""
+        """All passes, then some for the suspects; `left_out` are ranks whose processor is known to be slow."""
         ranks = [rank for rank in self._cast.present if rank not in left_out]
         self.times, dead = self._measure(ring_and_tree(ranks))
         reference = link_reference(self.times.values(), self._cast.joined, self._baseline_s)
@@ -72,9 +73,13 @@ class LinkStage:
         touched = {rank for pair in suspects for rank in pair}
         clean = [pair for pair in self.times if not touched & set(pair)]
         passes = [self._with_witnesses(one, clean) for one in disjoint(worst)]
-        times, dead = self._measure(passes)
-        now = self._not_before(reference, [one for pair, one in times.items() if tuple(sorted(pair)) not in suspects])
-        again = self._ratios(times, dead, now)
+        again, now = dict(suspects), reference
+        for _ in range(ROUNDS):
+            times, dead = self._measure(passes)
+            beside = [one for pair, one in times.items() if tuple(sorted(pair)) not in suspects]
+            now = self._not_before(now, beside)
+            found = self._ratios(times, dead, now)
+            again = {pair: min(ratio, found[pair]) for pair, ratio in again.items() if pair in found}
         partners = {
             (end, other): partner
             for pair in worst

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from actions.validation.results import Joined, LinkTime, RankReport
 
 SLOW_RATIO: Final = 1.1  # Falcon, section 4.3: suspicious from 1.1 x the median on
+ROUNDS: Final = 2  # of suspects: on a busy machine some rank is slow for one round now and then
 LEAST_PEERS: Final = 4  # of three, one that is slow and one that is busy leave no median
 THROTTLED_RATIO: Final = 0.1  # of a rank's time: control groups with room stand still for some milliseconds too
 

@@ -25,6 +25,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.run.launch:launch",
         "Start the ranks of a training command under the local launcher, watched, and acted on if allowed.",
     ),
+    "validate": Entry(
+        "trainwarden.cli.run.validate:validate",
+        "Test devices, links, disk and memory of a group of ranks; exit code 1 if somebody is at fault.",
+    ),
     "agent": Entry(
         "trainwarden.cli.serve.agent:agent",
         "The node agent: collects and streams until stopped.",

@@ -12,6 +12,7 @@ import typer
 
 from actions.engine.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
+from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
@@ -24,6 +25,9 @@ def launch(
     *,
     nproc: Annotated[int, typer.Option("--nproc", min=1, max=1024, help="Training processes to start.")],
     mode: EngineMode = "observe",
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Test devices, links, disk and memory first; start only if all is well.")
+    ] = False,
     checkpoints: Checkpoints = None,
     job: JobName = None,
     json: Json = None,
@@ -36,6 +40,8 @@ def launch(
     """
     voice = Voice(json)
     settings = settings_for(config, job, "launch")
+    if validate:
+        warm_up(nproc, voice, checkpoints=checkpoints_of(settings, checkpoints), config=config)
     services = services_here(settings, config, "agent", "detector", "engine")
     with JobRun(
         settings,

@@ -137,7 +137,7 @@ def test_one_wrong_product_is_enough():
     world.wrong[2] = 1
     result = judged(world)
     assert accused(result) == [("silent_corruption", (2,))]
-    assert "2 of 14" in result.accused[0].text
+    assert "3 of 21" in result.accused[0].text
 
 
 @pytest.mark.parametrize("factor", [1.3, 20.0])

@@ -1,0 +1,215 @@
+"""One node's part of a validation: starts its ranks, sees them end, checks disk and memory; leads where rank 0 is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from actions.validation import programme
+from actions.validation.baseline import Baseline
+from actions.validation.results import Finding, Validation
+from actions.validation.running import rank
+from actions.validation.running.node_checks import NodeChecks
+from actions.validation.running.store import ANSWER_S, Board, StoreGone, StoreTalk, connect
+from trainwarden.errors import ConfigError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOOK_S = 0.05
+_BROKEN = 70  # EX_SOFTWARE of sysexits.h
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ranks this process starts, of how many, and where the others are met.
+
+    `first_rank` to `first_rank + ranks - 1` are here, each with its number on this node from `first_local_rank`.
+    `number` of `nodes` is this process's among those that report disk and memory; None if another one does for this
+    node; `processes` like this one there are in all. `join_s` is how long ranks may take to come, `within_s` how long
+    who does not lead waits for the result.
+    """
+
+    node: str
+    ranks: int
+    first_rank: int = 0
+    first_local_rank: int = 0
+    world_size: int
+    number: int | None = 0
+    nodes: int = 1
+    processes: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    checkpoints: Path | None = None
+    join_s: float = 60.0
+    disk_s: float = 10.0
+    within_s: float = 300.0
+
+
+class Stopped(Exception):
+    """A signal asked for the end."""
+
+
+class Node:
+    """The processes of one place, for the time of one validation."""
+
+    def __init__(self, place: Place, wanted: programme.Wanted, stop: Callable[[], bool]) -> None:
+        self._place, self._wanted, self._stop = place, wanted, stop
+        self._until_s = time.monotonic() + place.within_s
+        self._pids: dict[int, int] = {}
+        self._checks: NodeChecks | None = None
+        self._board: Board | None = None
+
+    def run(self, baseline: Baseline) -> Validation:
+        """Start all, lead or wait for the leader's result, and leave no process behind.
+
+        Raises
+        ------
+        ConfigError
+            If the port of the store is taken.
+        Stopped
+            If a signal asked for the end.
+        """
+        place = self._place
+        leads = place.first_rank == 0
+        listening = _listen(place) if leads else None
+        try:
+            if place.number is not None:
+                self._checks = NodeChecks(place.node, self._wanted.checks, place.checkpoints, place.disk_s)
+            self._fork(listening)
+            if listening is not None:
+                return self._lead(listening, baseline)
+            return self._follow()
+        finally:
+            self._end_all()
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def _fork(self, listening: socket.socket | None) -> None:
+        """The ranks, as forks of a process that has imported torch and begun no thread: the import takes seconds."""
+        place = self._place
+        port = place.port if listening is None else listening.getsockname()[1]
+        own = os.getpid()
+        for local in range(place.ranks):
+            number = place.first_rank + local
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                code = _BROKEN
+                try:
+                    if listening is not None:
+                        listening.close()
+                    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                    for word in (signal.SIGTERM, signal.SIGINT):
+                        signal.signal(word, signal.SIG_DFL)
+                    if os.getppid() == own:
+                        address = (place.address, port)
+                        code = rank.serve(number, place.node, place.first_local_rank + local, address)
+                except BaseException:  # noqa: BLE001 - a fork ends here, whatever happens: it must not go on as its parent
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            self._pids[number] = pid
+
+    def _pump(self) -> None:
+        """Tell of ranks that have ended and of checks that are done."""
+        if self._stop():
+            raise Stopped
+        assert self._board is not None
+        for number, pid in [*self._pids.items()]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._pids[number]
+                self._board.tell_end(number, _how(os.waitstatus_to_exitcode(status)))
+        if self._checks is not None and (report := self._checks.poll()) is not None:
+            assert self._place.number is not None
+            self._board.tell_node(self._place.number, report)
+            self._checks = None
+
+    def _end_all(self) -> None:
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids.values():
+            os.waitpid(pid, 0)
+        self._pids.clear()
+        if self._checks is not None:
+            self._checks.close()
+
+    # --- the two parts -----------------------------------------------------------------------------------------------
+
+    def _lead(self, listening: socket.socket, baseline: Baseline) -> Validation:
+        place = self._place
+        port = listening.getsockname()[1]
+        store = dist.TCPStore(
+            place.address, port, None, True, timedelta(seconds=ANSWER_S),
+            wait_for_workers=False, master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        self._board = Board(store)
+        talk = StoreTalk(
+            self._board, place.world_size, place.nodes, self._pump, join_s=place.join_s, nodes_s=place.disk_s + 2.0
+        )
+        result = programme.validate(talk, place.world_size, self._wanted, baseline)
+        self._board.tell_result(result)
+        self._wait_for_the_others()
+        return result
+
+    def _wait_for_the_others(self) -> None:
+        """The store is ours: what the others have not read yet would be lost with it."""
+        until_s = min(self._until_s, time.monotonic() + 2.0)
+        assert self._board is not None
+        while time.monotonic() < until_s and self._board.store.add("read", 0) < self._place.processes - 1:
+            time.sleep(_LOOK_S)
+
+    def _follow(self) -> Validation:
+        place = self._place
+        try:
+            self._board = connect(place.address, place.port, within_s=place.join_s)
+            while time.monotonic() < self._until_s:
+                self._pump()
+                if (result := self._board.result()) is not None:
+                    self._board.store.add("read", 1)
+                    return result
+                time.sleep(_LOOK_S)
+            why = f"did not end it within {place.within_s:.0f} s"
+        except (StoreGone, dist.DistError) as error:
+            why = f"is gone ({str(error).splitlines()[0][:200]})"
+        text = f"rank 0, which leads the validation at {place.address}:{place.port}, {why}"
+        return Validation(ranks=place.world_size, accused=(Finding(kind="node_lost", text=text, ranks=(0,)),))
+
+
+def _listen(place: Place) -> socket.socket:
+    """The socket of the store: of this machine alone where all ranks are here.
+
+    Raises
+    ------
+    ConfigError
+        If its port is taken.
+    """
+    alone = place.world_size == place.ranks
+    try:
+        if alone:
+            return socket.create_server(("127.0.0.1", place.port))
+        return socket.create_server(("", place.port), family=socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"validate: port {place.port} cannot be listened on ({error.strerror})") from error
+
+
+def _how(code: int) -> str:
+    """The end of a rank's process in words."""
+    if code == rank.TWICE:
+        return "was started twice: two processes say that they are this rank"
+    if code < 0:
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+    return f"ended with code {code}"

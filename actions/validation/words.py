@@ -1,0 +1,58 @@
+"""A validation in plain lines, for a person and for the log of a launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from actions.validation.judgement import link_kind
+from actions.validation.results import Joined, Validation
+
+
+def lines(result: Validation) -> Iterator[str]:
+    """What was measured, what a person should know, and who is accused by whom; the last line is the outcome.
+
+    Examples
+    --------
+    >>> print(*lines(Validation(ranks=8, accused=(), unjudged=("links between nodes: ...",))), sep="\\n")
+    not judged: links between nodes: ...
+    validated 8 ranks: nobody is accused
+    """
+    yield from _measured(result)
+    for sentence in result.noted:
+        yield f"noted: {sentence}"
+    for sentence in result.unjudged:
+        yield f"not judged: {sentence}"
+    for finding in result.accused:
+        seen = f" (seen: {'; '.join(finding.witnesses)})" if finding.witnesses else ""
+        yield f"{finding.kind}: {finding.text}{seen}"
+    took_s = sum(result.took_s.values())
+    within = f" in {took_s:.1f} s" if result.took_s else ""
+    outcome = f"{len(result.accused)} accused" if result.accused else "nobody is accused"
+    yield f"validated {result.ranks} ranks{within}: {outcome}"
+
+
+def _measured(result: Validation) -> Iterator[str]:
+    if result.busy_s:
+        by_device: dict[str, list[float]] = {}
+        for rank, busy_s in result.busy_s.items():
+            by_device.setdefault(result.devices[rank], []).append(busy_s)
+        for device, times in sorted(by_device.items()):
+            yield f"burn-in on {len(times)} x {device}: {_spread(times)}"
+    joined = {
+        rank: Joined(rank=rank, node=node, local_rank=rank, device=result.devices[rank])
+        for node, ranks in result.nodes.items()
+        for rank in ranks
+    }
+    by_kind: dict[str, list[float]] = {}
+    for one in result.links:
+        by_kind.setdefault(link_kind(one.sender, one.receiver, joined), []).append(one.usual_s)
+    for kind, times in sorted(by_kind.items()):
+        yield f"links {kind}, {len(times)} directions in {result.passes} passes: {_spread(times)}"
+    for node, rates in sorted(result.mb_per_s.items()):
+        said = ", ".join(f"{name} {rate:.0f} MB/s" for name, rate in rates.items())
+        yield f"{node}: {said}"
+
+
+def _spread(times: list[float]) -> str:
+    ordered = sorted(times)
+    return f"{ordered[0] * 1e3:.1f} to {ordered[-1] * 1e3:.1f} ms, median {ordered[len(ordered) // 2] * 1e3:.1f} ms"

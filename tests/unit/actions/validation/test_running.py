@@ -1,0 +1,91 @@
+"""What the processes of a validation are made of: the kernel's counts, children for disk and memory, exact products."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from actions.validation.running import disk_child, memory_child, processor
+from actions.validation.running.node_checks import NodeChecks
+
+
+def counts(folder, cgroup, stat):
+    """A miniature /proc and /sys/fs/cgroup."""
+    threads = folder / "proc" / "self" / "task"
+    for thread, text in (("1", "5 2000000000 1"), ("2", "5 500000000 1"), ("3", "")):
+        (threads / thread).mkdir(parents=True)
+        (threads / thread / "schedstat").write_text(text)
+    (folder / "proc" / "self" / "cgroup").write_text(cgroup)
+    if stat is not None:
+        path, text = stat
+        (folder / "cgroup" / path).mkdir(parents=True)
+        (folder / "cgroup" / path / "cpu.stat").write_text(text)
+    return folder / "proc", folder / "cgroup"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "stat", "stood_s"),
+    [
+        ("0::/job\n", ("job", "usage_usec 1\nthrottled_usec 2500000\n"), 2.5),
+        ("4:memory:/x\n1:cpu,cpuacct:/job\n", ("cpu,cpuacct/job", "nr_throttled 3\nthrottled_time 1500000000\n"), 1.5),
+        ("1:cpu:/job\n0::/\n", ("cpu/job", "throttled_time 1\n"), 1e-9),
+        ("0::/job\n", ("job", "usage_usec 1\n"), None),
+        ("0::/job\n", None, None),
+        ("", None, None),
+    ],
+)
+def test_the_kernels_counts_of_both_kinds_of_control_group(tmp_path, cgroup, stat, stood_s):
+    proc, groups = counts(tmp_path, cgroup, stat)
+    assert processor.stood_still_s(proc, groups) == stood_s
+    assert processor.waited_s(proc) == 2.5
+
+
+def test_a_disk_that_is_well_and_leaves_nothing(tmp_path, capsys):
+    assert disk_child.main(str(tmp_path), 3 << 20) == 0
+    assert len(capsys.readouterr().out.split()) == 2
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_disk_that_gives_back_something_else(tmp_path, capsys, monkeypatch):
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, size, at)[:-1] + b"?")
+    assert disk_child.main(str(tmp_path), 1 << 20) == 1
+    assert "does not come back" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there(tmp_path, capsys):
+    assert disk_child.main(str(tmp_path / "gone"), 1 << 20) == 1
+    assert "No such file" in capsys.readouterr().out
+
+
+def test_memory_that_is_well(capsys):
+    assert memory_child.main(2 << 20) == 0
+    assert float(capsys.readouterr().out) > 0
+
+
+def ended(checks: NodeChecks):
+    until_s = time.monotonic() + 60
+    while (report := checks.poll()) is None and time.monotonic() < until_s:
+        os.sched_yield()
+    assert report is not None
+    return report
+
+
+def test_children_that_hang_or_are_killed_accuse_disks_alone(tmp_path):
+    checks = NodeChecks("n", ("disk", "memory"), tmp_path, 0.2)
+    for child in checks._children.values():
+        child.send_signal(signal.SIGSTOP)
+    report = ended(checks)
+    assert report.wrong == {"disk": "no answer within 0 s"}
+    assert report.left_out == {"memory": "no answer within 0 s"}
+    checks = NodeChecks("n", ("disk", "memory"), tmp_path, 60)
+    for child in checks._children.values():
+        child.kill()
+    assert set(ended(checks).left_out) == {"disk", "memory"}
+
+
+def test_without_a_folder_the_disk_is_left_out():
+    assert set(ended(NodeChecks("n", ("disk",), None, 10)).left_out) == {"disk"}
