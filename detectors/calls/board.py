@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.calls.counts import MAX_COUNT, MAX_TIME_S, Counts, CountTable
+from detectors.calls.exchanges import with_all_to_alls
 from detectors.calls.functions import FUNCTIONS, RECV, SEND, code_of
 from detectors.calls.joined import Calls, JoinedStep, join
 from trainwarden.records import CollectivesRecord
@@ -212,10 +213,12 @@ class CallBoard:
         if paired.any():
             rows[_PEER, paired] = self._table.column_of(rows[_COMM, paired], rows[_PEER, paired])
         calls = Calls(column, rows[_COMM], rows[_FUNCTION], rows[_SEQ], rows[_BYTES], device_s, rows[_PEER])
+        calls, among_all = with_all_to_alls(calls, self._table.sizes.size)
         found = join(calls, self._table.sizes, self._table.trusted, ranks, at=(step, time_s))
         apart = self._begun[2, :ranks]
         known = apart[np.isfinite(apart)]
-        return replace(found, period_s=float(np.median(known)) if known.size else float("nan"))
+        period_s = float(np.median(known)) if known.size else float("nan")
+        return replace(found, period_s=period_s, among_all=among_all)
 
 
 def _keys(rows: Ints) -> Ints:

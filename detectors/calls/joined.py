@@ -92,6 +92,8 @@ class JoinedStep:
         Of which kinds a rank's calls are; ranks that make the same do the same work.
     blind : int array
         Communicators whose synchronising calls were told and not measured.
+    among_all : int array
+        Communicators whose sends and receives were all-to-alls.
     period_s : float
         How long a step takes by the calls' own clocks; NaN if they do not tell.
     """
@@ -107,6 +109,7 @@ class JoinedStep:
     kinds: Flags
     links: Links = field(default_factory=Links.none)
     blind: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    among_all: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     period_s: float = float("nan")
 
 

@@ -41,7 +41,7 @@ def likes(step: JoinedStep, window: Window) -> Likes:
     but for the first and the last.
     """
     ranks = len(window.ranks)
-    stage, stages, ends = _stages(window.counts, ranks)
+    stage, stages, ends = _stages(window.counts, ranks, step.among_all)
     _, role = np.unique(np.array(window.roles, dtype=np.str_), return_inverse=True)
     kind = _numbered(step.kinds)
     wide = _numbered(np.stack((kind, role.reshape(-1), ends), axis=1))
@@ -54,14 +54,15 @@ def likes(step: JoinedStep, window: Window) -> Likes:
     return Likes(codes.astype(np.intp), filled)
 
 
-def _stages(counts: Counts | None, ranks: int) -> tuple[Ints, Ints, Ints]:
+def _stages(counts: Counts | None, ranks: int, among_all: Ints) -> tuple[Ints, Ints, Ints]:
     """Of each rank: its place in a group that sends and receives, the group's size, and whether any come before, after.
 
-    Pairs that have a communicator each tell the last alone.
+    Groups that exchange `among_all` have no stages. Pairs that have a communicator each tell the last alone.
     """
     stage, stages, ends = (np.zeros(ranks, dtype=np.int64) for _ in range(3))
     if counts is not None and counts.comm.size:
-        rows = np.flatnonzero(counts.paired[counts.comm] & (counts.column < ranks))
+        staged = counts.paired & ~np.isin(np.arange(counts.paired.size), among_all)
+        rows = np.flatnonzero(staged[counts.comm] & (counts.column < ranks))
         column, place, size = counts.column[rows], counts.place[rows], counts.sizes[counts.comm[rows]]
         np.bitwise_or.at(ends, column, (place > 0) * 1 + (place < size - 1) * 2)
         whole = size > 2

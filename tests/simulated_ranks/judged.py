@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from detectors.calls.exchanges import with_all_to_alls
 from detectors.calls.joined import Calls, JoinedStep, join
 from detectors.job.state import JobState
 from detectors.job.window import Window
@@ -45,7 +46,9 @@ def window_of(layout: Layout) -> Window:
 def joined(layout: Layout, calls: Calls, step: int, took_s: float) -> JoinedStep:
     """One step joined, as the job's memory does it."""
     trusted = np.ones(layout.sizes.size, dtype=np.bool_)
-    return replace(join(calls, layout.sizes, trusted, layout.ranks, at=(step, float(step))), period_s=took_s)
+    calls, among_all = with_all_to_alls(calls, layout.sizes.size)
+    found = join(calls, layout.sizes, trusted, layout.ranks, at=(step, float(step)))
+    return replace(found, period_s=took_s, among_all=among_all)
 
 
 def judged(ranks: Ranks, steps: int, spoil: Any = None) -> Told:

@@ -1,4 +1,4 @@
-"""Who talks to whom: tensor, data and pipeline parallel groups of a job, in Megatron's order of ranks."""
+"""Who talks to whom: tensor, expert, data and pipeline parallel groups of a job, in Megatron's order of ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the groups; tensor parallel ranks lie beside each other, pipeline stages furthest apart."""
+    """Sizes of the groups; tensor parallel ranks lie beside each other, pipeline stages furthest apart.
+
+    The `ep` ranks that share a layer's experts are some of a data parallel group.
+    """
 
     tp: int = 1
     dp: int = 1
     pp: int = 1
     per_node: int = 8
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
@@ -37,6 +41,7 @@ class Layout:
         kinds = {
             "tp": self.grid.reshape(-1, self.tp),
             "dp": self.grid.transpose(0, 2, 1).reshape(-1, self.dp),
+            "ep": self.grid.transpose(0, 2, 1).reshape(-1, self.ep),
             "pp": self.grid.transpose(1, 2, 0).reshape(-1, self.pp),
             "world": np.arange(self.ranks).reshape(1, -1),
         }
@@ -81,5 +86,5 @@ class Layout:
             comm=comm, column=column, place=place, enqueued=none, started=none, finished=none,
             still_s=np.zeros(column.size), names=names, groups=names, sizes=self.sizes, nodes=self.spans,
             trusted=np.ones(self.sizes.size, dtype=np.bool_),
-            paired=np.array([name.startswith("pp") for name in names]), silent_s=np.zeros(self.ranks),
+            paired=np.array([name.startswith(("pp", "ep")) for name in names]), silent_s=np.zeros(self.ranks),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from detectors.calls.functions import NAMES, RECV, SEND
+from detectors.calls.functions import NAMES
 from detectors.calls.joined import Calls
 from tests.simulated_ranks.steps import Ranks
 from trainwarden.records import CollectivesRecord, EventRecord, IterationRecord, Record
@@ -16,7 +16,7 @@ EVERY = 64  # steps from one sampled step to the next
 
 
 def sent(ranks: Ranks, sampled: int) -> Iterator[Record]:
-    """Records of `sampled` sampled steps, numbered as the plug-in does: sends and receives by the peer too."""
+    """Records of `sampled` sampled steps."""
     layout, end_s = ranks.layout, START_S
     yield EventRecord(
         id="start", job="job", node="", time_s=START_S, kind="job_start", fields={"world_size": layout.ranks}
@@ -29,7 +29,7 @@ def sent(ranks: Ranks, sampled: int) -> Iterator[Record]:
 
 def records_of_step(ranks: Ranks, calls: Calls, step: int, end_s: float, took_s: float) -> Iterator[Record]:
     """What all ranks tell of one step: first that it ended, then its calls."""
-    layout, calls = ranks.layout, _by_peer(calls)
+    layout = ranks.layout
     for rank in range(layout.ranks):
         yield IterationRecord(
             job="job", node=layout.nodes[rank], rank=rank, incarnation="1", steps=(step,), end_s=(end_s,),
@@ -37,20 +37,6 @@ def records_of_step(ranks: Ranks, calls: Calls, step: int, end_s: float, took_s:
         )  # fmt: skip
     for rank in range(layout.ranks):
         yield _record(ranks, calls.part(calls.column == rank), rank, step, end_s)
-
-
-def _by_peer(calls: Calls) -> Calls:
-    """Sends and receives are counted for each peer."""
-    paired = np.isin(calls.function, (SEND, RECV))
-    seq = calls.seq.copy()
-    key = np.stack((calls.column, calls.comm, calls.function, calls.peer))[:, paired]
-    order = np.lexsort((calls.seq[paired], *key))
-    begins = np.append(True, (np.diff(key[:, order]) != 0).any(axis=0))
-    first = np.maximum.accumulate(np.where(begins, np.arange(order.size), 0))
-    numbers = np.empty(order.size, dtype=np.int64)
-    numbers[order] = np.arange(order.size) - first
-    seq[paired] = seq[paired] // 4096 * 4096 + numbers
-    return Calls(calls.column, calls.comm, calls.function, seq, calls.call_bytes, calls.device_s, calls.peer)
 
 
 def _record(ranks: Ranks, calls: Calls, rank: int, step: int, end_s: float) -> CollectivesRecord:

@@ -17,8 +17,8 @@ from tests.simulated_ranks.layout import Layout
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-BYTES = {"tp": 1 << 26, "dp": 1 << 28, "pp": 1 << 24, "world": 4}
-BYTES_PER_S = {"tp": 2e11, "dp": 4e10, "pp": 2e10, "world": 4e10}
+BYTES = {"tp": 1 << 26, "dp": 1 << 28, "pp": 1 << 24, "ep": 1 << 21, "world": 4}
+BYTES_PER_S = {"tp": 2e11, "dp": 4e10, "pp": 2e10, "ep": 2e10, "world": 4e10}
 LATENCY_S = 3e-5
 
 
@@ -38,6 +38,9 @@ class Ranks:
 
     `noise` is the coefficient of variation of a rank's computing, of whole steps and of their parts, and of transfers;
     `drift` how far ranks and the whole job wander. `unstamped` kinds of groups have no durations (captured graphs).
+    Tokens go to experts and come back in sends and receives of all with all, as NCCL makes all-to-alls: those of one
+    launch have the stamps of their channel, which is one for all of them if `one_channel`, else one for each. `routing`
+    is the coefficient of variation of the tokens that a rank's experts get, `hot` of what they get in all steps alike.
     """
 
     layout: Layout
@@ -50,6 +53,9 @@ class Ranks:
     layers: int = 2
     buckets: int = 3
     unstamped: tuple[str, ...] = ()
+    one_channel: bool = True
+    routing: float = 0.0
+    hot: float = 0.0
     random: np.random.Generator = field(init=False)
     number: int = 0
 
@@ -60,7 +66,7 @@ class Ranks:
         self._own = self.random.lognormal(0.0, 0.005, ranks)
         self._turn = self.random.uniform(0.0, 2 * np.pi, ranks)
         self._at_s = np.zeros(ranks)
-        self._seq: dict[tuple[str, int], int] = {}
+        self._hot = self.random.lognormal(0.0, self.hot, ranks)
         self._rows: list[tuple[Any, ...]] = []
 
     def step(self) -> tuple[Calls, float]:
@@ -102,12 +108,45 @@ class Ranks:
             if place:
                 self._pair(order[place - 1], ranks)
             for _ in range(self.layers):
+                if self.layout.ep > 1:
+                    self._through_experts(ranks, part_s / self.layers / 2.0)
                 noise = self.random.lognormal(0.0, self.noise, ranks.size)
-                self._at_s[ranks] += part_s / self.layers * self._factor[ranks] * noise
+                left_s = part_s / self.layers / (2.0 if self.layout.ep > 1 else 1.0)
+                self._at_s[ranks] += left_s * self._factor[ranks] * noise
                 if self.layout.tp > 1:
                     first = int(ranks[0]) // self.layout.tp
                     part = slice(first, first + ranks.size // self.layout.tp)
                     self._together("tp", code_of("all_reduce"), part)
+
+    def _through_experts(self, ranks: Ints, part_s: float) -> None:
+        """Tokens to their experts, these, and back: what an expert's rank gets it computes and sends back."""
+        first = int(ranks[0]) // self.layout.ep
+        every = first + np.arange(ranks.size // self.layout.ep)
+        tokens = self._hot[ranks] * self.random.lognormal(0.0, self.routing, ranks.size)
+        share = tokens[np.searchsorted(ranks, self.layout.groups["ep"][every])]
+        share /= share.mean(axis=1, keepdims=True)
+        self._exchange(every, np.repeat(share[:, None, :], self.layout.ep, axis=1))
+        noise = self.random.lognormal(0.0, self.noise, share.shape)
+        groups = self.layout.groups["ep"][every]
+        self._at_s[groups] += part_s * self._factor[groups] * noise * share
+        self._exchange(every, np.repeat(share[:, :, None], self.layout.ep, axis=2))
+
+    def _exchange(self, every: Ints, share: Floats) -> None:
+        """All ranks of expert groups send to all, themselves too: `share` of the usual bytes [groups, from, to]."""
+        groups = self.layout.groups["ep"][every]
+        size, comm = self.layout.ep, np.repeat(self.layout.first["ep"] + every, self.layout.ep**2)
+        call_bytes = (BYTES["ep"] * share).astype(np.int64)
+        took_s = LATENCY_S + call_bytes.sum(axis=2).max(axis=1)[:, None, None] / BYTES_PER_S["ep"] * (
+            self.random.lognormal(0.0, self.noise, (len(every), 1, 1))
+        )
+        at_s = self._at_s[groups]
+        met_s = np.maximum(at_s[:, :, None], at_s[:, None, :]) + took_s
+        ends_s = met_s.max(axis=2)
+        device_s = (np.repeat(ends_s[:, :, None], size, axis=2) if self.one_channel else met_s) - at_s[:, :, None]
+        source, target = np.repeat(groups, size, axis=1).ravel(), np.tile(groups, (1, size)).ravel()
+        self._note("ep", source, comm, SEND, device_s.ravel(), target, call_bytes.ravel())
+        self._note("ep", source, comm, RECV, device_s.ravel(), target, call_bytes.transpose(0, 2, 1).ravel())
+        self._at_s[groups] = ends_s
 
     def _together(self, kind: str, function: int, part: slice = slice(None)) -> None:
         """One collective call of groups of `kind`."""
@@ -164,18 +203,28 @@ class Ranks:
 
     # -- what they tell --------------------------------------------------------------------------------------
 
-    def _note(self, kind: str, ranks: Ints, comm: Ints, function: int, device_s: Floats, peer: Ints | None) -> None:
+    def _note(
+        self,
+        kind: str,
+        ranks: Ints,
+        comm: Ints,
+        function: int,
+        device_s: Floats,
+        peer: Ints | None,
+        call_bytes: Ints | None = None,
+    ) -> None:
         if kind in self.unstamped:
             device_s = np.full(device_s.size, np.nan)
-        self._rows.append((ranks, comm, function, BYTES[kind], device_s, peer))
+        every = np.full(ranks.size, BYTES[kind]) if call_bytes is None else call_bytes
+        self._rows.append((ranks, comm, function, every, device_s, peer))
 
     def _calls(self) -> Calls:
-        """Everything noted, numbered by rank, communicator and function."""
+        """Everything noted, numbered by rank, communicator and function, as the plug-in does: by the peer too."""
         sizes = [row[0].size for row in self._rows]
         column, comm = np.concatenate([row[0] for row in self._rows]), np.concatenate([row[1] for row in self._rows])
         function = np.repeat([row[2] for row in self._rows], sizes)
         peer = np.concatenate([np.full(row[0].size, -1) if row[5] is None else row[5] for row in self._rows])
-        key = (comm * 16 + function) * self.layout.ranks + column
+        key = ((comm * 16 + function) * self.layout.ranks + column) * (self.layout.ranks + 1) + peer + 1
         order = np.argsort(key, kind="stable")
         begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))
         count = np.diff(np.append(begins, key.size))
@@ -183,6 +232,6 @@ class Ranks:
         seq[order] = np.arange(key.size) - np.repeat(begins, count)
         seq += self.number * 4096
         return Calls(
-            column, comm, function, seq, np.repeat([row[3] for row in self._rows], sizes),
+            column, comm, function, seq, np.concatenate([row[3] for row in self._rows]),
             np.concatenate([row[4] for row in self._rows]), peer,
         )  # fmt: skip

@@ -17,7 +17,14 @@ LAYOUTS = [
     Layout(8, 4, 1),
     *(
         pytest.param(layout, marks=pytest.mark.thorough)
-        for layout in (Layout(1, 32, 1), Layout(1, 4, 8), Layout(8, 2, 2))
+        for layout in (
+            Layout(1, 32, 1),
+            Layout(1, 4, 8),
+            Layout(8, 2, 2),
+            Layout(1, 16, ep=16),
+            Layout(1, 16, ep=4),
+            Layout(2, 8, 2, ep=2),
+        )
     ),
 ]
 
@@ -41,6 +48,25 @@ def test_who_computes_a_tenth_longer_is_named_and_nobody_else(layout):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_nobody_is_accused_while_all_is_well(layout):
     told = judged(Ranks(layout, seed=8, noise=0.06, drift=0.02), 60)
+    assert (told.waits, told.links) == (None, None)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("one_channel", [True, False])
+def test_who_is_late_in_a_group_of_experts_is_named_though_tokens_go_where_they_like(one_channel):
+    ranks = Ranks(
+        Layout(2, 8, 2, ep=4), seed=6, noise=0.02, routing=0.2, one_channel=one_channel,
+        faults=(Fault("late", 13, 0.2, 20),),
+    )  # fmt: skip
+    told = judged(ranks, 45)
+    assert told.waits[0] >= 20
+    assert (told.accused, told.links) == ({13}, None)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("routing", [0.0, 0.3])
+def test_nobody_is_accused_for_the_tokens_that_its_experts_get(routing):
+    told = judged(Ranks(Layout(1, 16, ep=4), seed=8, routing=routing, hot=routing / 3), 45)
     assert (told.waits, told.links) == (None, None)
 
 
