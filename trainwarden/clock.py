@@ -33,3 +33,10 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class BootClock(SystemClock):
+    """Its monotonic seconds go on while the machine sleeps: for what others believe to be over by then."""
+
+    def monotonic_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)

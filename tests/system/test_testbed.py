@@ -163,7 +163,6 @@ def test_a_lost_node_says_no_farewell_and_what_ran_on_it_is_gone(testbed: Testbe
     assert client.stdout.readline() == "up\n"
     second.kill()
     assert server.wait(WAIT_S) != 0
-    server.stdout.close()
     _, said = client.communicate(timeout=WAIT_S)
     assert said.splitlines()[-1].startswith("TimeoutError"), said
     second.boot()
@@ -183,7 +182,6 @@ def test_a_signal_comes_to_the_command_and_not_to_what_stands_around_it(testbed:
     assert process.poll() is None
     node.signal(process, signal.SIGCONT)
     assert process.wait(WAIT_S) == 5
-    process.stdout.close()
 
 
 def test_orphans_on_a_node_are_buried(testbed: Testbed) -> None:

@@ -43,6 +43,7 @@ class Node:
         self._testbed, self._port = testbed, f"port{number}"
         self._procs: Path | None = None
         self._holder: _Holder | None = None
+        self._started: list[subprocess.Popen[Any]] = []
 
     def boot(self) -> None:
         """Switch it on, with nothing of before: processes, connections and routes are new."""
@@ -71,6 +72,16 @@ class Node:
             self._holder = None
             with contextlib.suppress(subprocess.CalledProcessError):  # gone with the other end by now
                 self._testbed.switch("ip", "link", "del", self._port)
+            for process in self._started:
+                process.wait(PATIENCE_S)
+
+    def forget(self) -> None:
+        """Close what is left open of the commands that were begun on it; they are gone."""
+        for process in self._started:
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self._started.clear()
 
     def unplug(self) -> None:
         """Take the cable out: nothing comes through, and the node sees that."""
@@ -132,7 +143,9 @@ class Node:
         who = [] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
         # A session of its own: its process group would else be one that cannot be seen from inside.
         within = ["env", "-C", str(cwd or Path.cwd()), *who, "setsid", *command]
-        return subprocess.Popen([*around, *within], **{"stdin": subprocess.DEVNULL, **how})
+        process = subprocess.Popen([*around, *within], **{"stdin": subprocess.DEVNULL, **how})
+        self._started.append(process)
+        return process
 
     def signal(self, process: subprocess.Popen[Any], number: signal.Signals) -> None:
         """Send `number` to the command that `start` has begun, not to what stands around it here."""
@@ -210,6 +223,7 @@ class Testbed:
         """End all that runs on the nodes, and the nodes; twice does no harm."""
         for node in self.nodes:
             node.kill()
+            node.forget()
         if self._switch is not None:
             self._switch.kill()
             self._switch = None

@@ -49,6 +49,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.serve:serve",
         "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
     ),
+    "lease": Entry(
+        "trainwarden.cli.serve.lease:lease",
+        "The lease service: says which launcher of a job on several nodes leads, until stopped.",
+    ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
         "The local launcher alone (started by launch and demo).",

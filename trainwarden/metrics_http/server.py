@@ -42,6 +42,7 @@ class _Handler(WSGIRequestHandler):
 class MetricsServer(ThreadingMixIn, WSGIServer):
     """Listens on `address`:`port`, with the TLS and the passwords of `web`."""
 
+    longest_s = LONGEST_S
     daemon_threads = True
     request_queue_size = AT_ONCE
 
@@ -71,7 +72,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def service_actions(self) -> None:
         """Hang up on whoever has been here for too long; called between two clients, and twice a second."""
         for since_s, connection in list(self._open.values()):
-            if time.monotonic() - since_s > LONGEST_S:
+            if time.monotonic() - since_s > self.longest_s:
                 with suppress(OSError):
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 

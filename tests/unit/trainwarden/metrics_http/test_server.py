@@ -171,7 +171,7 @@ def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatc
 def test_clients_that_send_a_byte_now_and_then_keep_no_place(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
 ) -> None:
-    monkeypatch.setattr(server, "LONGEST_S", 0.3)
+    monkeypatch.setattr(server.MetricsServer, "longest_s", 0.3)
     port = served(written(certificates, TLS + "}") if tls else None)
     over = threading.Event()
     with ExitStack() as slow:

@@ -1,0 +1,42 @@
+"""`trainwarden lease`: the service that says which launcher leads a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actions.launchers.leases.words import DURATION_S
+from trainwarden.cli.serve.process import StopFlag
+from trainwarden.cli.shared.options import WithParent
+from trainwarden.cli.shared.output import Voice
+
+
+def lease(
+    *,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where launchers ask.")] = "127.0.0.1:29401",
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds the launchers' token; needed beyond this machine.")
+    ] = None,
+    duration: Annotated[
+        float, typer.Option(min=1.0, max=600.0, metavar="SECONDS", help="A lost leader is followed after so long.")
+    ] = DURATION_S,
+    with_parent: WithParent = False,
+) -> int:
+    """The lease service: says which launcher of a job on several nodes leads, until stopped.
+
+    It keeps nothing on disk and may be restarted at any time: launchers carry what it has to know.
+
+    Example: trainwarden lease --listen 10.0.0.1:29401 --token-file /etc/trainwarden/token
+    """
+    from actions.launchers.leases.server import LeaseServer, read_token
+    from trainwarden.clock import BootClock
+    from trainwarden.self_metrics import log_to_stderr
+
+    log_to_stderr()
+    stop = StopFlag(with_parent=with_parent)
+    server = LeaseServer(listen, None if token_file is None else read_token(token_file), BootClock(), duration)
+    Voice().say(f"leases at {server.address}")
+    server.run(stop)
+    return 0
