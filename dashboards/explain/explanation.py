@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from dashboards.explain.next_steps import next_steps
+from dashboards.explain.sentences import line, moment, place
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote, basis_said
 
 NEAR_S: Final = 60.0  # a verdict further than this from the opening was about something else
 MOST: Final = 5  # suspects, metrics and the like
-MOST_CHARS: Final = 600
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +52,8 @@ def explain(
         incident=incident.id,
         what=_what(incident),
         where=_where(incident.suspects),
-        evidence=tuple(_line(one) for one in _evidence(incident, actions, verdict)),
-        why_not_others=tuple(_line(one) for one in _why_not_others(incident, verdict)),
+        evidence=tuple(line(one) for one in _evidence(incident, actions, verdict)),
+        why_not_others=tuple(line(one) for one in _why_not_others(incident, verdict)),
         next=next_steps(incident, actions),
         runbook=f"docs/runbooks/{incident.kind}.md",
     )
@@ -71,16 +70,16 @@ def opening(incident: IncidentRecord, verdicts: Iterable[VerdictRecord]) -> Verd
 
 
 def _what(incident: IncidentRecord) -> str:
-    span = f"since {_moment(incident.opened_at_s)}"
+    span = f"since {moment(incident.opened_at_s)}"
     if incident.closed_at_s is not None:
-        span = f"from {_moment(incident.opened_at_s)} to {_moment(incident.closed_at_s)}"
-    return _line(f"{incident.kind} ({incident.severity}) of job {incident.job} {span}: {incident.reason}")
+        span = f"from {moment(incident.opened_at_s)} to {moment(incident.closed_at_s)}"
+    return line(f"{incident.kind} ({incident.severity}) of job {incident.job} {span}: {incident.reason}")
 
 
 def _where(suspects: Sequence[Suspect]) -> str | None:
-    if not suspects or _place(suspects[0]) == "":
+    if not suspects or place(suspects[0]) == "":
         return None
-    return _line(_place(suspects[0]))
+    return line(place(suspects[0]))
 
 
 def _evidence(
@@ -89,7 +88,7 @@ def _evidence(
     if incident.onset_step is not None:
         yield f"it began at step {incident.onset_step}"
     for suspect in incident.suspects[:MOST]:
-        yield f"{_place(suspect) or 'somebody'} (likely to {suspect.score:.0%}): {suspect.reason}"
+        yield f"{place(suspect) or 'somebody'} (likely to {suspect.score:.0%}): {suspect.reason}"
     yield from _slowness(incident.evidence)
     voted = verdict.votes if verdict is not None else {}
     for name, vote in voted.items():
@@ -132,7 +131,7 @@ def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> 
     for suspect in incident.suspects[1:MOST]:
         alike = suspect.score >= incident.suspects[0].score  # as the two ends of a link are
         likely = "as likely" if alike else f"less likely ({suspect.score:.0%})"
-        yield f"{_place(suspect) or 'another'} is {likely}: {suspect.reason}"
+        yield f"{place(suspect) or 'another'} is {likely}: {suspect.reason}"
     if verdict is None:
         yield "how the other detectors voted is no longer kept"
         return
@@ -145,23 +144,3 @@ def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> 
 
 def _scored(vote: Vote) -> str:
     return f"{vote.score:.2f} where {vote.threshold:.2f} is the limit"
-
-
-def _place(suspect: Suspect) -> str:
-    named = (("rank", suspect.rank), ("node", suspect.node), ("device", suspect.device))
-    return ", ".join(f"{word} {value}" for word, value in named if value is not None)
-
-
-def _moment(time_s: float) -> str:
-    """A moment on the clock of the job; a recording's own clock may count from anywhere."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
-    except (ValueError, OverflowError, OSError):
-        return f"{time_s:g} s"
-
-
-def _line(text: str) -> str:
-    """`text`, which others may have written, as one line that a terminal shows and does not obey."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * MOST_CHARS])
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= MOST_CHARS else shown[: MOST_CHARS - 1] + "…"

@@ -80,7 +80,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "actions": Entry(
         "trainwarden.cli.ask.actions:actions",
-        "List actions; approve or deny one; stop or resume all acting; reset the brake on nodes taken out.",
+        "The log of actions; approve or deny one; stop or resume all acting; reset the brake on nodes taken out.",
     ),
     "silences": Entry(
         "trainwarden.cli.ask.silences:silences",

@@ -9,18 +9,15 @@ from typing import Annotated, Literal
 import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
-from trainwarden.cli.shared.follow import action_line
 from trainwarden.cli.shared.machine import user
-from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, since_of
 from trainwarden.cli.shared.output import Voice
-from trainwarden.cli.shared.words import moment
 from trainwarden.commands import words
 from trainwarden.errors import ConfigError
-from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.settings import load
-from trainwarden.topics import ACTIONS, COMMANDS
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 Word = Literal["list", "approve", "deny", "stop", "resume", "reset"]
 
@@ -29,19 +26,23 @@ def actions(
     word: Annotated[Word, typer.Argument()] = "list",
     action: Annotated[str | None, typer.Argument(metavar="[ACTION]", help="For approve and deny: its id.")] = None,
     *,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="Only what was last spoken of after T: 90s, 30m, 12h, 7d ago or ISO 8601."),
+    ] = None,
     bus: BusAddress = None,
     job: JobName = None,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """List actions; approve or deny one; stop or resume all acting; reset the brake on nodes taken out.
+    """The log of actions; approve or deny one; stop or resume all acting; reset the brake on nodes taken out.
 
-    Example: trainwarden actions approve ID
+    Example: trainwarden actions --since 12h
     """
     voice = Voice(json)
     with open_bus(bus, config, job) as connected:
         if word == "list":
-            _list(_known(connected, job), voice)
+            _list(connected, job, since_of(since, time.time()), voice)
             return 0
         # A stop does not wait for anything to be read first.
         about = _waiting(word, action, _known(connected, job)) if word in ("approve", "deny") else None
@@ -55,13 +56,21 @@ def actions(
     return 0
 
 
-def _list(known: Mapping[str, ActionRecord], voice: Voice) -> None:
-    ordered = sorted(known.values(), key=lambda record: record.at_s)
-    for record in ordered:
-        voice.say(f"{moment(record.at_s)} {action_line(record)}")
-    if not ordered:
+def _list(bus: Bus, job: str | None, since_s: float | None, voice: Voice) -> None:
+    """The log of actions, with what people said in between."""
+    from dashboards.explain.action_log import entry_lines, entry_object, taken, word_line, word_object
+
+    records = (message.record for topic in (INCIDENTS, COMMANDS, ACTIONS) for message in bus.read(topic))
+    log = taken(records, job, since_s)
+    entries, words = log.entries(), log.words()
+    told = [(entry.at_s, tuple(entry_lines(entry))) for entry in entries]
+    told += [(command.at_s, (word_line(command),)) for command in words]
+    for _, lines in sorted(told, key=lambda one: one[0]):
+        for line in lines:
+            voice.say(line)
+    if not entries:
         voice.say("no action")
-    voice.answer({"actions": [action_object(record) for record in ordered]})
+    voice.answer({"actions": [entry_object(one) for one in entries], "words": [word_object(one) for one in words]})
 
 
 def _known(bus: Bus, job: str | None) -> dict[str, ActionRecord]:

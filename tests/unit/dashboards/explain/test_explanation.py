@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from dashboards.explain.explanation import MOST_CHARS, explain, opening
+from dashboards.explain.explanation import explain, opening
+from dashboards.explain.sentences import MOST_CHARS
 from tests.web_doubles import NOW_S, Web, action, incident, verdict
 from trainwarden.cli.main import COMMANDS
 from trainwarden.records import IncidentKind, Suspect, Vote

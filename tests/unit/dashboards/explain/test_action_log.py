@@ -1,0 +1,128 @@
+"""The log of actions: who, what, when, why, on what evidence, approved by whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dashboards.explain.action_log import ActionLog, entry_lines, entry_object, taken, word_line, word_object
+from tests.engine_doubles import Rig
+from trainwarden.launching import Capabilities
+from trainwarden.records import CommandRecord, Record, Suspect
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
+
+
+def log_of(rig: Rig, **more: Any) -> ActionLog:
+    """The log of all that is on the rig's bus, as `trainwarden actions` reads it."""
+    return taken([m.record for topic in (INCIDENTS, COMMANDS, ACTIONS) for m in rig.bus.read(topic)], **more)
+
+
+def asked(mode: str = "confirm") -> Rig:
+    """An eviction that a person is asked for."""
+    rig = Rig(mode=mode)
+    rig.launcher.able = Capabilities(can=frozenset({"evict"}))
+    rig.launcher.phase = "running"
+    suspects = (
+        Suspect(score=1.0, reason="Xid 79", rank=2, node="n7"),
+        Suspect(score=0.2, reason="beside it", node="n8"),
+    )
+    rig.tell(rig.incident("i1", "gpu_lost", suspects=suspects, votes={"hard_event": 1.0}, metrics=("gpu_ecc",)))
+    return rig
+
+
+def test_who_what_when_why_on_what_evidence_and_approved_by_whom() -> None:
+    rig = asked()
+    rig.clock.sleep(5.0)
+    rig.tell(rig.command("approve", "i1/evict/1"))
+    (entry,) = log_of(rig).entries()
+    digest = entry.action.plan_digest
+    assert list(entry_lines(entry)) == [
+        "1970-01-01 00:16:40 UTC evict_node of node n7 of job job is done (i1/evict/1)",
+        "    why: gpu_lost: rank 2 was killed",
+        "    severity: sev1",
+        "    evidence: incident i1, gpu_lost (sev2) since 1970-01-01 00:16:40 UTC: rank 2 was killed",
+        "        rank 2, node n7 (likely to 100%): Xid 79",
+        "        node n8 (likely to 20%): beside it",
+        "        votes: hard_event 1.00",
+        "        metrics most blamed: gpu_ecc",
+        f"    by: the engine, approved by someone at 1970-01-01 00:16:45 UTC (plan {digest})",
+        "    when: proposed 1970-01-01 00:16:40 UTC, started 1970-01-01 00:16:45 UTC, done 1970-01-01 00:16:45 UTC",
+    ]
+    told = entry_object(entry)
+    assert told["approved_by"] == "someone"
+    assert told["word"] == {"kind": "approve", "by": "someone", "at_s": 1005.0}
+    assert [(step["outcome"], step["at_s"]) for step in told["history"]] == [
+        ("proposed", 1000.0), ("started", 1005.0), ("done", 1005.0),
+    ]  # fmt: skip
+    assert told["evidence"]["suspects"][0]["node"] == "n7"
+    assert {"id", "incident", "kind", "outcome", "at_s", "finished_at_s", "plan", "why"} <= told.keys()
+
+
+def by(rig: Rig) -> str:
+    (entry,) = log_of(rig).entries()
+    return next(line for line in entry_lines(entry) if line.startswith("    by: "))
+
+
+def test_by_whom_is_said_of_every_kind_of_end() -> None:
+    assert by(asked("auto")) == "    by: the engine, by itself"
+    assert by(asked("observe")) == "    by: nobody; it is only shown"
+    rig = asked()
+    assert by(rig) == "    by: nobody yet; it waits for a word: trainwarden actions approve i1/evict/1"
+    rig.tell(rig.command("deny", "i1/evict/1"))
+    assert by(rig) == "    by: denied by someone at 1970-01-01 00:16:40 UTC"
+
+
+def test_an_approval_of_another_plan_is_none() -> None:
+    rig = asked()
+    rig.tell(msgspec.structs.replace(rig.command("approve", "i1/evict/1"), plan_digest="0123"))
+    assert "waits for a word" in by(rig)
+
+
+def test_what_was_held_says_by_which_brake_and_until_when() -> None:
+    rig = Rig(actions_per_hour=0, policy={"maintenance": [{"to_utc": "01:00"}]})
+    rig.tell(rig.incident())
+    (entry,) = log_of(rig).entries()
+    assert "    why: maintenance; it may go ahead from 1970-01-01 01:00:00 UTC" in list(entry_lines(entry))
+    assert by(rig) == "    by: nobody"
+
+
+def test_words_that_are_about_more_than_one_action() -> None:
+    rig = asked()
+    rig.tell(
+        rig.command("stop", job="*"),
+        CommandRecord(id="s", job="*", at_s=2000.0, kind="silence", by="ann", until_s=3600.0, node="n7"),
+        CommandRecord(id="l", job="a", at_s=3000.0, kind="latch", by="engine", why="2 nodes were taken out"),
+    )
+    words = log_of(rig).words()
+    assert [word_line(word) for word in words] == [
+        "1970-01-01 00:16:40 UTC someone said stop of all jobs",
+        "1970-01-01 00:33:20 UTC ann said silence of all jobs, node n7 until 1970-01-01 01:00:00 UTC",
+        "1970-01-01 00:50:00 UTC engine said latch of job a: 2 nodes were taken out",
+    ]
+    assert word_object(words[0])["job"] is None
+    assert [word.kind for word in log_of(rig, job="b").words()] == ["stop", "silence"]
+
+
+def test_the_same_record_twice_is_one_step_and_old_ones_can_be_left_out() -> None:
+    rig = asked()
+    records: list[Record] = [m.record for topic in (INCIDENTS, ACTIONS) for m in rig.bus.read(topic)]
+    assert len(taken([*records, *records]).entries()[0].records) == 1
+    assert taken(records, since_s=1001.0).entries() == []
+    assert taken(records, job="other").entries() == []
+
+
+def test_what_others_wrote_is_shown_and_not_obeyed() -> None:
+    rig = Rig()
+    rig.tell(rig.incident(reason="\x1b[2J\nbye" + "x" * 100_000))
+    (entry,) = log_of(rig).entries()
+    for line in entry_lines(entry):
+        assert line.isprintable()
+        assert len(line) < 700
+
+
+def test_an_action_whose_incident_is_gone_says_so() -> None:
+    rig = asked()
+    (entry,) = taken([m.record for m in rig.bus.read(ACTIONS)]).entries()
+    assert "    evidence: the incident is no longer kept" in list(entry_lines(entry))
+    assert entry_object(entry)["evidence"] is None
