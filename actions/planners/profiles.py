@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
+from trainwarden.parallelism.layout import product
 from trainwarden.recorded.job import RecordedJob
 
 LEAST_STEPS = 20  # the first few compile and warm up; their median must not decide
@@ -73,7 +73,7 @@ def point(job: RecordedJob, work_per_step: float) -> Point:
 def _gpus(job: RecordedJob) -> int:
     """Ranks by the layout of job.toml where it is whole, else those of the table."""
     if {"tp", "dp", "pp"} <= job.parallel.keys():
-        return math.prod(job.parallel[key] for key in ("tp", "dp", "pp"))
+        return product(job.parallel)
     ranks = {rank for rank in job.iterations.ranks if rank is not None} if job.iterations else set()
     if not ranks:
         raise DataError("it does not say on how many ranks it ran (ranks in iterations, or [parallel] in job.toml)")

@@ -51,7 +51,7 @@ class ParallelLayoutCollector:
         pp: Size | None = None
         ep: Size | None = None
         interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 2.0
-        again_s: PositiveSeconds = 600.0
+        again_s: PositiveSeconds = 1800.0
         proc: str = "/proc"
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from dashboards.overview.pace import Pace
+from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.protocols import Message
 from trainwarden.records import (
     ActionRecord,
@@ -43,6 +44,7 @@ class JobOverview:
         self.actions: dict[str, ActionRecord] = {}
         self.verdicts: deque[VerdictRecord] = deque(maxlen=MAX_VERDICTS)
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
+        self.layouts = LayoutBoard()
         self.nodes: dict[str, HeartbeatRecord] = {}
         self.pace = Pace(whole=whole)
         self.node_seen_s: dict[str, float] = {}
@@ -76,6 +78,8 @@ class JobOverview:
                 return self._take_incident(record)
             case ActionRecord():
                 return self._take_action(record)
+            case EventRecord() if self.layouts.take(record):
+                return False  # every rank says it, again and again
             case EventRecord():
                 return self._take_event(record)
             case _:

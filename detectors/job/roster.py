@@ -66,6 +66,7 @@ class Roster:
         self.clean = np.zeros(0, dtype=np.bool_)
         self.incarnation = np.zeros(0, dtype=np.int64)
         self.layout = LayoutBoard()
+        self._staged, self._stages = "", tuple[str, ...]()
         self._past: set[tuple[int, str]] = set()
         self._beside: dict[str, None] = {}
 
@@ -96,7 +97,10 @@ class Roster:
     def told(self) -> dict[str, Any]:
         """What a window shows of the columns; by a layout that can be relied on, roles are pipeline stages."""
         layout = self.layout.layout()
-        roles = stage_roles(layout, self.ranks) or tuple(self.roles)
+        known = "" if layout is None else f"{len(self.ranks)} {layout.order} {layout.said()}"
+        if known != self._staged:  # names for tens of thousands of ranks are not made at every window
+            self._staged, self._stages = known, stage_roles(layout, self.ranks)
+        roles = self._stages or tuple(self.roles)
         return {"nodes": tuple(self.nodes), "roles": roles, "bases": tuple(self.bases), "layout": layout}
 
     def said_roles(self) -> dict[int, str]:

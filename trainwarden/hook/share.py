@@ -23,7 +23,7 @@ from .plan import MicroBatchPlan, micro_batches
 from .process import current
 from .watches import hide, loaded
 
-_LONGEST_PAUSE_S = 3600.0  # whoever asked for one may be gone
+_LONGEST_PAUSE_S = 1500.0  # gloo, and detection, take half an hour of standing still for a hang
 _NAP_S = 0.05
 _MOST_PAUSE_BYTES = 65_536
 # Classes whose forward or backward pass does something with other ranks, or with a whole batch, in every micro-batch.
@@ -96,8 +96,8 @@ class MicroBatch:
 class PauseFile:
     """Requests to stand still, in ``pause.json`` of the run folder: ``{"number": 1, "until_s": 1.8e9}``.
 
-    Numbers rise; `until_s` is the wall time at which the job goes on in any case, an hour later at most. Before that it
-    goes on once the file is gone or asks for something else.
+    Numbers rise; `until_s` is the wall time at which the job goes on in any case, 25 minutes after it stopped at the
+    latest. Before that it goes on once the file is gone or asks for something else.
 
     Parameters
     ----------

@@ -13,6 +13,7 @@ from trainwarden.topics import fields_as
 Source = Literal["settings", "arguments", "groups"]
 TRUST: Final[tuple[Source, ...]] = ("settings", "arguments", "groups")
 """Most trusted first: what a person wrote down, what the job was asked for, what its processes were seen to make."""
+MAX_CHARS: Final = 2_000
 Size = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -85,6 +86,8 @@ def claim_of(event: EventRecord) -> Claim | None:
     if event.kind != "parallel_layout" or event.rank is None:
         return None
     try:
-        return fields_as(event, Claim)
+        claim = fields_as(event, Claim)
     except RecordError:
         return None
+    words = claim.framework + claim.uneven  # people will read them
+    return claim if words.isprintable() and len(words) <= MAX_CHARS else None

@@ -7,11 +7,14 @@ import threading
 import pytest
 
 from dashboards.overview.overview import FORGET_NODE_S, FORGET_S, MAX_JOBS, Overview
+from dashboards.page.views import job_line
+from dashboards.web.objects import job_object
 from tests.doubles import ManualClock
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.parallelism.claim import Claim, event_fields
 from trainwarden.protocols import Message
-from trainwarden.records import CommandRecord, IterationRecord
+from trainwarden.records import CommandRecord, EventRecord, IterationRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.topics import ACTIONS, INCIDENTS, ITERATIONS, VERDICTS, topic_of
@@ -152,3 +155,17 @@ def test_who_asks_waits_for_a_few_records_and_not_for_all():
     told.set()
     feeder.join(5.0)
     assert 0 < some < len(overview.jobs["j"].incidents) == 1_000
+
+
+def test_a_layout_is_shown_and_its_repeats_push_no_event_out(web):
+    web.tell(EventRecord(id="x", job="j", node="n", time_s=NOW_S, kind="xid"))
+    claim = Claim(source="arguments", framework="Megatron", world_size=8, started_s=NOW_S, tp=2, cp=1, pp=2)
+    job = web.overview.jobs["j"]
+    assert job_object(job, NOW_S)["layout"] is None
+    fields = event_fields(claim)
+    said = EventRecord(id="e", job="j", node="n", time_s=NOW_S, kind="parallel_layout", rank=0, fields=fields)
+    for _ in range(3000):
+        web.tell(said)
+    assert [event.kind for event in job.events] == ["xid"]
+    assert job_object(job, NOW_S)["layout"] == "tp 2 x pp 2 x dp 2; from Megatron arguments"
+    assert job_line(job, NOW_S)["layout"] == job_object(job, NOW_S)["layout"]

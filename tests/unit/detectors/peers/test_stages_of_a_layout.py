@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from detectors.job.state import JobState
@@ -26,6 +27,22 @@ def test_roles_are_stages() -> None:
     assert window.roles[15] == "stage3:last"
     assert window.layout is not None
     assert window.layout.said() == "tp 1 x pp 4 x dp 4; from Megatron arguments"
+
+
+def test_stages_are_named_once_while_nothing_changes_and_anew_when_it_does() -> None:
+    found = windows(healthy(0, 16, 16), claim=PP4)
+    assert found[0].roles is found[1].roles
+    state = JobState("job")
+    state.feed(layout_event(PP4))
+    for rank in range(16):
+        state.feed(
+            IterationRecord(
+                job="job", node="n", rank=rank, incarnation="0-0", steps=(1,), end_s=(2.0,), duration_s=(0.5,)
+            )
+        )
+    assert state.window(3.0).roles[8] == "stage2"
+    state.feed(layout_event(msgspec.structs.replace(PP4, started_s=5000.0, pp=2)))
+    assert state.window(4.0).roles[8] == "stage1:last"
 
 
 def test_a_layout_that_contradicts_itself_changes_nothing() -> None:

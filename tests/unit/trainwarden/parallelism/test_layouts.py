@@ -295,7 +295,16 @@ def test_a_new_attempt_forgets_the_words_of_the_one_before() -> None:
     assert board.layout() == layout
 
 
-@pytest.mark.parametrize("fields", [{}, {"source": "settings"}, {"source": "x", "world_size": 8, "started_s": 1.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"source": "settings"},
+        {"source": "x", "world_size": 8, "started_s": 1.0},
+        {"source": "arguments", "world_size": 8, "started_s": 1.0, "tp": 2, "framework": "\x1b[31m"},
+        {"source": "arguments", "world_size": 8, "started_s": 1.0, "uneven": "x" * 3000},
+    ],
+)
 def test_damage_is_passed_over(fields: dict[str, object]) -> None:
     board = LayoutBoard()
     damaged = EventRecord(id="e", job="j", node="n", time_s=1.0, kind="parallel_layout", rank=0, fields=fields)  # type: ignore[arg-type]
