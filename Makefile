@@ -76,16 +76,18 @@ kafka: install system
 
 # The image's Dockerfile, its steps done in a chroot over a Debian of our own (root, buildah, debootstrap; minutes).
 image: export TRAINWARDEN_REQUIRE_SERVERS := 1
-image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,compression
+image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,kubernetes,compression
 image: install
 	docker/system-packages.sh all
 	$(BIN)/python -m pytest tests/system/test_image.py
 
-# The Helm chart against a real Kubernetes API server, built from Go modules (minutes the first time) and kept in .cache.
+# The Helm chart and the Kubernetes launcher against a real API server, built from Go modules (minutes the first time) and
+# kept in .cache.
 kubernetes: export TRAINWARDEN_KUBERNETES := 1
 kubernetes: install
 	docker/system-packages.sh all
-	$(BIN)/python -m pytest tests/system/test_helm.py
+	$(BIN)/python -m pytest tests/system/test_helm.py tests/system/test_kubernetes_launcher.py
+	$(BIN)/python -m pytest tests/contract/test_launchers.py -k kubernetes
 
 up: install
 	$(BIN)/trainwarden up

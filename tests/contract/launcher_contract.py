@@ -203,11 +203,27 @@ class LauncherContract:
         assert list(after.ranks_running) == list(range(caller.stage.ranks))
         assert (after.attempt, after.under_way) == (1, ())
 
+    def test_a_node_is_cordoned_alone_and_put_back_by_whoever_cordoned_it(self, caller: Caller) -> None:
+        caller.need("cordon")
+        caller.need("uncordon")
+        for verb, condition in (("cordon", "cordoned"), ("uncordon", "healthy")):
+            before, operation = caller.state(), caller.operation(verb)
+            [node] = operation.targets.nodes
+            for _ in range(3):
+                assert caller.stage.launcher.submit(operation).state in ("accepted", "running", "done")
+            assert caller.end(caller.stage.launcher.submit(operation)).state == "done"
+            after = caller.state()
+            assert [one.state for one in after.nodes if one.node == node] == [condition]
+            assert (after.phase, after.attempt, after.ranks_running) == ("running", 0, before.ranks_running)
+            assert after.generation == before.generation + 1
+        assert caller.stage.starts() == caller.stage.ranks
+
+    @pytest.mark.parametrize("verb", ["evict", "cordon", "uncordon"])
     @pytest.mark.parametrize("names", [(), ("no-such-node",), ("ALL",), ("n[1-4]",), ("n1,n2",), ("-h",)])
-    def test_what_is_no_node_is_evicted_nowhere(self, caller: Caller, names: tuple[str, ...]) -> None:
-        caller.need("evict")
+    def test_what_is_no_node_is_taken_out_nowhere(self, caller: Caller, names: tuple[str, ...], verb: Verb) -> None:
+        caller.need(verb)
         before = caller.state()
-        operation = msgspec.structs.replace(caller.operation("evict"), targets=Targets(nodes=names))
+        operation = msgspec.structs.replace(caller.operation(verb), targets=Targets(nodes=names))
         report = caller.stage.launcher.submit(operation)
         assert (report.state, report.reason, bool(report.text)) == ("refused", "unknown_target", True)
         assert caller.state() == before

@@ -19,6 +19,7 @@ from actions.launchers.local.supervisor import Supervisor
 from tests.contract.launcher_contract import Caller, LauncherContract, Stage
 from tests.memory_launcher import MemoryLauncher
 from tests.servers.kafka import ServerMissing
+from tests.servers.kube_cluster import KubeCluster
 from tests.servers.slurm import Slurm
 from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
@@ -50,7 +51,7 @@ class LocalStage:
 
     job, ranks, settings = "job", 2, {}
 
-    def __init__(self, run_dir: Path, _: Slurm | None) -> None:
+    def __init__(self, run_dir: Path, _: object) -> None:
         self._run_dir = run_dir
         place = Place(
             command=(sys.executable, "-S", "-c", RANK), ranks=self.ranks, run_dir=run_dir, job=self.job, node="node"
@@ -78,8 +79,8 @@ class SlurmStage:
 
     job, ranks = "job", 2
 
-    def __init__(self, run_dir: Path, slurm: Slurm | None) -> None:
-        assert slurm is not None
+    def __init__(self, run_dir: Path, slurm: object) -> None:
+        assert isinstance(slurm, Slurm)
         self._run_dir, self._slurm = run_dir, slurm
         script = run_dir / "job.sh"
         script.write_text(BATCH.format(run_dir=run_dir))
@@ -106,12 +107,38 @@ class SlurmStage:
             self._slurm.wait_for_state("IDLE", node=node)
 
 
+class KubernetesStage:
+    """A JobSet of two pods on a real API server, which other stages share."""
+
+    job, ranks = "job", 2
+
+    def __init__(self, run_dir: Path, cluster: object) -> None:
+        assert isinstance(cluster, KubeCluster)
+        self._cluster = cluster
+        self.settings = {"kubeconfig": str(cluster.server.kubeconfig(run_dir / "kubeconfig")), "ranks_per_pod": 1}
+        engine = EngineSettings(launcher="kubernetes", launcher_settings=self.settings)
+        self.launcher = make_launcher(engine, Scope(job=self.job, node="node", run_dir=str(run_dir)))
+        cluster.submit("JobSet", self.job)
+
+    def starts(self) -> int:
+        return len(self._cluster.started)
+
+    def cut(self) -> None:
+        self._cluster.idle = True
+        self._cluster.server.signal_server(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._cluster.server.signal_server(signal.SIGCONT)
+        self._cluster.idle = False
+        self._cluster.clean()
+
+
 class WebhookStage:
     """Two ranks that are only counted, behind a service of their own."""
 
     job, ranks = "job", 2
 
-    def __init__(self, run_dir: Path, _: Slurm | None) -> None:
+    def __init__(self, run_dir: Path, _: object) -> None:
         self._memory = MemoryLauncher(self.ranks, only=self.job)
         self._memory.phase = "running"
         self._service = WebhookService(self._memory)
@@ -149,9 +176,9 @@ class MemoryStage:
         self.cut()
 
 
-Ours = LocalStage | SlurmStage | WebhookStage
-STAGES: dict[str, Callable[[Path, Slurm | None], Ours]] = {
-    "local": LocalStage, "slurm": SlurmStage, "webhook": WebhookStage,
+Ours = KubernetesStage | LocalStage | SlurmStage | WebhookStage
+STAGES: dict[str, Callable[[Path, object], Ours]] = {
+    "kubernetes": KubernetesStage, "local": LocalStage, "slurm": SlurmStage, "webhook": WebhookStage,
 }  # fmt: skip
 
 
@@ -170,10 +197,24 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[s
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeCluster]:
+    """Not required of every machine: its server takes minutes to build."""
+    pytest.importorskip("kubernetes", reason="pip install 'trainwarden[kubernetes]'")
+    try:
+        cluster = KubeCluster(tmp_path_factory.mktemp("kubernetes") / "server")
+    except ServerMissing as missing:
+        pytest.skip(str(missing))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 def made(name: str, request: pytest.FixtureRequest) -> Ours:
-    return STAGES[name](
-        request.getfixturevalue("tmp_path"), request.getfixturevalue("slurm") if name == "slurm" else None
-    )
+    server = request.getfixturevalue(name) if name in ("kubernetes", "slurm") else None
+    return STAGES[name](request.getfixturevalue("tmp_path"), server)
 
 
 def test_every_launcher_is_under_this_contract() -> None:
@@ -216,6 +257,8 @@ def test_what_third_parties_are_held_to_holds_of_ours(
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: Path) -> None:
+    if name == "kubernetes":
+        pytest.importorskip("kubernetes", reason="pip install 'trainwarden[kubernetes]'")
     plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
     assert issubclass(plugin.Config, Config)
     assert plugin.__doc__
@@ -230,5 +273,7 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
 
 
 def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no launchers plug-in 'slurmm'; there are: local, slurm, webhook"):
+    with pytest.raises(
+        ConfigError, match="there is no launchers plug-in 'slurmm'; there are: kubernetes, local, slurm, webhook"
+    ):
         make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))

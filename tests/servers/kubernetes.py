@@ -20,10 +20,13 @@ from tests.servers.kafka import ServerMissing
 
 KUBERNETES: Final = "v1.34.2"
 MODULES: Final = "v0.34.2"
+JOBSET: Final = "sigs.k8s.io/jobset@v0.11.1"
+TRAINING_OPERATOR: Final = "github.com/kubeflow/training-operator@v1.9.3"
 CRDS: Final = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 READY_TIMEOUT_S: Final = 60.0
 _SOURCE: Final = Path(__file__).with_name("kube_apiserver") / "main.go"
 _TOKEN: Final = "a-token-of-the-tests"
+_ENGINE_TOKEN: Final = "a-token-of-an-engine"  # of a user that has the rights which are given to it
 
 
 def api_server() -> Path:
@@ -58,6 +61,13 @@ def monitoring_crds() -> list[Path]:
     """The Prometheus Operator's definitions of what the chart may make."""
     folder = _downloaded(CRDS, "Dir") / "example" / "prometheus-operator-crd"
     return [folder / f"monitoring.coreos.com_{name}.yaml" for name in ("servicemonitors", "prometheusrules")]
+
+
+def job_crds() -> list[Path]:
+    """The definitions of JobSet and PyTorchJob."""
+    bases = _downloaded(JOBSET, "Dir") / "config" / "components" / "crd" / "bases"
+    operator = _downloaded(TRAINING_OPERATOR, "Dir") / "manifests" / "base" / "crds"
+    return [bases / "jobset.x-k8s.io_jobsets.yaml", operator / "kubeflow.org_pytorchjobs.yaml"]
 
 
 def _go_mod() -> str:
@@ -106,7 +116,9 @@ class Kubernetes:
         )  # fmt: skip
         key = str(folder / "key.pem")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], capture_output=True, timeout=60, check=True)
-        (folder / "tokens.csv").write_text(f'{_TOKEN},admin,1,"system:masters"\n', encoding="utf-8")
+        tokens = f'{_TOKEN},admin,1,"system:masters"\n{_ENGINE_TOKEN},engine,2\n'
+        (folder / "tokens.csv").write_text(tokens, encoding="utf-8")
+        self.url, self.token = f"https://127.0.0.1:{port}", _TOKEN
         self._run(
             str(self._program), f"--etcd-servers=http://127.0.0.1:{client}", f"--cert-dir={folder / 'certs'}",
             "--bind-address=127.0.0.1", f"--secure-port={port}", f"--token-auth-file={folder / 'tokens.csv'}",
@@ -130,6 +142,31 @@ class Kubernetes:
         return subprocess.run(
             [*self._words, *words], input=stdin, env=environ, capture_output=True, text=True, timeout=60, check=False
         )
+
+    def apply(self, paths: list[Path]) -> None:
+        """Definitions of resources, once they are known."""
+        for path in paths:
+            done = self.kubectl("apply", "--server-side", "--filename", str(path))
+            assert done.returncode == 0, done.stderr
+        done = self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        assert done.returncode == 0, done.stderr
+
+    def kubeconfig(self, path: Path, token: str = _ENGINE_TOKEN) -> Path:
+        """A file by which a client finds its way: as the user `engine`, or by another token."""
+        authority = self._folder / "certs" / "apiserver.crt"
+        text = f"""apiVersion: v1
+kind: Config
+current-context: tests
+contexts: [{{name: tests, context: {{cluster: tests, user: tests}}}}]
+clusters: [{{name: tests, cluster: {{server: "{self.url}", certificate-authority: "{authority}"}}}}]
+users: [{{name: tests, user: {{token: "{token}"}}}}]
+"""
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def signal_server(self, number: int) -> None:
+        """Send the API server a signal: SIGSTOP makes it silent."""
+        self._processes[1].send_signal(number)
 
     def stop(self) -> None:
         """End both."""

@@ -15,7 +15,7 @@ import yaml
 from tests.places import ROOT
 from tests.servers.go_tools import HELM, go_tool
 from tests.servers.kafka import ServerMissing
-from tests.servers.kubernetes import Kubernetes, monitoring_crds
+from tests.servers.kubernetes import Kubernetes, job_crds, monitoring_crds
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -150,19 +150,15 @@ def test_its_settings_are_fine(rendered: Callable[..., list[Object]], tmp_path: 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
-    """An API server that knows the Prometheus Operator's resources; not required of every machine: it takes minutes."""
+    """An API server that knows the Prometheus Operator and jobs; not required of every machine: it takes minutes."""
     try:
         server = Kubernetes(tmp_path_factory.mktemp("kubernetes") / "server")
-        crds = monitoring_crds()
+        crds = [*monitoring_crds(), *job_crds()]
     except ServerMissing as missing:
         pytest.skip(str(missing))
     try:
         server.start()
-        for path in crds:
-            done = server.kubectl("apply", "--server-side", "--filename", str(path))
-            assert done.returncode == 0, done.stderr
-        done = server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-        assert done.returncode == 0, done.stderr
+        server.apply(crds)
         for name in ("warden", "jobs", "others"):
             assert server.kubectl("create", "namespace", name).returncode == 0
         level = "pod-security.kubernetes.io/warn=restricted"
@@ -206,7 +202,12 @@ def test_rights_are_those_that_acting_needs(cluster: Kubernetes, rendered: Calla
         said = cluster.kubectl("auth", "can-i", *words).stdout
         return said.strip() == "yes"
 
-    assert may("engine", "delete", "pods")
+    assert may("engine", "list", "pods")
+    assert may("engine", "patch", "jobsets.jobset.x-k8s.io")
+    assert may("engine", "patch", "pytorchjobs.kubeflow.org")
+    assert may("engine", "patch", "nodes/status")
+    assert not may("engine", "delete", "pods")
+    assert not may("engine", "delete", "jobsets.jobset.x-k8s.io")
     assert may("engine", "create", "pods/eviction")
     assert may("engine", "patch", "nodes")
     assert not may("engine", "delete", "pods", "others")

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+import msgspec
+
 from trainwarden import plugins
 from trainwarden.errors import LauncherError
 from trainwarden.launching import NODE_VERBS, Capabilities, Launcher, LauncherState, Operation, Plan, Targets, Verb
@@ -132,10 +134,12 @@ def what_is_stale_is_refused(case: Case) -> None:
 def an_operation_is_done_once_by_its_id(case: Case) -> None:
     """Asked again, also by a new one, it tells how far it is; the generation rises once."""
     able = case.made().capabilities().can
+    nodes = case.made().state(case.job).nodes
     for verb in [*sorted(able - {"stop"}), *sorted(able & {"stop"})]:
         launcher = case.made()
         before = launcher.state(case.job)
-        operation = case.operation(2, verb, before)
+        # A job that is starting anew, as after the verb before, is on no nodes.
+        operation = case.operation(2, verb, msgspec.structs.replace(before, nodes=before.nodes or nodes))
         report = launcher.submit(operation)
         assert report.operation == operation.id, f"the report must name {operation.id}, not {report.operation}"
         assert report.state in WELL, f"{verb} that fits is answered {report}"
