@@ -18,6 +18,7 @@ from trainwarden.launching import (
     refused,
 )
 
+ALONE: frozenset[Verb] = frozenset({"cordon", "uncordon"})
 ALL_ITS_VERBS: frozenset[Verb] = frozenset({"restart", "rebalance", "stop"})
 
 
@@ -45,6 +46,7 @@ class MemoryLauncher:
         self.done: list[str] = []
         self.operations: list[Operation] = []
         self.starts = ranks
+        self.cordoned: set[str] = set()
         self.failing: LauncherError | None = None
         self.unreachable = False
         self.slow = False
@@ -67,10 +69,14 @@ class MemoryLauncher:
         return LauncherState(
             job=job, phase=self.phase, generation=self.generation, attempt=self.attempt,
             micro_batches=self.micro_batches,
-            nodes=self.nodes.get(job, (NodeState(node="n0", ranks=tuple(range(self._ranks))),)),
+            nodes=self.nodes.get(job, (self._only_node(),)),
             ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
             under_way=tuple(self._under_way),
         )  # fmt: skip
+
+    def _only_node(self) -> NodeState:
+        state = "cordoned" if "n0" in self.cordoned else "healthy"
+        return NodeState(node="n0", ranks=tuple(range(self._ranks)), state=state)
 
     def submit(self, operation: Operation) -> Report:
         self.before()
@@ -109,6 +115,10 @@ class MemoryLauncher:
             self.phase = "running"
             self.attempt += 1
             self.starts += self._ranks if operation.targets.ranks is None else len(operation.targets.ranks)
+        elif operation.kind == "cordon":
+            self.cordoned.update(operation.targets.nodes)
+        elif operation.kind == "uncordon":
+            self.cordoned.difference_update(operation.targets.nodes)
         elif operation.kind == "stop":
             self.phase = "ended"
 
@@ -126,8 +136,9 @@ class MemoryLauncher:
         counts, total = operation.plan.micro_batches, sum(self.micro_batches)
         if operation.kind == "rebalance" and (len(counts) != self._ranks or (total and sum(counts) != total)):
             return refused(operation, "unfit", "the counts do not fit the job")
-        if operation.kind in NODE_VERBS and not operation.targets.nodes:
-            return refused(operation, "unknown_target", "no node was named")
+        nodes = operation.targets.nodes
+        if operation.kind in NODE_VERBS and (not nodes or (operation.kind in ALONE and nodes != ("n0",))):
+            return refused(operation, "unknown_target", "no node of its own was named")
         return None
 
     def _report(self, name: str) -> Report:

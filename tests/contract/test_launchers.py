@@ -17,7 +17,7 @@ from actions.launchers.local.coordinator import SupervisorConfig
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from tests.contract.launcher_contract import Caller, LauncherContract, Stage
-from tests.memory_launcher import MemoryLauncher
+from tests.memory_launcher import ALL_ITS_VERBS, ALONE, MemoryLauncher
 from tests.servers.kafka import ServerMissing
 from tests.servers.kube_cluster import KubeCluster
 from tests.servers.slurm import Slurm, requeuing
@@ -25,7 +25,7 @@ from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
-from trainwarden.launching import Plan
+from trainwarden.launching import Capabilities, Plan
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, EngineSettings
 from trainwarden.testing.launcher import CHECKS, Case, Check
@@ -141,6 +141,7 @@ class WebhookStage:
     def __init__(self, run_dir: Path, _: object) -> None:
         self._memory = MemoryLauncher(self.ranks, only=self.job)
         self._memory.phase = "running"
+        self._memory.able = Capabilities(can=ALL_ITS_VERBS | ALONE, cannot=self._memory.able.cannot)
         self._service = WebhookService(self._memory)
         (run_dir / "secret").write_bytes(SECRET)
         self.settings = {"url": self._service.url, "secret_file": str(run_dir / "secret")}

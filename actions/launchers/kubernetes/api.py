@@ -131,7 +131,7 @@ class Api:
             raise Conflict(text)
         if path.endswith("/eviction") and status in (429, 500):  # 500: several budgets hold one pod
             raise Denied(text)
-        if status in (401, 408, 429) or status >= 500 or 300 <= status < 400:
+        if status in (401, 408, 410, 429) or status >= 500 or 300 <= status < 400:
             raise LauncherUnavailable(text)
         raise LauncherError(text)
 

@@ -17,10 +17,11 @@ from actions.launchers.slurm.answers import ENDED, FAILED, SlurmJob
 from actions.launchers.slurm.commands import Commands
 from actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note
 from actions.launchers.slurm.rights import no_right_to_drain
-from actions.launchers.slurm.steps import Steps
-from actions.launchers.slurm.words import dry, entry_of, generation, must_requeue, phase
+from actions.launchers.slurm.steps import Steps, not_ours
+from actions.launchers.slurm.words import ALONE, dry, entry_of, generation, must_requeue, phase
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
+    NODE_VERBS,
     Capabilities,
     LauncherState,
     NodeState,
@@ -40,8 +41,6 @@ CANNOT: Final[dict[Verb, str]] = {
     "pause": "this launcher does not suspend Slurm jobs: their silence would be taken for a hang",
     "resume": "this launcher resumes no Slurm job, as it never suspends one",
     "checkpoint": "Slurm cannot ask for a checkpoint; the training script writes its own",
-    "cordon": "a node is drained with an eviction only; else by scontrol update NodeName=N State=DRAIN Reason=WHY",
-    "uncordon": "whoever mended a node resumes it: scontrol update NodeName=N State=RESUME",
     "replace": "an eviction lets Slurm choose the nodes that replace others",
 }
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -89,10 +88,11 @@ class SlurmLauncher:
         return None
 
     def capabilities(self) -> Capabilities:
-        """See `trainwarden.launching.Launcher.capabilities`. Who may not drain nodes cannot evict."""
-        no_right = no_right_to_drain(self._commands)
-        can: frozenset[Verb] = frozenset({"restart", "stop"} if no_right else {"restart", "stop", "evict"})
-        return Capabilities(can=can, cannot={**CANNOT, "evict": no_right} if no_right else CANNOT)
+        """See `trainwarden.launching.Launcher.capabilities`. Who may not drain nodes cannot evict, nor resume them."""
+        able: frozenset[Verb] = frozenset({"restart", "stop", "evict", "cordon", "uncordon"})
+        no = no_right_to_drain(self._commands)
+        denied = {verb: no for verb in able & NODE_VERBS if no}
+        return Capabilities(can=able - denied.keys(), cannot={**CANNOT, **denied})
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""
@@ -181,23 +181,24 @@ class SlurmLauncher:
         """Note what is asked and take its first steps, or refuse it."""
         if (no := refusal(operation, self.capabilities(), generation(job, note))) is not None:
             return no
-        if job.states & ENDED:
+        alone = operation.kind in ALONE
+        if job.states & ENDED and not alone:
             return refused(operation, "over", f"Slurm job {job.id} has ended as {job.state}")
         on = self._commands.names(job.nodes)
-        if operation.kind == "evict":
+        if operation.kind in NODE_VERBS:
             nodes = self._nodes(operation.targets.nodes)
             if isinstance(nodes, str):
                 return refused(operation, "unknown_target", nodes)
             operation = msgspec.structs.replace(operation, targets=Targets(nodes=nodes))
         if (no := self._refusal(operation, job, on)) is not None:
             return no
-        if "COMPLETING" in job.states and not any(entry.stage == "move" for entry in note.under_way):
+        if "COMPLETING" in job.states and not alone and all(entry.stage != "move" for entry in note.under_way):
             raise LauncherUnavailable(f"Slurm job {job.id} is ending; what it will be then is not known yet")
         entry = entry_of(operation, job, note, on)
         if self._config.dry_run:
             return refused(operation, "unsupported", dry(entry, job))
         if job.finished:
-            return self._revive(operation, job, note.closed(job.state), entry)
+            return (self._alone if alone else self._revive)(operation, job, note.closed(job.state), entry)
         after = note.accept(entry, job.restarts)
         if after.written(job.comment) is None:
             return refused(operation, "unfit", f"the comment of Slurm job {job.id} has no room for our note")
@@ -221,7 +222,22 @@ class SlurmLauncher:
         self._keep(operation.job, job, kept)
         return after.report(f"Slurm job {job.id} is requeued")
 
+    def _alone(self, operation: Operation, job: SlurmJob, note: Note, entry: Entry) -> Report:
+        """Drain or resume nodes for a job that has ended, which takes no note: the nodes' own states tell."""
+        try:
+            after = self._steps.alone(entry, operation.why)
+        except LauncherUnavailable:
+            raise
+        except LauncherError as error:
+            return Report(operation=operation.id, state="failed", text=str(error))
+        self._seen[operation.job] = _Seen(job.id, job.restarts, note.accept(after, job.restarts))
+        return after.report()
+
     def _refusal(self, operation: Operation, job: SlurmJob, on: Sequence[str]) -> Report | None:
+        if operation.kind == "uncordon":
+            nodes = self._commands.nodes(",".join(operation.targets.nodes))
+            if (whose := next(filter(None, map(not_ours, nodes)), None)) is not None:
+                return refused(operation, "unfit", whose)
         if len(operation.id) > MAX_ID_CHARS:
             return refused(operation, "unfit", f"an id may have {MAX_ID_CHARS} characters here")
         if (ranks := operation.targets.ranks) is not None:

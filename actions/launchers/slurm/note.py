@@ -20,8 +20,8 @@ MAX_ID_CHARS: Final = 200
 _MAX_WHY_CHARS: Final = 80
 _NOTE: Final = re.compile(r" ?trainwarden\[(\d{1,9}),(\d{1,9}),(\d{1,9})((?: [^\s\[\]]+)*)\]")
 
-Stage = Literal["drain", "move", "done", "failed"]
-"""``drain``: nodes are still to be drained; ``move``: the job is on its way; then how it ended."""
+Stage = Literal["drain", "resume", "move", "done", "failed"]
+"""``drain``, ``resume``: nodes are still to be; ``move``: the job is on its way; then how it ended."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

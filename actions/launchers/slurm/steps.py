@@ -37,6 +37,8 @@ class Steps:
                 return self._stop(job, entry)
             if entry.stage == "drain":
                 return self._drain(entry, why), "its nodes are drained"
+            if entry.stage == "resume":
+                return self._resume(entry), ""
             return self._move(job, entry)
         except LauncherUnavailable:
             raise
@@ -58,6 +60,16 @@ class Steps:
         self._commands.run("scontrol", "requeue", str(job.id))
         return entry
 
+    def alone(self, entry: Entry, why: str) -> Entry:
+        """A cordon or its end, whatever is true of the job.
+
+        Raises
+        ------
+        LauncherError
+            If Slurm refuses, or is away.
+        """
+        return self._drain(entry, why) if entry.stage == "drain" else self._resume(entry)
+
     def _stop(self, job: SlurmJob, entry: Entry) -> tuple[Entry, str]:
         if job.finished:
             return entry.end(), ""
@@ -67,12 +79,23 @@ class Steps:
 
     def _drain(self, entry: Entry, why: str) -> Entry:
         """Take the nodes out of service; one that is out already is let be, with whatever reason a person gave."""
-        for node in self._commands.nodes(",".join(entry.nodes)):
+        nodes = self._commands.nodes(",".join(entry.nodes))
+        left = [f"{node.name} is out already ({node.reason or 'no reason given'})" for node in nodes if _kept_out(node)]
+        for node in nodes:
             if not _kept_out(node):
                 self._commands.run(
                     "scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={reason(entry.id, why)}"
                 )
+        if entry.kind == "cordon":
+            return Entry(id=entry.id, kind=entry.kind, stage="done", why="; ".join(left))
         return Entry(id=entry.id, kind=entry.kind, stage="move", restarts=entry.restarts, nodes=entry.nodes)
+
+    def _resume(self, entry: Entry) -> Entry:
+        """Put nodes back that are out for a reason of ours; one that a person keeps out meanwhile is let be."""
+        for node in self._commands.nodes(",".join(entry.nodes)):
+            if node.out and not_ours(node) is None:
+                self._commands.run("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
+        return entry.end()
 
     def _move(self, job: SlurmJob, entry: Entry) -> tuple[Entry, str]:
         """The job requeued, kept off the nodes, let go, and seen running again."""
@@ -132,6 +155,14 @@ def reason(operation: str, why: str) -> str:
     """
     words = "".join(letter if letter.isprintable() and letter != '"' else " " for letter in f"{operation} {why}")
     return f"{OURS}{' '.join(words.replace('  ', ' ').split())}"[:_MAX_REASON_CHARS]
+
+
+def not_ours(node: SlurmNode) -> str | None:
+    """Why a node may not be resumed here; None if it may."""
+    if not node.out or node.reason.startswith(OURS):
+        return None
+    whose = f"{node.name} is out for another reason ({node.reason or 'none given'})"
+    return f"{whose}: whoever did so runs scontrol update NodeName={node.name} State=RESUME"
 
 
 def _kept_out(node: SlurmNode) -> bool:

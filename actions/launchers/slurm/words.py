@@ -6,11 +6,13 @@ from collections.abc import Collection
 from typing import Final
 
 from actions.launchers.slurm.answers import ENDED, FAILED, RUNS, WAITS, SlurmJob
-from actions.launchers.slurm.note import Entry, Note
-from trainwarden.launching import JobPhase, Operation
+from actions.launchers.slurm.note import Entry, Note, Stage
+from trainwarden.launching import NODE_VERBS, JobPhase, Operation, Verb
 
 # Job ids rise, so a new job of a name never has an old one's generation; nobody does a million things to one job.
 GENERATIONS_OF_A_JOB: Final = 1_000_000
+ALONE: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon"})  # what is done to nodes and to no job
+_FIRST: Final[dict[Verb, Stage]] = {"evict": "drain", "cordon": "drain", "uncordon": "resume"}
 
 
 def generation(job: SlurmJob, note: Note) -> int:
@@ -64,20 +66,22 @@ def entry_of(operation: Operation, job: SlurmJob, note: Note, on: Collection[str
     return Entry(
         id=operation.id,
         kind=operation.kind,
-        stage="drain" if operation.kind == "evict" else "move",
-        restarts=restarts,
-        nodes=operation.targets.nodes if operation.kind == "evict" else (),
+        stage=_FIRST.get(operation.kind, "move"),
+        restarts=job.restarts if operation.kind in ALONE else restarts,
+        nodes=operation.targets.nodes if operation.kind in NODE_VERBS else (),
     )
 
 
 def dry(entry: Entry, job: SlurmJob) -> str:
     """What would be done if this were no dry run."""
-    if entry.kind == "stop":
+    if entry.kind in ALONE:
+        does = f"{entry.stage} {', '.join(entry.nodes)}"
+    elif entry.kind == "stop":
         does = f"cancel Slurm job {job.id}"
     elif entry.restarts > job.restarts:
         does = f"requeue Slurm job {job.id}"
     else:
         does = f"leave Slurm job {job.id}, which is {job.state}"
-    if entry.nodes:
+    if entry.kind == "evict":
         does = f"drain {', '.join(entry.nodes)}, {does} and let it exclude {'it' if len(entry.nodes) == 1 else 'them'}"
     return f"this is a dry run: nothing was done; else Slurm would be asked to {does}"

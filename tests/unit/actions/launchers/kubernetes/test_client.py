@@ -355,6 +355,7 @@ def test_a_definition_without_suspension_is_said_to_be_too_old(any_desk: Desk) -
     [
         ((401, b'{"message": "Unauthorized"}'), "Kubernetes says: Unauthorized"),
         ((429, b"slow down"), "Kubernetes says: 429 to GET"),
+        ((410, b'{"message": "The provided continue parameter is too old"}'), "continue parameter is too old"),
         ((500, b"{}"), "Kubernetes says: 500 to GET"),
         ((302, b""), "Kubernetes says: 302 to GET"),
         ((200, b"[]"), "cannot be read"),

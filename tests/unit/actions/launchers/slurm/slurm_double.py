@@ -100,7 +100,8 @@ class SlurmDouble:
         elif "ExcNodeList" in fields:
             self.excluded = fields["ExcNodeList"]
         elif "NodeName" in fields:
-            self.nodes[fields["NodeName"]] = ("IDLE+DRAIN", fields["Reason"])
+            resumed = fields["State"] == "RESUME"
+            self.nodes[fields["NodeName"]] = ("IDLE", "") if resumed else ("IDLE+DRAIN", fields["Reason"])
         elif words[0] in ("requeue", "requeuehold"):
             if self.state not in ("RUNNING", "FAILED"):
                 return done(argv, "", "Job is pending execution for job 7\n")

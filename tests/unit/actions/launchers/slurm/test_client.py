@@ -8,7 +8,7 @@ from actions.launchers.slurm import commands
 from actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
 from trainwarden.errors import LauncherError, LauncherUnavailable
-from trainwarden.launching import Operation, Report, Targets, Verb
+from trainwarden.launching import NODE_VERBS, Operation, Report, Targets, Verb
 from trainwarden.protocols import Scope
 
 DRAIN = "scontrol update NodeName=n1 State=DRAIN Reason=trainwarden:op why"
@@ -32,7 +32,7 @@ class Desk:
         return launcher
 
     def operation(self, kind: Verb = "evict", name: str = "op", node: str = "n1") -> Operation:
-        targets = Targets(nodes=(node,)) if kind == "evict" else Targets()
+        targets = Targets(nodes=(node,)) if kind in NODE_VERBS else Targets()
         generation = self.launcher.state("job").generation
         return Operation(id=name, job="job", kind=kind, expected_generation=generation, targets=targets, why="why")
 
@@ -96,6 +96,31 @@ def test_a_node_that_a_person_keeps_out_keeps_the_persons_reason(
     assert (desk.slurm.nodes["n1"] == (state, reason)) is left
     assert (DRAIN in desk.slurm.said) is not left
     assert "scontrol requeuehold 7" in desk.slurm.said
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "FAILED", "COMPLETED"])
+def test_one_node_alone_is_cordoned_and_uncordoned(desk: Desk, state: str) -> None:
+    desk.slurm.state = state
+    for verb in ("cordon", "uncordon"):
+        operation = desk.operation(verb, f"op/{verb}")  # type: ignore[arg-type]
+        assert [desk.launcher.submit(operation).state for _ in range(3)] == ["done"] * 3
+    assert desk.slurm.said == [DRAIN.replace(":op", ":op/cordon"), "scontrol update NodeName=n1 State=RESUME"]
+    assert desk.slurm.state == state
+    assert desk.submit("uncordon", "again").state == "done"
+    assert len(desk.slurm.said) == 2
+
+
+@pytest.mark.parametrize("state", ["IDLE+DRAIN", "IDLE+FAIL"])
+def test_a_node_that_a_person_keeps_out_is_neither_cordoned_nor_uncordoned(desk: Desk, state: str) -> None:
+    desk.slurm.nodes["n1"] = (state, "fan of anna")
+    assert desk.submit("cordon", "on") == Report(operation="on", state="done", text="n1 is out already (fan of anna)")
+    report = desk.submit("uncordon", "off")
+    assert (report.state, report.reason) == ("refused", "unfit")
+    assert report.text == (
+        "n1 is out for another reason (fan of anna): whoever did so runs scontrol update NodeName=n1 State=RESUME"
+    )
+    assert desk.slurm.nodes["n1"] == (state, "fan of anna")
+    assert desk.slurm.said == []
 
 
 def test_a_node_that_the_job_is_not_on_is_drained_and_the_job_left_alone(desk: Desk) -> None:
