@@ -10,6 +10,7 @@ from trainwarden.launching import (
     Capabilities,
     JobPhase,
     LauncherState,
+    NodeCondition,
     NodeState,
     Operation,
     Report,
@@ -75,7 +76,7 @@ class MemoryLauncher:
         )  # fmt: skip
 
     def _only_node(self) -> NodeState:
-        state = "cordoned" if "n0" in self.cordoned else "healthy"
+        state: NodeCondition = "cordoned" if "n0" in self.cordoned else "healthy"
         return NodeState(node="n0", ranks=tuple(range(self._ranks)), state=state)
 
     def submit(self, operation: Operation) -> Report:
