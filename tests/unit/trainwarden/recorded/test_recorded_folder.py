@@ -367,7 +367,7 @@ def test_job_toml_says_what_the_files_cannot(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("nmae = 'x'", "job.toml: Object contains unknown field `nmae`"),
-        ("[parallel]\nep = 2", "job.toml, key parallel: Object contains unknown field `ep`"),
+        ("[parallel]\nzp = 2", "job.toml, key parallel: Object contains unknown field `zp`"),
         ("[parallel]\ntp = '2'", "job.toml, key parallel.tp: Expected `int | null`, got `str`"),
         ("normal_until_s = nan", "job.toml, key normal_until_s: the time is not finite"),
         ("[[planned_change]]\nstep = 1", "job.toml, key planned_change[0]: Object missing required field `what`"),

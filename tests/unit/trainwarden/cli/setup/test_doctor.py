@@ -67,7 +67,8 @@ def test_doctor_says_what_the_launcher_may_not_do(
     slurm = SlurmDouble()
     monkeypatch.setattr("actions.launchers.slurm.commands.subprocess.run", slurm.run)
     monkeypatch.setenv("TRAINWARDEN_ENGINE_LAUNCHER", "slurm")
-    for uid, end in ((0, "it can cordon, evict, restart, stop, uncordon"), (1234567, "and users of AdminLevel Administrator")):
+    ends = {0: "it can cordon, evict, restart, stop, uncordon", 1234567: "and users of AdminLevel Administrator"}
+    for uid, end in ends.items():
         monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
         doctor(json="-")
         rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
