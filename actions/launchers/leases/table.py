@@ -56,7 +56,7 @@ class LeaseTable:
         claims = self._claims(entry, ask, now_s)
         _learn(entry, ask)
         if ask.want == "release":
-            if claims:
+            if claims and _same(ask.carried, entry.lease):  # and not one that the same holder was granted meanwhile
                 entry.until_s = now_s
             return self._refused(entry, now_s)
         if ask.want == "look":
@@ -119,3 +119,8 @@ def _learn(entry: _Entry, ask: Ask) -> None:
     entry.highest = max(entry.highest, ask.seen_epoch, carried.epoch if carried else 0)
     if carried is not None and (entry.lease is None or carried.epoch > entry.lease.epoch):
         entry.lease = carried
+
+
+def _same(one: Lease | None, other: Lease | None) -> bool:
+    """Whether both are one lease; how long it lasts is each service's own affair."""
+    return one is not None and other is not None and (one.epoch, one.holder) == (other.epoch, other.holder)

@@ -19,6 +19,7 @@ from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings,
 
 _EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
+MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/engine/remedies.toml)
 LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
@@ -185,10 +186,7 @@ def environment(
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         **base,
         "PYTHONPATH": os.pathsep.join(paths),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(place.ranks),
-        "LOCAL_WORLD_SIZE": str(place.ranks),
+        **_torchrun_says(place, rank, attempt),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TRAINWARDEN_HOOK_DIR": str((run_dir / rundir.HOOK).resolve()),
@@ -196,6 +194,25 @@ def environment(
         "TRAINWARDEN_JOB": place.job,
         "TRAINWARDEN_NODE": place.node,
         "TRAINWARDEN_ATTEMPT": str(attempt),
+    }
+
+
+def _torchrun_says(place: Place, rank: int, attempt: int) -> dict[str, str]:
+    """What torchrun tells a rank of itself (torch/distributed/run.py), for scripts and libraries that ask for it.
+
+    What a torchrun around us has said of its own ranks would otherwise be taken for ours: with its
+    ``TORCHELASTIC_USE_AGENT_STORE`` nobody would open the store that all wait for.
+    """
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(place.ranks)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": MAX_RESTARTS,
+        "TORCHELASTIC_RUN_ID": place.job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
 

@@ -81,6 +81,18 @@ def test_a_resignation_that_comes_late_ends_nobody_elses_lease():
     assert not third.leads(7.0)
 
 
+def test_a_resignation_that_comes_late_ends_no_later_lease_of_the_same_launcher():
+    service, first, second = table(), launcher("a"), launcher("b")
+    exchange(first, service, 0.0)
+    late = first.resign(1.0)
+    exchange(first, service, 1.1)
+    assert late is not None
+    service.answer(late, 1.2)
+    exchange(second, service, 1.3)
+    assert first.leads(1.3)
+    assert not second.leads(1.3)
+
+
 def test_a_service_that_begins_anew_keeps_the_leader_and_grants_nobody_else_a_lease():
     """The leader does not notice; who asks before it does not get in."""
     first, second = launcher("a"), launcher("b")

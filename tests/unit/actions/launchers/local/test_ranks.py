@@ -27,6 +27,16 @@ def test_a_rank_is_told_who_it_is_and_keeps_the_rest() -> None:
     }  # fmt: skip
 
 
+def test_a_rank_is_told_what_torchrun_would_tell_it_and_nothing_of_a_torchrun_around_us() -> None:
+    around = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "7", "GROUP_RANK": "5"}
+    made = environment(PLACE, 2, 3, 29500, around)
+    assert {name: value for name, value in made.items() if name.split("_")[0] in ("GROUP", "ROLE", "TORCHELASTIC")} == {
+        "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "2", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": "4",
+        "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }  # fmt: skip
+
+
 def test_a_rank_is_told_of_its_checkpoints_where_their_folder_is_named() -> None:
     place = msgspec.structs.replace(PLACE, checkpoints=Path("/ckpt"))
     stale = {"TRAINWARDEN_RESUME_FROM": "/of/another/job"}
