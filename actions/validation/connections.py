@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from actions.validation.cast import Cast
+from actions.validation.ends import common_ends
 from actions.validation.judgement import (
     LEAST_PEERS,
     ROUNDS,
@@ -57,55 +58,67 @@ class LinkStage:
     def _ratios(self, times: Mapping[Pair, LinkTime], dead: Iterable[Pair], reference: Reference) -> dict[Pair, float]:
         """Slow links, each under its ends in order, with the ratio of its slower direction."""
         joined = self._cast.joined
-        ratios: dict[Pair, float] = {(min(pair), max(pair)): SILENT for pair in dead}
+        ratios: dict[Pair, float] = {_in_order(pair): SILENT for pair in dead}
         for (sender, receiver), one in times.items():
             ratio = reference.ratio(
                 one.best_s, link_kind(sender, receiver, joined), link_name(sender, receiver, joined)
             )
             if ratio is not None and is_slow(ratio):
-                pair = (min(sender, receiver), max(sender, receiver))
+                pair = _in_order((sender, receiver))
                 ratios[pair] = max(ratio, ratios.get(pair, 0.0))
         return ratios
 
     def _confirm(self, suspects: Mapping[Pair, float], reference: Reference) -> None:
-        """Each suspect alone, clean links beside it as witnesses of how busy all is; then both ends with others."""
+        """Each suspect again, clean links beside it as witnesses of how busy all is; then the ends of what is left."""
         worst = sorted(suspects, key=lambda pair: -suspects[pair])[:MOST_SUSPECTS]
-        touched = {rank for pair in suspects for rank in pair}
-        clean = [pair for pair in self.times if not touched & set(pair)]
-        passes = [self._with_witnesses(one, clean) for one in disjoint(worst)]
-        again, now = dict(suspects), reference
-        for _ in range(ROUNDS):
-            times, dead = self._measure(passes)
-            beside = [one for pair, one in times.items() if tuple(sorted(pair)) not in suspects]
-            now = self._not_before(now, beside)
-            found = self._ratios(times, dead, now)
-            again = {pair: min(ratio, found[pair]) for pair, ratio in again.items() if pair in found}
-        partners = {
-            (end, other): partner
-            for pair in worst
-            if pair in again
-            for end, other in (pair, pair[::-1])
-            if (partner := self._partner(end, other, touched)) is not None
-        }
-        second, dead = self._measure(disjoint(dict.fromkeys((end, partner) for (end, _), partner in partners.items())))
-        with_others = self._ratios(second, dead, now)
-        blamed: dict[int, list[float]] = {}
-        for pair in worst:
+        again, ways, now = self._alone(worst, suspects, reference)
+        measured = {_in_order(pair) for pair in self.times} | suspects.keys()
+        ends = common_ends(measured, suspects.keys(), again.keys(), self._cast.joined)
+        for end in ends:
+            self._accuse_end(end.ranks, max(again[pair] for pair in end.links if pair in again), end.partners)
+        left = [pair for pair in worst if not any(pair in end.links for end in ends)]
+        blamed = {rank for end in ends for rank in end.ranks}
+        touched = blamed | {rank for pair in left for rank in pair}
+        with_others = self._with_others([pair for pair in left if pair in again], touched, now)
+        for pair in left:
             if pair not in again:
                 self.noted.append(f"{self._said(pair)} was slow once ({_times(suspects[pair])}), but not when alone")
                 continue
-            ends = [
-                end
-                for end, other in (pair, pair[::-1])
-                if (partner := partners.get((end, other))) is not None
-                and (min(end, partner), max(end, partner)) in with_others
-            ]
-            for end in ends:
-                blamed.setdefault(end, []).append(again[pair])
-            if not ends:
-                self._accuse_link(pair, again[pair], times, now, judged=any(end in pair for end, _ in partners))
-        for end, ratios in sorted(blamed.items()):
-            self._accuse_end(end, max(ratios), len(ratios) + 1)
+            tried = {end: slow for (end, other), slow in with_others.items() if {end, other} == set(pair)}
+            for rank in (rank for rank, slow in tried.items() if slow and rank not in blamed):
+                blamed.add(rank)
+                self._accuse_end((rank,), again[pair], 2)
+            if not any(tried.values()):
+                self._accuse_link(pair, again[pair], ways, tried=bool(tried))
+
+    def _alone(
+        self, worst: list[Pair], suspects: Mapping[Pair, float], reference: Reference
+    ) -> tuple[dict[Pair, float], set[Pair], Reference]:
+        """Those that are slow in every round, each with its least ratio; the slow directions; and the reference now."""
+        touched = {rank for pair in suspects for rank in pair}
+        clean = [pair for pair in self.times if not touched & set(pair)]
+        passes = [self._with_witnesses(one, clean) for one in disjoint(worst)]
+        again, now = {pair: suspects[pair] for pair in worst}, reference
+        ways: set[Pair] = set()
+        for _ in range(ROUNDS):
+            times, dead = self._measure(passes)
+            now = self._not_before(now, [one for pair, one in times.items() if _in_order(pair) not in suspects])
+            found = self._ratios(times, dead, now)
+            again = {pair: min(ratio, found[pair]) for pair, ratio in again.items() if pair in found}
+            ways |= {way for way, one in times.items() if self._ratios({way: one}, (), now)}
+        return again, ways, now
+
+    def _with_others(self, pairs: list[Pair], touched: Collection[int], now: Reference) -> dict[tuple[int, int], bool]:
+        """By (end, other) of each pair, whether the end is slow with another partner; absent where there is none."""
+        partners = {
+            (end, other): _in_order((end, partner))
+            for pair in pairs
+            for end, other in (pair, pair[::-1])
+            if (partner := self._partner(end, other, touched)) is not None
+        }
+        times, dead = self._measure(disjoint(dict.fromkeys(partners.values())))
+        slow = self._ratios(times, dead, now)
+        return {ends: link in slow for ends, link in partners.items()}
 
     def _with_witnesses(self, one: tuple[Pair, ...], clean: list[Pair]) -> tuple[Pair, ...]:
         """`one` and, of each kind in it, a link that is not suspected and has no rank of it."""
@@ -140,12 +153,14 @@ class LinkStage:
         elsewhere = [rank for rank in able if joined[rank].node != joined[other].node]
         return next(iter(elsewhere or able), None)
 
-    def _accuse_link(
-        self, pair: Pair, ratio: float, times: Mapping[Pair, LinkTime], reference: Reference, *, judged: bool
-    ) -> None:
-        slow = [way for way in (pair, pair[::-1]) if way in times and self._ratios({way: times[way]}, (), reference)]
+    def _accuse_link(self, pair: Pair, ratio: float, ways: Collection[Pair], *, tried: bool) -> None:
+        slow = [way for way in (pair, pair[::-1]) if way in ways]
         way = f" (only from {slow[0][0]} to {slow[0][1]})" if len(slow) == 1 else ""
-        ends = "each end is well with another partner" if judged else "its ends have no other partner to be tried with"
+        ends = (
+            "each end that was tried is well with another partner"
+            if tried
+            else "no other partner was there for its ends"
+        )
         nodes = tuple(dict.fromkeys(self._cast.node(rank) for rank in pair))
         self.accused.append(
             Finding(
@@ -155,20 +170,21 @@ class LinkStage:
                 nodes=nodes,
                 link=pair,
                 ratio=None if ratio == SILENT else ratio,
-                witnesses=("in its pass", "alone", ends),
+                witnesses=("in its pass", *("alone",) * ROUNDS),
             )
         )
 
-    def _accuse_end(self, end: int, ratio: float, partners: int) -> None:
-        node = self._cast.node(end)
+    def _accuse_end(self, ranks: tuple[int, ...], ratio: float, partners: int) -> None:
+        node = self._cast.node(ranks[0])
+        whose = f"rank {ranks[0]} on {node}" if len(ranks) == 1 else f"{node} (ranks {', '.join(map(str, ranks))})"
         self.accused.append(
             Finding(
                 kind="slow_link",
-                text=f"every link of rank {end} on {node} that was tried {_takes(ratio)}, with {partners} partners",
-                ranks=(end,),
+                text=f"every link that was tried of {whose} {_takes(ratio)}, with {partners} partners",
+                ranks=ranks,
                 nodes=(node,),
                 ratio=None if ratio == SILENT else ratio,
-                witnesses=("in its pass", "alone", "with another partner"),
+                witnesses=("in its pass", *("alone",) * ROUNDS, "with another partner"),
             )
         )
 
@@ -186,6 +202,10 @@ class LinkStage:
     def _said(self, pair: Pair) -> str:
         one, other = (f"rank {rank} on {self._cast.node(rank)}" for rank in pair)
         return f"the link between {one} and {other}"
+
+
+def _in_order(pair: Pair) -> Pair:
+    return (min(pair), max(pair))
 
 
 def _times(ratio: float) -> str:

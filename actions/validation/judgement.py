@@ -7,6 +7,7 @@ is called slow never once was as fast as its peers are.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -127,20 +128,29 @@ def link_reference(
 ) -> Reference:
     """The usual time of each kind of link, for one message.
 
-    Of fewer than four nodes one slow port is in half of the links between them, so these have no median; nor have fewer
-    than four links within nodes.
+    Of fewer than four nodes one slow port is in half of the links between them, so these have no median; nor have
+    fewer than four links within nodes. Of eight ranks on four nodes one node may still be in seven of ten links: the
+    median is taken without each end that is in many, and the least of these holds.
     """
-    usual_s: dict[str, list[float]] = {}
-    links: dict[str, set[frozenset[int]]] = {}
-    nodes: dict[str, set[str]] = {}
+    of_kind: dict[str, list[LinkTime]] = {}
     for one in times:
-        kind = link_kind(one.sender, one.receiver, joined)
-        usual_s.setdefault(kind, []).append(one.usual_s)
-        links.setdefault(kind, set()).add(frozenset((one.sender, one.receiver)))
-        nodes.setdefault(kind, set()).update((joined[one.sender].node, joined[one.receiver].node))
-    enough = {
-        kind
-        for kind, found in links.items()
-        if len(found) >= LEAST_PEERS and (kind == "within a node" or len(nodes[kind]) >= LEAST_PEERS)
-    }
-    return Reference({kind: statistics.median(usual_s[kind]) for kind in enough}, baseline_s)
+        of_kind.setdefault(link_kind(one.sender, one.receiver, joined), []).append(one)
+    medians_s = {}
+    for kind, found in of_kind.items():
+        within = kind == "within a node"
+        ends = [frozenset(rank if within else joined[rank].node for rank in (t.sender, t.receiver)) for t in found]
+        links = {frozenset((one.sender, one.receiver)) for one in found}
+        if len(links) >= LEAST_PEERS and (within or len(frozenset().union(*ends)) >= LEAST_PEERS):
+            medians_s[kind] = _least_median_s([one.usual_s for one in found], ends)
+    return Reference(medians_s, baseline_s)
+
+
+def _least_median_s(usual_s: list[float], ends: list[frozenset[str | int]]) -> float:
+    """The median of all, or of those without one end that is in so many that it might be the median alone."""
+    counts = Counter(end for pair in ends for end in pair)
+    medians = [statistics.median(usual_s)]
+    for end, count in counts.items():
+        left = [one_s for one_s, pair in zip(usual_s, ends, strict=True) if end not in pair]
+        if count > len(usual_s) / 4 and left:
+            medians.append(statistics.median(left))
+    return min(medians)

@@ -24,7 +24,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     checks: tuple[Check, ...] = CHECKS
-    burn_in_s: float = 0.2
+    burn_in_s: float = 0.1
     link_s: float = 0.1
     link_limit_s: float = 3.0
 

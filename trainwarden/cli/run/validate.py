@@ -42,7 +42,7 @@ def validate(
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="FILE", help="What all took when well; learnt once.")
     ] = None,
-    burn_in: Annotated[float, typer.Option("--burn-in", min=0.05, max=3600.0, help="Seconds of each device.")] = 0.2,
+    burn_in: Annotated[float, typer.Option("--burn-in", min=0.05, max=3600.0, help="Seconds of each device.")] = 0.1,
     join: Annotated[
         float, typer.Option("--join", min=1.0, max=3600.0, help="Seconds in which ranks must come.")
     ] = 60.0,
