@@ -63,5 +63,6 @@ def action_object(record: ActionRecord) -> dict[str, Any]:
         "by": record.by,
         "severity": record.severity,
         "after": record.after,
+        "blames": record.blames,
         "why": record.why,
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from actions.brakes.history import NODES_OUT
 from actions.brakes.hold import Asked
 from actions.engine.memory import Case, Memory
+from actions.engine.policy import Rules
 from actions.engine.remedies import EvictNode, Remedies
+from actions.nodes.past import cleared_text
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord
 
@@ -28,9 +31,21 @@ def asked_of(
 def _accused(memory: Memory, remedies: Remedies, job: str) -> set[str]:
     """Nodes that open incidents of `job` accuse of what a node is taken out for."""
     accusing = (
-        case.incident
+        case
         for case in memory.cases.values()
         if case.open and case.incident.job == job and remedies.find(case.incident.kind, EvictNode) is not None
     )
-    firsts = (next((s.node for s in incident.suspects if s.node is not None), None) for incident in accusing)
-    return {node for node in firsts if node is not None}
+    firsts = ((memory.accused_in(case.incident.id), case.first_said_s) for case in accusing)
+    return {node for node, said_s in firsts if node is not None and memory.nodes.cleared(node, said_s) is None}
+
+
+def unwanted(action: ActionRecord, case: Case, memory: Memory, rules: Rules) -> str | None:
+    """Why the launcher should not hear of `action`, which was begun, any more; None if it should."""
+    if (stopped_by := memory.stopped_by(action.job)) is not None:
+        return f"all acting was stopped by {stopped_by}"
+    if not case.open and not action.plan.get("after_close"):
+        return "the incident closed"
+    word = memory.nodes.cleared(memory.accused_in(case.incident.id), case.first_said_s)
+    if action.kind in NODES_OUT and word is not None:
+        return cleared_text(word)
+    return "the engine was told to observe only" if rules.mode_of(action.kind) == "observe" else None

@@ -19,7 +19,7 @@ from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import TAKEN
 from actions.engine.adoption import Adoptions
 from actions.engine.approval import answer_of, planned_at
-from actions.engine.asked import asked_of
+from actions.engine.asked import asked_of, unwanted
 from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.hearing import OVERLAP_S, Hearing
 from actions.engine.memory import Case, Memory, with_outcome
@@ -279,21 +279,12 @@ class EngineHandler:
             if action.kind in NODES_OUT and self._hearing.behind():
                 return  # another engine may have begun just before
             brake = self._rules.brakes.after_start(now_s, self._asked(action, case, now_s))
-        unwanted = self._unwanted(action, case) or (None if brake is None else brake.said)
-        end = self._under_way.go_on(action, now_s, by=action.by or "engine", unwanted=unwanted)
+        why_not = unwanted(action, case, self._memory, self._rules) or (None if brake is None else brake.said)
+        end = self._under_way.go_on(action, now_s, by=action.by or "engine", unwanted=why_not)
         if end is not None:
             if end.unheard and brake is not None:
                 action = msgspec.structs.replace(action, plan={**action.plan, "withdrawn": brake.name})
             self._end(action, end)
-
-    def _unwanted(self, action: ActionRecord, case: Case) -> str | None:
-        """Why the launcher should not hear of `action` any more, if it has not yet."""
-        if (stopped_by := self._memory.stopped_by(action.job)) is not None:
-            return f"all acting was stopped by {stopped_by}"
-        if not case.open and not action.plan.get("after_close"):
-            return "the incident closed"
-        observes = self._rules.mode_of(action.kind) == "observe"
-        return "the engine was told to observe only" if observes else None
 
     def _end(self, action: ActionRecord, end: End) -> None:
         self._outbox.end(with_outcome(action, end.outcome, self._clock.now_s(), end.why), self._memory)

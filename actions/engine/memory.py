@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from actions.engine.adoption import Adoptions
+from actions.nodes.past import CLEARING, NodePasts
 from actions.planners import slow
 from actions.planners.ladder import Ladder
 from trainwarden.commands.latches import Latches
@@ -25,12 +26,13 @@ class Case:
     """One incident as it last was, with the ladder of what it has cost.
 
     `fresh` tells whether its newest revision brought evidence of its own or only repeats an earlier one's, `said_s`
-    when that came to the bus.
+    when that came to the bus, `first_said_s` when its first revision did.
     """
 
     def __init__(self, incident: IncidentRecord, ladder: Ladder) -> None:
         self.fresh = True
         self.said_s: float | None = None
+        self.first_said_s: float | None = None
         self.incident = incident
         self.ladder = ladder
         self.slowness = slow.Slowness()
@@ -83,6 +85,7 @@ class Memory:
         self.denied: dict[str, str] = {}
         self.silences = Silences()
         self.latches = Latches()
+        self.nodes = NodePasts()
         self.adoptions = adoptions or Adoptions()
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
@@ -107,6 +110,7 @@ class Memory:
                     case.take(record)
                 if record == case.incident:
                     case.said_s = at_s
+                case.first_said_s = at_s if case.first_said_s is None else case.first_said_s
             case ActionRecord():
                 self._take_action(record, at_s)
             case CommandRecord():
@@ -120,6 +124,7 @@ class Memory:
         known = self.actions.get(action.id)
         if known is None:
             self._of_incident[action.incident].append(action.id)
+        self.nodes.take_action(action, at_s)
         if known is None or _follows(action, known):
             self.actions[action.id] = action
             self.under_way.pop(action.id, None)
@@ -139,6 +144,8 @@ class Memory:
             self.silences.take(command, offset)
         elif command.kind in ("latch", "reset"):
             self.latches.take(command, at_s)
+        elif command.kind in CLEARING:
+            self.nodes.take_command(command, at_s)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)
         elif command.action is not None and command.kind == "deny":
@@ -165,6 +172,7 @@ class Memory:
     def forget(self, before_s: float) -> None:
         """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
         self.silences.forget(before_s)
+        self.nodes.forget(before_s)
         self.adoptions.forget({action.job for action in self.under_way.values()})
         past = {name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s}
         for name in past | (self._of_incident.keys() - self.cases.keys()):

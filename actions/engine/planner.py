@@ -21,6 +21,7 @@ from actions.engine.remedies import (
     StopJob,
 )
 from actions.engine.view import COOL_DOWN, OVER, Intent, View
+from actions.nodes.past import cleared_text
 from trainwarden.records import ActionKind, ActionRecord
 
 
@@ -57,8 +58,14 @@ def _next(view: View) -> Intent | None:
 
 
 def _graded(view: View, intent: Intent) -> Intent:
-    """`intent` with the severity that it is for; a milder action of the incident that is over has raised it."""
-    severity = SEVERITY_OF[intent.kind]
+    """`intent` with the severity that it is for, which a milder action of the incident that is over has raised.
+
+    Beside it stand whom it blames, and what is to be said of a node that is blamed again and again.
+    """
+    severity, node = SEVERITY_OF[intent.kind], view.accused()
+    advice = view.memory.nodes.advice(node, view.now_s)
+    plan = intent.plan if advice is None else {**intent.plan, "advice": advice}
+    intent = msgspec.structs.replace(intent, blames=node, plan=plan)
     milder = [a for a in view.actions if a.outcome in ("done", "failed") and SEVERITY_OF[a.kind] > severity]
     if intent.after is not None or not milder:
         return msgspec.structs.replace(intent, severity=severity)
@@ -179,8 +186,14 @@ def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecor
     of_job = view.memory.of_job(view.case.incident.job)
     if isinstance(rung, EvictNode):
         node = view.accused()
-        of_job = [action for action in of_job if node is not None and view.memory.accused_in(action.incident) == node]
+        of_job = [action for action in of_job if node is not None and _counts_against(view, action, node)]
     return restart_loop(view.now_s, of_job, rung.after_restarts, rung.within_s)
+
+
+def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
+    """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
+    said_s = view.memory.said_s.get(action.id)
+    return view.memory.accused_in(action.incident) == node and view.memory.nodes.cleared(node, said_s) is None
 
 
 def _awaited(view: View, rung: EvictNode) -> bool:
@@ -237,6 +250,8 @@ def _evict(view: View, rung: EvictNode) -> Intent | None:
         return view.for_a_person("evict_node", why_not)
     if (node := view.accused()) is None:
         return view.for_a_person("evict_node", "no node is under suspicion; a person must look")
+    if (word := view.memory.nodes.cleared(node, view.case.first_said_s)) is not None:
+        return view.for_a_person("evict_node", cleared_text(word))
     why, after = f"{incident.kind}: {incident.reason}", None
     if rung.after_restarts is not None and (restarts := _restarts_in_vain(view, rung)):
         why = f"{len(restarts)} restarts for {node} within {rung.within_s:.0f} s have not helped: {incident.reason}"

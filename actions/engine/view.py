@@ -35,6 +35,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float | None = None
     severity: Severity | None = None
     after: str | None = None
+    blames: str | None = None
 
     def of(self, incident: IncidentRecord, now_s: float) -> ActionRecord:
         """The action as it would be proposed now."""
@@ -49,6 +50,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
             plan=self.plan,
             severity=self.severity,
             after=self.after,
+            blames=self.blames,
         )
 
 

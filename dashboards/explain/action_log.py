@@ -113,6 +113,8 @@ def entry_lines(entry: Entry) -> Iterator[str]:
     yield line(f"why: {action.why}", 4)
     if action.severity is not None:
         yield line(f"severity: {action.severity}" + (f", after {action.after}" if action.after else ""), 4)
+    if isinstance(advice := action.plan.get("advice"), str):
+        yield line(f"advice: {advice}", 4)
     for number, said in enumerate(_evidence(entry.incident)):
         yield line(said if number else f"evidence: {said}", 8 if number else 4)
     yield line(f"by: {_by(entry)}", 4)

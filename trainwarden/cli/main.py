@@ -82,6 +82,14 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.actions:actions",
         "The log of actions; approve or deny one; stop or resume all acting; reset the brake on nodes taken out.",
     ),
+    "nodes": Entry(
+        "trainwarden.cli.ask.fleet.nodes:nodes",
+        "Nodes: their state, since when and why; exit code 1 if one is not healthy.",
+    ),
+    "set-healthy": Entry(
+        "trainwarden.cli.ask.fleet.set_healthy:set_healthy",
+        "Say that a node is well: what was seen of it before takes it out no more; what comes new does.",
+    ),
     "silences": Entry(
         "trainwarden.cli.ask.silences:silences",
         "List the silences that stand; add one, such as a maintenance window; end one early.",

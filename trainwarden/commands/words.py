@@ -69,5 +69,10 @@ def silence(
     )
 
 
+def set_healthy(node: str, why: str, by: str, at_s: float) -> CommandRecord:
+    """A person's word that `node` is well: what was said against it before counts no more."""
+    return CommandRecord(id=_new_id(), job=EVERY_JOB, at_s=at_s, kind="set_healthy", by=by, node=node, why=why)
+
+
 def _new_id() -> str:
     return f"command/{uuid.uuid4().hex[:12]}"

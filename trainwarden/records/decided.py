@@ -13,7 +13,7 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     """What the engine decided and what became of it; one record per change of `outcome`, same id.
 
     `severity` is how grave the trouble is taken to be by what is done about it; where that was raised, `after` is the
-    action that failed or did not help.
+    action that failed or did not help. `blames` is the node of the incident's first suspect.
 
     `generation` is the launcher's then (`trainwarden.launching`), `plan_digest` stands for all that would be done, `by`
     is who approved it.
@@ -33,19 +33,21 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     by: str | None = None
     severity: Severity | None = None
     after: str | None = None
+    blames: str | None = None
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
     """A person's word to the engine: on one action (by the `plan_digest` that was shown), on all acting, or a silence.
 
     A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any. An
-    engine's own word is the latch: for the reason `why` no more nodes are taken out, until a person's reset.
+    engine's own word is the latch: for the reason `why` no more nodes are taken out, until a person's reset. After a
+    `node` was set healthy, older evidence against it counts no more.
     """
 
     id: str
     job: str
     at_s: float
-    kind: Literal["approve", "deny", "stop", "resume", "silence", "latch", "reset"]
+    kind: Literal["approve", "deny", "stop", "resume", "silence", "latch", "reset", "set_healthy"]
     by: str
     action: str | None = None
     plan_digest: str | None = None

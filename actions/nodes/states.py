@@ -1,0 +1,144 @@
+"""In which state each node is, since when and why, with its history: as people ask for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final
+
+import msgspec
+
+from actions.brakes.history import NODES_OUT
+from actions.brakes.nodes import targets
+from actions.nodes.past import CLEARING, NodePasts
+from trainwarden.launching import NodeCondition
+from trainwarden.records import ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
+
+CORDONING: Final = frozenset({"cordon"})
+HISTORY: Final = 100  # newest moments of one node
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Something that concerned a node; `by` is who said or approved it."""
+
+    at_s: float
+    what: str
+    why: str
+    job: str | None = None
+    id: str | None = None
+    by: str | None = None
+
+
+class _Node(msgspec.Struct):
+    jobs: set[str] = msgspec.field(default_factory=set)
+    seen_s: float | None = None
+    moments: dict[tuple[str, str], Moment] = msgspec.field(default_factory=dict)
+    accused: dict[str, tuple[float | None, IncidentRecord]] = msgspec.field(default_factory=dict)
+    out: Moment | None = None  # the newest word or action that took it out of use
+    back: Moment | None = None  # the newest word that it is well
+
+
+def _newer(known: Moment | None, moment: Moment) -> Moment:
+    return moment if known is None or moment.at_s >= known.at_s else known
+
+
+class NodeStates:
+    """All nodes that were heard of, by the records of a bus in its order.
+
+    Examples
+    --------
+    >>> states = NodeStates()
+    >>> states.take(HeartbeatRecord(job="llama", node="n7", time_s=100.0), 100.0)
+    >>> [(one["node"], one["state"], one["jobs"]) for one in states.objects(101.0)]
+    [('n7', 'healthy', ['llama'])]
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = defaultdict(_Node)
+        self._pasts = NodePasts()
+        self._first: dict[str, str] = {}
+
+    def take(self, record: Record, at_s: float) -> None:
+        """Take one record in; `at_s` is when it came to the bus."""
+        match record:
+            case HeartbeatRecord():
+                node = self._nodes[record.node]
+                node.jobs.add(record.job)
+                node.seen_s = at_s if node.seen_s is None else max(at_s, node.seen_s)
+            case IncidentRecord():
+                self._take_incident(record, at_s)
+            case ActionRecord():
+                self._pasts.take_action(record, at_s)
+                for name in targets(record) if record.kind in NODES_OUT else ():
+                    self._take_action(self._nodes[name], record, at_s)
+            case CommandRecord() if record.node is not None and record.kind in CLEARING | CORDONING:
+                self._pasts.take_command(record, at_s)
+                said = Moment(at_s, record.kind, record.why, by=record.by)
+                node = self._nodes[record.node]
+                node.moments[record.id, record.kind] = said
+                if record.kind in CLEARING:
+                    node.back = _newer(node.back, said)
+                else:
+                    node.out = _newer(node.out, said)
+            case _:
+                pass
+
+    def objects(self, now_s: float) -> list[dict[str, Any]]:
+        """Every node as programs read it, by name."""
+        return [self._object(name, self._nodes[name], now_s) for name in sorted(self._nodes)]
+
+    def _take_incident(self, incident: IncidentRecord, at_s: float) -> None:
+        name = next((suspect.node for suspect in incident.suspects if suspect.node is not None), None)
+        before = self._first.get(incident.id)
+        if before is not None and before != name:  # who was suspected first may change
+            self._nodes[before].accused.pop(incident.id, None)
+        if name is None:
+            return
+        self._first[incident.id] = name
+        node = self._nodes[name]
+        why, job = f"{incident.kind} ({incident.severity}): {incident.reason}", incident.job
+        blamed = Moment(incident.opened_at_s, "blamed", why, job=job, id=incident.id)
+        node.moments.setdefault((incident.id, "blamed"), blamed)
+        if incident.state != "closed":
+            first_s = node.accused.get(incident.id, (at_s, incident))[0]
+            node.accused[incident.id] = (first_s, incident)
+        else:
+            node.accused.pop(incident.id, None)
+            ended_s = incident.closed_at_s or incident.updated_at_s
+            node.moments[incident.id, "closed"] = Moment(ended_s, "incident closed", why, job=job, id=incident.id)
+
+    def _take_action(self, node: _Node, action: ActionRecord, at_s: float) -> None:
+        what = f"{action.kind} {action.outcome}"
+        moment = Moment(action.finished_at_s or action.at_s, what, action.why, action.job, action.id, action.by)
+        node.moments[action.id, action.outcome] = moment
+        if action.outcome == "done":
+            node.out = _newer(node.out, msgspec.structs.replace(moment, at_s=at_s))
+
+    def _object(self, name: str, node: _Node, now_s: float) -> dict[str, Any]:
+        state, since_s, why = self._state(name, node)
+        history = sorted(node.moments.values(), key=lambda moment: moment.at_s)[-HISTORY:]
+        return {
+            "node": name,
+            "state": state,
+            "jobs": sorted(node.jobs | {incident.job for _, incident in node.accused.values()}),
+            "since_s": since_s,
+            "why": why,
+            "seen_s": node.seen_s,
+            "advice": self._pasts.advice(name, now_s),
+            "history": [msgspec.to_builtins(moment) for moment in history],
+        }
+
+    def _state(self, name: str, node: _Node) -> tuple[NodeCondition, float | None, str | None]:
+        """What it is in, since when, why; nobody says that of a node about which nothing was ever said."""
+        if node.out is not None and (node.back is None or node.back.at_s < node.out.at_s):
+            by = f" by {node.out.by}" if node.out.by else ""
+            return "cordoned", node.out.at_s, f"{node.out.what}{by}: {node.out.why}"
+        standing = [one for said_s, one in node.accused.values() if self._pasts.cleared(name, said_s) is None]
+        if standing:
+            worst = min(standing, key=lambda one: (one.kind != "node_lost", one.severity, one.opened_at_s))
+            state: NodeCondition = "lost" if worst.kind == "node_lost" else "suspect"
+            return state, worst.opened_at_s, f"{worst.kind} ({worst.severity}): {worst.reason}"
+        if node.back is not None:
+            return "healthy", node.back.at_s, f"{node.back.what} by {node.back.by}: {node.back.why}".rstrip(": ")
+        ended = [moment for moment in node.moments.values() if moment.what == "incident closed"]
+        last = max(ended, key=lambda moment: moment.at_s, default=None)
+        return ("healthy", None, None) if last is None else ("healthy", last.at_s, f"{last.what}: {last.why}")

@@ -1,0 +1,128 @@
+"""In which state a node is, since when, why, and what it went through."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from actions.nodes.states import NodeStates
+from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.cli.ask.fleet.nodes import nodes
+from trainwarden.cli.ask.fleet.set_healthy import set_healthy
+from trainwarden.commands import words
+from trainwarden.errors import ConfigError
+from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord, Outcome, Suspect
+from trainwarden.topics import topic_of
+
+
+def incident(kind: str = "gpu_lost", node: str = "n7", **more: Any) -> IncidentRecord:
+    fields: dict[str, Any] = {"state": "opened", "revision": 0, "opened_at_s": 10.0, "updated_at_s": 10.0, **more}
+    suspects = (Suspect(score=1.0, reason="Xid 79", node=node),)
+    return IncidentRecord(
+        id=f"{kind}/{node}", job="llama", kind=kind, severity="sev1", reason="it is gone", suspects=suspects, **fields  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def eviction(outcome: Outcome = "done", at_s: float = 20.0, node: str = "n7") -> ActionRecord:
+    return ActionRecord(
+        id=f"gpu_lost/{node}/evict/1", incident=f"gpu_lost/{node}", job="llama", kind="evict_node", outcome=outcome,
+        at_s=at_s, finished_at_s=at_s, why="gpu_lost", plan={"nodes": [node]}, by="ann", blames=node,
+    )  # fmt: skip
+
+
+def beat(node: str = "n7", job: str = "llama") -> HeartbeatRecord:
+    return HeartbeatRecord(job=job, node=node, time_s=1.0)
+
+
+def state_of(*records: Any, node: str = "n7") -> dict[str, Any]:
+    """Its object after `records`, one a second."""
+    states = NodeStates()
+    for at_s, record in enumerate(records):
+        states.take(record, float(at_s))
+    return next(one for one in states.objects(100.0) if one["node"] == node)
+
+
+CLOSED = {"state": "closed", "revision": 1, "closed_at_s": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("records", "state", "since_s", "why"),
+    [
+        ([beat()], "healthy", None, None),
+        ([beat(), incident()], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
+        ([incident("node_lost"), incident()], "lost", 10.0, "node_lost (sev1): it is gone"),
+        ([incident(), incident(**CLOSED)], "healthy", 30.0, "incident closed: gpu_lost (sev1): it is gone"),
+        ([incident(), eviction("started"), eviction()], "cordoned", 2.0, "evict_node done by ann: gpu_lost"),
+        ([incident(), eviction("failed")], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
+        (
+            [incident(), eviction(), words.set_healthy("n7", "new GPU", "bob", 40.0)],
+            "healthy", 2.0, "set_healthy by bob: new GPU",
+        ),
+        ([words.set_healthy("n7", "", "bob", 0.0), incident()], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
+    ],
+)  # fmt: skip
+def test_its_state(records: list[Any], state: str, since_s: float | None, why: str | None) -> None:
+    told = state_of(*records)
+    assert (told["state"], told["since_s"], told["why"]) == (state, since_s, why)
+
+
+def test_who_is_no_longer_the_first_suspect_is_no_longer_suspect() -> None:
+    other = (Suspect(score=1.0, reason="it was this one", node="n8"),)
+    later = msgspec.structs.replace(incident(), revision=1, suspects=other)
+    assert state_of(incident(), later)["state"] == "healthy"
+    assert state_of(incident(), later, node="n8")["state"] == "suspect"
+
+
+def test_its_history_and_its_jobs() -> None:
+    told = state_of(beat(), beat(job="bert"), incident(), eviction(), words.set_healthy("n7", "new GPU", "bob", 40.0))
+    assert told["jobs"] == ["bert", "llama"]
+    assert [(one["what"], one["by"]) for one in told["history"]] == [
+        ("set_healthy", "bob"), ("blamed", None), ("evict_node done", "ann"),
+    ]  # fmt: skip
+
+
+def test_an_order_of_topics_that_is_not_that_of_time_changes_no_state() -> None:
+    """Topics are read one after another."""
+    states = NodeStates()
+    states.take(words.set_healthy("n7", "", "bob", 40.0), 40.0)
+    states.take(eviction(), 20.0)
+    states.take(incident(), 10.0)
+    assert states.objects(100.0)[0]["state"] == "healthy"
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    path = tmp_path / "bus.db"
+    bus = EmbeddedBus(str(path))
+    now_s = time.time()
+    for record in (beat("n8"), incident(opened_at_s=now_s, updated_at_s=now_s)):
+        bus.publish(topic_of(record), "llama", record)
+    bus.flush()
+    bus.close()
+    return f"embedded:{path}"
+
+
+def test_the_commands(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nodes(bus=address) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("n7 suspect since 2")
+    assert out[1] == "n8 healthy, jobs llama"
+    assert set_healthy("n7", why="burnt in", bus=address) == 0
+    assert nodes("n7", bus=address) == 0
+    out = capsys.readouterr().out
+    assert "n7 healthy since" in out
+    assert ": burnt in" in out
+    assert "    " in out
+    assert "blamed: gpu_lost (sev1): it is gone" in out
+    assert nodes("n99", bus=address, json="-") == 0
+    assert msgspec.json.decode(capsys.readouterr().out) == {"nodes": []}
+
+
+@pytest.mark.parametrize("name", ["", " ", "n7\n"])
+def test_what_is_no_name_is_refused(address: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="name one node"):
+        set_healthy(name, bus=address)
