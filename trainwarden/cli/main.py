@@ -74,6 +74,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.actions:actions",
         "List actions; approve or deny one; stop or resume all acting.",
     ),
+    "nodes": Entry(
+        "trainwarden.cli.ask.nodes:nodes",
+        "Every node: healthy, suspect, cordoned, lost or spare, and why; exit code 1 if one is suspect or lost.",
+    ),
     "silences": Entry(
         "trainwarden.cli.ask.silences:silences",
         "List the silences that stand; add one, such as a maintenance window; end one early.",
@@ -103,7 +107,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "One HTML file of a job: iteration times, rank heat map, votes, incidents, log lines, actions.",
     ),
     "plan": Entry(
-        "trainwarden.cli.ask.plan:plan",
+        "trainwarden.cli.learn.plan:plan",
         "Ask a planner.",
     ),
     "profile": Entry(
