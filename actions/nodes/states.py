@@ -10,10 +10,11 @@ import msgspec
 from actions.brakes.history import NODES_OUT
 from actions.brakes.nodes import targets
 from actions.nodes.past import CLEARING, NodePasts
-from trainwarden.launching import NodeCondition
+from trainwarden.launching import NodeCondition, NodeState
 from trainwarden.records import ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
 
 CORDONING: Final = frozenset({"cordon"})
+TOLD: Final = frozenset({"cordoned", "lost", "spare"})  # what a launcher knows better than the bus
 HISTORY: Final = 100  # newest moments of one node
 
 
@@ -35,6 +36,7 @@ class _Node(msgspec.Struct):
     accused: dict[str, tuple[float | None, IncidentRecord]] = msgspec.field(default_factory=dict)
     out: Moment | None = None  # the newest word or action that took it out of use
     back: Moment | None = None  # the newest word that it is well
+    launcher: NodeState | None = None  # its launcher's word; a bad one of any job goes over a good one
 
 
 def _newer(known: Moment | None, moment: Moment) -> Moment:
@@ -81,6 +83,13 @@ class NodeStates:
                     node.out = _newer(node.out, said)
             case _:
                 pass
+
+    def launcher_says(self, job: str, said: NodeState) -> None:
+        """Take in what the launcher of `job` says of a node that the job is on, or is kept for it."""
+        node = self._nodes[said.node]
+        node.jobs.add(job)
+        if node.launcher is None or node.launcher.state not in TOLD:
+            node.launcher = said
 
     def objects(self, now_s: float) -> list[dict[str, Any]]:
         """Every node as programs read it, by name."""
@@ -129,7 +138,11 @@ class NodeStates:
 
     def _state(self, name: str, node: _Node) -> tuple[NodeCondition, float | None, str | None]:
         """What it is in, since when, why; nobody says that of a node about which nothing was ever said."""
-        if node.out is not None and (node.back is None or node.back.at_s < node.out.at_s):
+        told = node.launcher
+        out = node.out is not None and (node.back is None or node.back.at_s < node.out.at_s)
+        if told is not None and told.state in TOLD and (told.since_s is not None or told.why or not out):
+            return told.state, told.since_s, told.why or None
+        if node.out is not None and out and (told is None or told.state in TOLD):
             by = f" by {node.out.by}" if node.out.by else ""
             return "cordoned", node.out.at_s, f"{node.out.what}{by}: {node.out.why}"
         standing = [one for said_s, one in node.accused.values() if self._pasts.cleared(name, said_s) is None]

@@ -84,7 +84,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "nodes": Entry(
         "trainwarden.cli.ask.fleet.nodes:nodes",
-        "Nodes: their state, since when and why; exit code 1 if one is not healthy.",
+        "Nodes: their state, since when and why; exit code 1 if one is suspect or lost.",
     ),
     "set-healthy": Entry(
         "trainwarden.cli.ask.fleet.set_healthy:set_healthy",
@@ -119,7 +119,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "One HTML file of a job: iteration times, rank heat map, votes, incidents, log lines, actions.",
     ),
     "plan": Entry(
-        "trainwarden.cli.ask.plan:plan",
+        "trainwarden.cli.learn.plan:plan",
         "Ask a planner.",
     ),
     "profile": Entry(

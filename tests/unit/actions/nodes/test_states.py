@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from actions.engine import service
 from actions.nodes.states import NodeStates
+from tests.memory_launcher import MemoryLauncher
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.fleet.nodes import nodes
 from trainwarden.cli.ask.fleet.set_healthy import set_healthy
 from trainwarden.commands import words
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, LauncherError
+from trainwarden.launching import LauncherState, NodeState
 from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord, Outcome, Suspect
 from trainwarden.topics import topic_of
 
@@ -94,6 +97,35 @@ def test_an_order_of_topics_that_is_not_that_of_time_changes_no_state() -> None:
     assert states.objects(100.0)[0]["state"] == "healthy"
 
 
+OUT = (incident(), eviction())
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "state", "since_s", "why"),
+    [
+        # Back in a job: somebody has put it there.
+        ([eviction()], [NodeState(node="n7")], "healthy", None, None),
+        (OUT, [NodeState(node="n7")], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
+        # Out by the launcher too, which knows no reason: ours is known.
+        (OUT, [NodeState(node="n7", state="cordoned")], "cordoned", 1.0, "evict_node done by ann: gpu_lost"),
+        ([], [NodeState(node="n7", state="cordoned", why="its fan", since_s=7.0)], "cordoned", 7.0, "its fan"),
+        ([incident()], [NodeState(node="n7", state="cordoned")], "cordoned", None, None),
+        ([beat()], [NodeState(node="n7", state="lost"), NodeState(node="n7")], "lost", None, None),
+        ([], [NodeState(node="n7", state="spare")], "spare", None, None),
+    ],
+)  # fmt: skip
+def test_its_state_with_a_launchers_word(
+    records: list[Any], words: list[NodeState], state: str, since_s: float | None, why: str | None
+) -> None:
+    states = NodeStates()
+    for at_s, record in enumerate(records):
+        states.take(record, float(at_s))
+    for said in words:
+        states.launcher_says("llama", said)
+    [told] = states.objects(100.0)
+    assert (told["state"], told["since_s"], told["why"], told["jobs"]) == (state, since_s, why, ["llama"])
+
+
 @pytest.fixture
 def address(tmp_path: Path) -> str:
     path = tmp_path / "bus.db"
@@ -119,7 +151,46 @@ def test_the_commands(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "    " in out
     assert "blamed: gpu_lost (sev1): it is gone" in out
     assert nodes("n99", bus=address, json="-") == 0
-    assert msgspec.json.decode(capsys.readouterr().out) == {"nodes": []}
+    said = msgspec.json.decode(capsys.readouterr().out)
+    assert said["nodes"] == []
+
+
+class Scheduler(MemoryLauncher):
+    """Has cordoned n8, and knows of no job but llama."""
+
+    asked_of: tuple[str, ...] = ()
+
+    def state(self, job: str) -> LauncherState:
+        self.asked_of += (job,)
+        self._reach()
+        if job != "llama":
+            raise LauncherError(f"there is no job {job}")
+        cordoned = (NodeState(node="n8", state="cordoned", why="its fan"),)
+        return LauncherState(job=job, phase="running", generation=1, nodes=cordoned)
+
+
+def test_the_launcher_is_asked_of_the_jobs_that_are_heard(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = EmbeddedBus(address.partition(":")[2])
+    for job in ("bert", "zeta"):
+        bus.publish(topic_of(beat("n8", job)), job, beat("n8", job))
+    bus.flush()
+    bus.close()
+    launcher = Scheduler()
+    monkeypatch.setattr(service, "make_launcher", lambda *_: launcher)
+    assert nodes("n8", bus=address) == 0
+    assert capsys.readouterr().out.splitlines() == ["n8 cordoned, jobs bert, llama, zeta: its fan"]
+    assert launcher.asked_of == ("bert", "llama", "zeta")
+    launcher.unreachable = True
+    launcher.asked_of = ()
+    assert nodes(bus=address) == 1
+    assert "the launcher was not asked, so the bus alone says which nodes are out: gone" in capsys.readouterr().out
+    assert launcher.asked_of == ("bert",)  # each more would cost its limit of time
+    later_s = time.time() + 60.0
+    monkeypatch.setattr(time, "time", lambda: later_s)
+    nodes("n8", bus=address)
+    assert "n8 healthy, jobs bert, llama, zeta, its agent silent since 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", " ", "n7\n"])

@@ -51,7 +51,7 @@ def test_the_list_shows_every_command_but_the_hidden_and_imports_none(
     assert names == [name for name, entry in COMMANDS.items() if not entry.hidden]
 
 
-@pytest.mark.parametrize(("words", "own"), [("['--help']", set()), ("['plan', '--help']", {"ask", "ask.plan"})])
+@pytest.mark.parametrize(("words", "own"), [("['--help']", set()), ("['plan', '--help']", {"learn", "learn.plan"})])
 def test_only_the_file_of_the_command_is_imported(words: str, own: set[str]) -> None:
     asked = f"import contextlib, io; sys.argv[1:] = {words}; from trainwarden.cli import main; out = io.StringIO()"
     call = "exec('with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit): main.run()')"

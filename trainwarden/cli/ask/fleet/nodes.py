@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -11,9 +11,16 @@ from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import moment
+from trainwarden.errors import LauncherError, LauncherUnavailable
+from trainwarden.protocols import Scope
+from trainwarden.settings import Settings, load
 from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS, INCIDENTS
 
-HEARD_S = 60.0  # of heartbeats: each node sends one a second
+if TYPE_CHECKING:
+    from actions.nodes.states import NodeStates
+
+HEARD_S: Final = 600.0  # of heartbeats: a node that spoke before that is no news
+SILENT_S: Final = 30.0  # each node sends a heartbeat a second
 
 
 def nodes(
@@ -23,7 +30,9 @@ def nodes(
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """Nodes: their state, since when and why; exit code 1 if one is not healthy.
+    """Nodes: their state, since when and why; exit code 1 if one is suspect or lost.
+
+    The launcher's word goes over the bus's, where it can be asked: it knows the nodes that jobs are on.
 
     Example: trainwarden nodes n7
     """
@@ -35,23 +44,47 @@ def nodes(
         for topic, from_s in ((COMMANDS, None), (INCIDENTS, None), (ACTIONS, None), (HEARTBEATS, now_s - HEARD_S)):
             for message in connected.read(topic, from_time_s=from_s):
                 states.take(message.record, message.time_s)
+    settings = load(config)
+    why_not = _ask_launcher(states, settings, now_s)
     told = [one for one in states.objects(now_s) if node in (None, one["node"])]
     for one in told:
-        voice.say(line(_line(one)))
+        voice.say(line(_line(one, now_s)))
         if one["advice"] is not None:
             voice.say(line(f"advice: {one['advice']}", 4))
         for past in one["history"] if node is not None else ():
             voice.say(line(f"{moment(past['at_s'])} {past['what']}{_by(past)}: {past['why']}", 4))
     if not told:
         voice.say("no node" if node is None else f"nothing was heard of node {node}")
-    voice.answer({"nodes": told})
-    return 1 if any(one["state"] != "healthy" for one in told) else 0
+    if why_not is not None:
+        voice.say(line(f"the launcher was not asked, so the bus alone says which nodes are out: {why_not}"))
+    voice.answer({"nodes": told, "launcher": {"name": settings.engine.launcher, "why_not": why_not}})
+    return int(any(one["state"] in ("suspect", "lost") for one in told))
 
 
-def _line(one: dict[str, Any]) -> str:
+def _ask_launcher(states: NodeStates, settings: Settings, now_s: float) -> str | None:
+    """Let the launcher say what it knows of the nodes of the jobs; why it could not, if it could not."""
+    from actions.engine.service import make_launcher
+
+    jobs = sorted({job for one in states.objects(now_s) if one["seen_s"] is not None for job in one["jobs"]})
+    scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")
+    launcher = make_launcher(settings.engine, scope)
+    for job in jobs if launcher.job is None else {launcher.job}.intersection(jobs):
+        try:
+            for said in launcher.state(job).nodes:
+                states.launcher_says(job, said)
+        except LauncherUnavailable as error:
+            return str(error)  # each job more would cost its limit of time
+        except LauncherError:
+            continue  # a job of another launcher's
+    return None
+
+
+def _line(one: dict[str, Any], now_s: float) -> str:
     since = "" if one["since_s"] is None else f" since {moment(one['since_s'])}"
     jobs = f", jobs {', '.join(one['jobs'])}" if one["jobs"] else ""
-    return f"{one['node']} {one['state']}{since}{jobs}" + (f": {one['why']}" if one["why"] else "")
+    silent = one["seen_s"] is not None and now_s - one["seen_s"] > SILENT_S
+    quiet = f", its agent silent since {moment(one['seen_s'])}" if silent else ""
+    return f"{one['node']} {one['state']}{since}{jobs}{quiet}" + (f": {one['why']}" if one["why"] else "")
 
 
 def _by(past: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainwarden.cli.ask.plan import plan
+from trainwarden.cli.learn.plan import plan
 from trainwarden.cli.learn.profile import profile
 from trainwarden.errors import ConfigError, DataError
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from actions.planners.questions import CATALOG
-from trainwarden.cli.ask.plan import plan
+from trainwarden.cli.learn.plan import plan
 from trainwarden.errors import ConfigError, DataError
 
 
