@@ -6,7 +6,9 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actions.planners.microbatches import even
 from tests.examples import examples
 from tests.hook_doubles import header_of, set_everywhere
 from trainwarden.hook import Hook, TrainingShare
@@ -107,6 +110,29 @@ def test_ranks_may_agree_less_often(shares: Callable[..., list[TrainingShare]], 
         put(tmp_path / f"node{rank}", "plan.json", {"number": 1, "micro_batches": [1, 3]})
     counts = [len(ranks[0]) for ranks in run(found, 12)]
     assert counts == [2] * 8 + [1] * 4  # asked at steps 5 and 10, and told at the next agreement
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_however_plans_arrive_every_step_is_whole(
+    shares: Callable[..., list[TrainingShare]], tmp_path: Path, seed: int
+) -> None:
+    """Launchers of nodes that are quick and slow, and skip some; damage between."""
+    random, ranks, total = Random(seed), 4, 11
+    found = shares(ranks, total, every=random.choice([1, 3]))
+    plans = [even(ranks, total)]
+    for _ in range(40):
+        if random.random() < 0.3:
+            cuts = sorted(random.sample(range(1, total), ranks - 1))
+            plans.append(tuple(b - a for a, b in pairwise([0, *cuts, total])))
+        for rank in range(ranks):
+            if random.random() < 0.4:
+                number = random.randrange(len(plans))
+                history = [{"number": n, "micro_batches": plans[n]} for n in range(1, number)]
+                what = {"number": number, "micro_batches": plans[number], "history": history}
+                put(tmp_path / f"node{rank}", "plan.json", random.choice([what, what, what, "damage"]))
+        (step,) = run(found, 1)
+        assert sorted(index for part in step for index in part) == list(range(total))
+        assert len({share.adopted for share in found}) == 1
 
 
 def test_a_plan_that_is_there_at_the_start_holds_from_the_first_step(
