@@ -19,7 +19,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import msgspec
 
 from actions.launchers.leases.table import LeaseTable
-from actions.launchers.leases.words import DURATION_S, Ask
+from actions.launchers.leases.words import DURATION_S, MOST_EPOCH, Ask
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.server import MetricsServer
@@ -100,9 +100,12 @@ def _ask_of(environ: WSGIEnvironment) -> Ask:
     if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= MAX_BYTES:
         raise _Refusal(HTTPStatus.BAD_REQUEST, f"a question has 1 to {MAX_BYTES} bytes")
     try:
-        return msgspec.json.decode(environ["wsgi.input"].read(int(length)), type=Ask)
+        ask = msgspec.json.decode(environ["wsgi.input"].read(int(length)), type=Ask)
     except (msgspec.DecodeError, OSError) as error:
         raise _Refusal(HTTPStatus.BAD_REQUEST, str(error)[:500]) from error
+    if max(ask.seen_epoch, ask.carried.epoch if ask.carried else 0) > MOST_EPOCH:
+        raise _Refusal(HTTPStatus.BAD_REQUEST, f"no job has had more than {MOST_EPOCH} leases")
+    return ask
 
 
 class _Server(MetricsServer):

@@ -12,6 +12,8 @@ DURATION_S: Final = 6.0
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Epoch = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 """The number of a lease among those of its job: the fencing token. Every new holder has a higher one."""
+MOST_EPOCH: Final = 2**52
+"""What no job reaches. Who carries a higher one is not believed, else its successors could not be told of any more."""
 SeenEpoch = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Duration = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
 
@@ -69,4 +71,4 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     granted: bool
     lease: Lease | None = None
-    wait_s: float = 0.0
+    wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 0.0

@@ -14,7 +14,7 @@ from actions.launchers.leases.client import LEAST_WAIT_S, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.server import MAX_BYTES, LeaseServer, application, read_token
 from actions.launchers.leases.table import LeaseTable
-from actions.launchers.leases.words import Answer, Ask
+from actions.launchers.leases.words import Answer, Ask, Lease
 from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 
@@ -82,6 +82,25 @@ def test_what_is_no_question_is_refused_in_one_sentence(body):
     code, told = Service().say("POST", "/v1/lease", body)
     assert code == 400
     assert len(told["error"]) < 600
+
+
+def test_an_epoch_that_no_job_reaches_is_not_believed_and_does_no_harm():
+    """Its successor could be told to nobody, and nobody would lead that job again."""
+    service = Service()
+    far = Lease(job="j", holder="b", address="", epoch=2**53, duration_s=6.0)
+    for ask in (Ask(job="j", holder="a", seen_epoch=2**53), Ask(job="j", holder="b", carried=far, holds=True)):
+        code, told = service.say("POST", "/v1/lease", msgspec.json.encode(ask))
+        assert (code, "no job" in told["error"]) == (400, True)
+    answer = service.ask(Ask(job="j", holder="a"))
+    assert answer.lease is not None
+    assert answer.lease.epoch == 1
+
+
+@pytest.mark.parametrize("wait", ["1e308", "-1", '"x"', "null"])
+def test_an_answer_that_says_to_wait_for_ever_is_none(wait):
+    """The thread that asks would end with it."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(f'{{"granted":false,"wait_s":{wait}}}', type=Answer)
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "99999999999999999999", "²"])
