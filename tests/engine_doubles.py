@@ -61,6 +61,7 @@ class MemoryBus:
     def __init__(self) -> None:
         self.elsewhere: frozenset[str] = frozenset()
         self.before_flush: Callable[[], object] | None = None
+        self.now_s: Callable[[], float] = lambda: 0.0
         self.kept: dict[str, list[Message]] = {}
         self.queued: list[tuple[Topic[Any], str, Record]] = []
         self.away = False
@@ -79,8 +80,12 @@ class MemoryBus:
         for topic, key, record in self.queued:
             kept = self.kept.setdefault(topic.name, [])
             place = int(key in self.elsewhere)
-            kept.append(Message(topic.name, place, len(kept), float(sum(map(len, self.kept.values()))), key, record))
+            kept.append(Message(topic.name, place, len(kept), self._stamp(), key, record))
         self.queued.clear()
+
+    def _stamp(self) -> float:
+        """Time by the bus's own clock, later for each record."""
+        return self.now_s() + 1e-6 * sum(map(len, self.kept.values()))
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> Any:
         return MemoryConsumer(self, topics, frozenset({0, 1}) if self.elsewhere else frozenset({0}))
@@ -105,6 +110,7 @@ class Rig:
 
     def __init__(self, remedies: dict[str, Any] | None = None, **settings: Any) -> None:
         self.bus, self.launcher, self.clock = MemoryBus(), MemoryLauncher(), ManualClock(1000.0)
+        self.bus.now_s = self.clock.now_s
         self.metrics = SelfMetrics("engine")
         self.settings = EngineSettings(**{"mode": "auto", **settings})
         self.remedies = remedies or {}
@@ -122,6 +128,7 @@ class Rig:
             self.metrics,
         )
         other.bus.kept, other.bus.elsewhere, other.owned = self.bus.kept, self.bus.elsewhere, frozenset({1})
+        other.bus.now_s = self.bus.now_s
         other.restart_engine()
         return other
 

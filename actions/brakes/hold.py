@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     actions : collection of ActionRecord
         All that is known of, of all jobs and by all engines, each as it last was.
+    said_s : mapping of str to float
+        When the newest record of an action came to the bus, whose clock is one for all engines.
     stopped_by : str or None
         Who has stopped all acting on the job.
     silence, latch : CommandRecord or None
@@ -53,6 +55,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     action: ActionRecord
     actions: Collection[ActionRecord] = ()
+    said_s: Mapping[str, float] = {}
     stopped_by: str | None = None
     silence: CommandRecord | None = None
     latch: CommandRecord | None = None

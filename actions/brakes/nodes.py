@@ -49,7 +49,7 @@ class NodeLimits(Config, frozen=True, kw_only=True):
         return self._of_all(now_s, asked) or self._of_job(now_s, asked) or self._ill(asked)
 
     def _of_all(self, now_s: float, asked: Asked) -> Hold | None:
-        out = self._out(now_s, asked.action, asked.actions)
+        out = self._out(now_s, asked, asked.actions)
         if len(out | targets(asked.action)) <= self.at_most:
             return None
         said = f"{self._said(out)}, and the limit of all jobs together is {self.at_most}"
@@ -57,7 +57,7 @@ class NodeLimits(Config, frozen=True, kw_only=True):
 
     def _of_job(self, now_s: float, asked: Asked) -> Hold | None:
         action = asked.action
-        out = self._out(now_s, action, (other for other in asked.actions if other.job == action.job))
+        out = self._out(now_s, asked, (other for other in asked.actions if other.job == action.job))
         of_job = {node.node for node in asked.nodes} | out | targets(action)
         limit = _part(self.share, len(of_job))
         if len(out | targets(action)) <= limit:
@@ -76,11 +76,21 @@ class NodeLimits(Config, frozen=True, kw_only=True):
         ill = _names(others.keys() - healthy)
         return Hold(TAKEN, f"{said}{f' (not healthy: {ill})' if ill else ''}; held {RESET}", latches=asked.action.job)
 
-    def _out(self, now_s: float, action: ActionRecord, actions: Iterable[ActionRecord]) -> set[str]:
-        """Nodes that others of `actions` have taken out within the time, or are about to."""
-        since_s = now_s - self.within_s
-        recent = (a for a in actions if a.kind in NODES_OUT and a.id != action.id and carried_out(a))
-        return {node for other in recent if counts_s(now_s, other) > since_s for node in targets(other)}
+    def _out(self, now_s: float, asked: Asked, actions: Iterable[ActionRecord]) -> set[str]:
+        """Nodes that others of `actions` have taken out within the time, or are about to.
+
+        Before its own record is on the bus, an engine goes by its clock and those of others; after that by the bus's.
+        """
+        own_s = asked.said_s.get(asked.action.id) if asked.action.outcome == "started" else None
+        since_s = (now_s if own_s is None else own_s) - self.within_s
+        found: set[str] = set()
+        for other in actions:
+            if other.kind in NODES_OUT and other.id != asked.action.id and carried_out(other):
+                said_s = asked.said_s.get(other.id, math.inf)
+                going_on = other.outcome == "started"
+                if going_on or (counts_s(now_s, other) if own_s is None else said_s) > since_s:
+                    found |= targets(other)
+        return found
 
     def _said(self, out: set[str]) -> str:
         names = f" ({_names(out)})" if out else ""

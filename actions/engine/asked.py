@@ -20,6 +20,7 @@ def asked_of(
     return Asked(
         action=action,
         actions=memory.actions.values(),
+        said_s=memory.said_s,
         stopped_by=memory.stopped_by(job),
         silence=memory.silences.over(case.incident, action.at_s),
         latch=memory.latches.over(job),

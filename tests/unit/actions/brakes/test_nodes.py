@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.doubles import ManualClock
 from tests.engine_doubles import Killed, Rig
 from trainwarden.launching import Capabilities, NodeCondition, NodeState
 from trainwarden.records import CommandRecord, IncidentRecord, Suspect
@@ -243,3 +244,21 @@ def test_latches_are_on_the_bus_of_commands() -> None:
     (latch,) = [message.record for message in one.bus.read(COMMANDS)]
     assert isinstance(latch, CommandRecord)
     assert (latch.kind, latch.job, latch.by, latch.action) == ("latch", "*", "engine", one.bus.actions()[-1].id)
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
+def test_engines_whose_clocks_are_apart_take_out_no_more(ahead_s: float) -> None:
+    """What lies within the time is told by the bus's clock, once the record of a start has come there."""
+    one = rig(at_most=1)
+    one.bus.elsewhere = frozenset({"b"})
+    one.restart_engine()
+    other = one.beside()
+    other.clock = ManualClock(one.clock.now_s() + ahead_s)
+    other.restart_engine()
+    one.tell(lost(one, "a"))
+    other.bus.publish(INCIDENTS, "b", lost(other, "b"))
+    other.bus.flush()
+    list(other.engine.handle(other.consumer.poll(0.0)))
+    for _ in range(5):
+        other.tick(1.0)
+    assert evicted(one) == ["a0"]
