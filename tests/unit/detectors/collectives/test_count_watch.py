@@ -124,3 +124,17 @@ def test_ranks_that_wait_for_each_other_are_not_told_apart():
         paired=np.zeros(2, dtype=bool),
     )  # fmt: skip
     assert blame(cycle) is None
+
+
+def test_a_rank_that_does_not_come_to_an_all_to_all_alone_is_not_named_nor_is_any_other():
+    """How many tokens go where is nobody's to say, so ranks need not send equally often."""
+    comm, column = np.repeat([0, 1], 8), np.tile(np.arange(8), 2)
+    enqueued = np.repeat([5, 160], 8)
+    enqueued[8 + 3] = 144
+    finished = np.repeat([5, 144], 8)
+    counts = replace(
+        Stand(Layout(1, 8, 1)).counts(), comm=comm, column=column, place=column, enqueued=enqueued, started=enqueued,
+        finished=finished, still_s=np.full(16, 60.0), sizes=np.array([8, 8]), trusted=np.ones(2, dtype=bool),
+        paired=np.array([False, True]),
+    )  # fmt: skip
+    assert blame(counts) is None
