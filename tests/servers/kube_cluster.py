@@ -53,7 +53,7 @@ class KubeCluster:
         self.server = Kubernetes(folder)
         self._crds = job_crds()
         self._context = ssl._create_unverified_context()
-        self._over = threading.Event()
+        self._over, self._round = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._play, daemon=True)
         self.started: list[tuple[str, str, int, str]] = []  # kind, job, place, node
         self.errors: list[str] = []
@@ -135,20 +135,21 @@ class KubeCluster:
         return list(self.ask("GET", f"/api/v1/namespaces/default/pods?labelSelector={label}")["items"])
 
     def clean(self) -> None:
-        """No jobs, no pods, no budgets; all nodes as at first."""
-        for path, _ in KINDS.values():
-            for job in self.ask("GET", path)["items"]:
-                self.ask("DELETE", f"{path}/{job['metadata']['name']}")
-        for pod in self.ask("GET", "/api/v1/namespaces/default/pods")["items"]:
-            self._delete(pod)
-        self.ask("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets")
-        for name in NODES:
-            annotations = dict.fromkeys(self.node(name)["metadata"].get("annotations", {}))
-            body = {"metadata": {"annotations": annotations}, "spec": {"unschedulable": None}}
-            self.merge(f"/api/v1/nodes/{name}", body)
-            self.merge(f"/api/v1/nodes/{name}/status", {"status": {"conditions": None}})
-            self.ready(name, "True")
-        self.started.clear()
+        """No jobs, pods or budgets; nodes as at first. Who plays would meanwhile make pods of a job that is gone."""
+        with self._round:
+            for path, _ in KINDS.values():
+                for job in self.ask("GET", path)["items"]:
+                    self.ask("DELETE", f"{path}/{job['metadata']['name']}")
+            for pod in self.ask("GET", "/api/v1/namespaces/default/pods")["items"]:
+                self._delete(pod)
+            self.ask("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets")
+            for name in NODES:
+                annotations = dict.fromkeys(self.node(name)["metadata"].get("annotations", {}))
+                body = {"metadata": {"annotations": annotations}, "spec": {"unschedulable": None}}
+                self.merge(f"/api/v1/nodes/{name}", body)
+                self.merge(f"/api/v1/nodes/{name}/status", {"status": {"conditions": None}})
+                self.ready(name, "True")
+            self.started.clear()
         assert not self.errors, self.errors
 
     # --- what others do ----------------------------------------------------------------------------------------------
@@ -158,9 +159,10 @@ class KubeCluster:
             if self.idle:
                 continue
             try:
-                for kind, (path, _) in KINDS.items():
-                    for job in self.ask("GET", path)["items"]:
-                        self._look_after(kind, job)
+                with self._round:
+                    for kind, (path, _) in KINDS.items():
+                        for job in self.ask("GET", path)["items"]:
+                            self._look_after(kind, job)
             except (OSError, AssertionError) as error:
                 self.errors.append(repr(error))
 
