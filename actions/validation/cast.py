@@ -20,6 +20,10 @@ class Talk(Protocol):
         """The ranks that have come in time."""
         ...
 
+    def places(self) -> Mapping[int, str]:
+        """The nodes of ranks that were started, by those that started them."""
+        ...
+
     def ask(self, order: Order) -> Mapping[int, RankReport]:
         """What the ranks of `order` answer within its limit; ranks whose process ended are not waited for."""
         ...
@@ -44,6 +48,7 @@ class Cast:
         self._number = 0
         self._silent: dict[int, list[str]] = {}
         self.joined = talk.join()
+        self._places = {**talk.places(), **{rank: member.node for rank, member in self.joined.items()}}
         self.absent = tuple(rank for rank in range(world_size) if rank not in self.joined)
 
     @property
@@ -108,10 +113,10 @@ class Cast:
 
     def node(self, rank: int) -> str:
         """The node of `rank`, as far as it is known."""
-        return self.joined[rank].node if rank in self.joined else "an unknown node"
+        return self._places.get(rank, "an unknown node")
 
     def _gone(self, kind: IncidentKind, rank: int, how: str, witnesses: tuple[str, ...]) -> Finding:
-        nodes = (self.joined[rank].node,) if rank in self.joined else ()
+        nodes = (self._places[rank],) if rank in self._places else ()
         return Finding(
             kind=kind,
             text=f"rank {rank} on {self.node(rank)} {how}",

@@ -14,6 +14,21 @@ from trainwarden.records import IncidentKind
 
 BUSY_SHARE = 0.8  # of a processor; less is worth a word, as then times of links hold little
 
+
+def limit_s(budget_s: float) -> float:
+    """After how long a rank counts as silent at its burn-in; after half of that it leaves off and reports what it has.
+
+    Room for a process that has a twentieth of a processor at the usual tenth of a second, and for a longer
+    burn-in one and a half times its length in that half.
+
+    Examples
+    --------
+    >>> [round(limit_s(budget_s)) for budget_s in (0.1, 3.0, 3600.0)]
+    [12, 39, 10830]
+    """
+    return 10.0 + min(20.0 * budget_s, 20.0 + 3.0 * budget_s)
+
+
 _ROUNDS = ("among all", *("among witnesses",) * ROUNDS)
 
 
@@ -87,8 +102,7 @@ class ComputeStage:
         node, at_once = {r: joined[r].node for r in ranks}, {r: joined[r].at_once for r in ranks}
         reports: dict[int, RankReport] = {}
         for turn in turns(ranks, node, at_once):
-            # A process that has a twentieth of a processor still comes to its end in time.
-            reports |= self._cast.burn_in(turn, self._budget_s, 10.0 + 20 * self._budget_s)
+            reports |= self._cast.burn_in(turn, self._budget_s, limit_s(self._budget_s))
         return reports
 
     def _witnesses(self, suspects: set[int], reports: Mapping[int, RankReport]) -> list[int]:

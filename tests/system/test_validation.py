@@ -222,10 +222,37 @@ def test_a_full_disk_is_named(forks, tmp_path):
     assert "No space left on device" in result["said"]
 
 
+def test_a_rank_that_stands_still_before_it_comes_is_named_with_its_node(forks, tmp_path):
+    started = local(forks, tmp_path, 2, "--checks", "gemm", "--join", "5")
+    started.ranks(2)[1].send_signal(signal.SIGSTOP)
+    result = started.result()
+    assert accused(result) in ([("node_lost", (1,))], [("hang", (1,))]), result["said"]
+    assert "rank 1 on node-0" in result["said"]
+
+
 def test_ranks_that_never_come_are_named(forks, tmp_path):
     words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--port", "29871", "--join", "3")
     result = local(forks, tmp_path, 2, *words, "--checks", "gemm", environ={"GLOO_SOCKET_IFNAME": "lo"}).result()
     assert accused(result) == [("node_lost", (2,)), ("node_lost", (3,))], result["said"]
+
+
+def test_where_the_leader_dies_the_other_nodes_say_so(forks, tmp_path):
+    words = ("--nproc", "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--port", "29874", "--burn-in", "5")
+    here = {"GLOO_SOCKET_IFNAME": "lo"}
+    leader, other = (
+        start(forks, tmp_path, *words, "--checks", "gemm", "--node-rank", str(node), node=node, environ=here)
+        for node in range(2)
+    )
+    met = Started(tmp_path, [other])
+    until_s = time.monotonic() + PATIENCE_S
+    while not (met.ranks(1)[0].net_connections() and psutil.Process(other.pid).net_connections()):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    os.kill(leader.pid, signal.SIGKILL)
+    assert other.wait(60) == 1
+    result = json.loads((tmp_path / "1.json").read_text())
+    assert accused(result) == [("node_lost", (0,))]
+    assert "rank 0, which leads the validation at 127.0.0.1:29874, is gone" in result["accused"][0]["text"]
 
 
 def as_torchrun(forks, folder, ranks, port):

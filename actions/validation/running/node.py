@@ -153,7 +153,8 @@ class Node:
             place.address, port, None, True, timedelta(seconds=ANSWER_S),
             wait_for_workers=False, master_listen_fd=listening.detach(),
         )  # fmt: skip
-        self._board = Board(store)
+        self._meet(Board(store))
+        assert self._board is not None
         talk = StoreTalk(
             self._board, place.world_size, place.nodes, self._pump, join_s=place.join_s, nodes_s=place.disk_s + 2.0
         )
@@ -161,6 +162,11 @@ class Node:
         self._board.tell_result(result)
         self._wait_for_the_others()
         return result
+
+    def _meet(self, board: Board) -> None:
+        self._board = board
+        for number in self._pids:
+            board.tell_start(number, self._place.node)
 
     def _wait_for_the_others(self) -> None:
         """The store is ours: what the others have not read yet would be lost with it."""
@@ -172,7 +178,8 @@ class Node:
     def _follow(self) -> Validation:
         place = self._place
         try:
-            self._board = connect(place.address, place.port, within_s=place.join_s)
+            self._meet(connect(place.address, place.port, within_s=place.join_s))
+            assert self._board is not None
             while time.monotonic() < self._until_s:
                 self._pump()
                 if (result := self._board.result()) is not None:

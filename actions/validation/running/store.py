@@ -61,6 +61,10 @@ class Board:
         """What a rank answers to order `number`."""
         self._put(f"report/{number}/{report.rank}", report)
 
+    def tell_start(self, rank: int, node: str) -> None:
+        """That the process of `rank` has been started on `node`."""
+        self.store.set(f"started/{rank}", node)
+
     def tell_end(self, rank: int, how: str) -> None:
         """That the process of `rank` has ended, by the node that started it."""
         self.store.set(f"ended/{rank}", how)
@@ -109,6 +113,11 @@ class StoreTalk:
         """See `Talk.join`."""
         said = self._wait("joined", range(self._world_size), self._join_s)
         return {rank: msgspec.json.decode(text, type=Joined) for rank, text in said.items()}
+
+    def places(self) -> Mapping[int, str]:
+        """See `Talk.places`."""
+        keys = {f"started/{rank}": rank for rank in range(self._world_size)}
+        return {keys[key]: text.decode() for key, text in self._board.found([*keys]).items()}
 
     def ask(self, order: Order) -> Mapping[int, RankReport]:
         """See `Talk.ask`."""

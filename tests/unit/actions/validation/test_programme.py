@@ -32,6 +32,9 @@ class World:
             if rank not in self.absent
         }
 
+    def places(self):
+        return {rank: node for rank, node in self.nodes_of.items() if node != "node-0"}
+
     def ask(self, order):
         self.orders.append(order)
         answer = {"gemm": self.gemm, "links": self.link, "answer": lambda o, r: RankReport(rank=r)}.get(order.what)
@@ -224,6 +227,7 @@ def test_whoever_is_dead_hung_or_absent_is_named_and_the_others_are_measured():
     world.dead, world.hung, world.absent = {1}, {6}, {9}
     result = judged(world)
     assert accused(result) == [("node_lost", (9,)), ("crash", (1,)), ("hang", (6,))]
+    assert result.accused[0].nodes == ("node-4",)
     assert result.links
     assert not any({1, 6, 9} & {one.sender, one.receiver} for one in result.links)
     assert len(result.accused[-1].witnesses) == 2
