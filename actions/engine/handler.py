@@ -135,6 +135,8 @@ class EngineHandler:
                 names.intersection_update(self._memory.actions)
             self._unplanned &= self._memory.cases.keys()
         lasting = sum(case.open for case in self._memory.cases.values())
+        latched = len(self._memory.latches.standing())
+        self._metrics.gauge("latched", "Jobs (all of them as one) whose evictions wait for a person's reset.", latched)
         self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
         return self._outbox.empty()
 

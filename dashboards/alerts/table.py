@@ -264,6 +264,13 @@ OF_SERVICES: Final = (
         severity="sev2",
     ),
     Alert(
+        "TrainwardenEvictionsLatched",
+        "trainwarden_engine_latched >= 1",
+        "too many nodes were taken out; none is any more until a person has looked",
+        "trainwarden actions",
+        severity="sev2",
+    ),
+    Alert(
         "TrainwardenLauncherErrors",
         _increased("trainwarden_engine_launcher_errors_total"),
         "the launcher did not do what the engine asked ({{ $labels.kind }})",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.doubles import ManualClock
+from tests.doubles import ManualClock, metric_value
 from tests.engine_doubles import Killed, Rig
 from trainwarden.launching import Capabilities, NodeCondition, NodeState
 from trainwarden.records import CommandRecord, IncidentRecord, Suspect
@@ -241,6 +241,8 @@ def test_a_cool_down_that_lasts_is_told_with_its_end_and_lets_no_dearer_remedy_p
 def test_latches_are_on_the_bus_of_commands() -> None:
     one = rig(at_most=0)
     one.tell(lost(one, "a"))
+    one.tick(1.0)
+    assert metric_value(one.metrics, "latched") == 1.0
     (latch,) = [message.record for message in one.bus.read(COMMANDS)]
     assert isinstance(latch, CommandRecord)
     assert (latch.kind, latch.job, latch.by, latch.action) == ("latch", "*", "engine", one.bus.actions()[-1].id)

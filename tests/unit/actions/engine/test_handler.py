@@ -139,6 +139,19 @@ def test_a_refusal_is_a_failed_action_with_the_reason() -> None:
     assert metric_value(rig.metrics, "launcher_errors_total", kind="refused") == 1.0
 
 
+def test_a_plan_for_ranks_that_are_gone_is_refused_in_one_sentence_and_not_tried_again() -> None:
+    rig = Rig(cool_down_s=0.0)
+    rig.launcher.phase, rig.launcher._ranks = "running", 3
+    incident = rig.incident(kind="slow_compute", evidence=slow_evidence())
+    rig.tell(incident)
+    for _ in range(5):
+        rig.tell(incident)
+        rig.tick(60.0)
+    assert rig.story() == [("i1/rebalance/1", "started"), ("i1/rebalance/1", "failed")]
+    assert rig.bus.actions()[-1].why.endswith("the launcher refused: the counts do not fit the job")
+    assert rig.launcher.splits == []
+
+
 def test_an_absent_launcher_is_tried_again_until_the_deadline() -> None:
     rig = Rig(policy={"launcher_deadline_s": 10.0})
     rig.launcher.before = lambda: setattr(rig.launcher, "unreachable", True)
