@@ -67,7 +67,7 @@ def validate(
         return result
     from actions.validation.words import lines
 
-    if place.first_rank == 0 or result.accused:
+    if place.first_rank == 0 or (result.accused and place.number is not None):  # once a node
         for line in lines(result):
             voice.say(line)
     voice.answer(result)
