@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     actions : collection of ActionRecord
-        All that is known of, of all jobs and by all engines, each as it last was.
+        Those of the job, and those that take nodes out of any, by all engines, each as it last was.
     said_s : mapping of str to float
         When the newest record of an action came to the bus, whose clock is one for all engines.
     stopped_by : str or None

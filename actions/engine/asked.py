@@ -17,15 +17,17 @@ def asked_of(
 ) -> Asked:
     """`action` of the incident of `case`, with what is known while its job is in `state`."""
     job = action.job
+    latch = memory.latches.over(job)
+    looks = action.kind in NODES_OUT and latch is None
     return Asked(
         action=action,
-        actions=memory.actions.values(),
+        actions=memory.beside(job),
         said_s=memory.said_s,
         stopped_by=memory.stopped_by(job),
         silence=memory.silences.over(case.incident, action.at_s),
-        latch=memory.latches.over(job),
+        latch=latch,
         nodes=() if state is None else state.nodes,
-        suspected=frozenset(_accused(memory, remedies, job)),
+        suspected=frozenset(_accused(memory, remedies, job) if looks else ()),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from actions.brakes.history import NODES_OUT, begun
 from actions.engine.adoption import Adoptions
 from actions.nodes.past import CLEARING, NodePasts
 from actions.planners import slow
@@ -89,6 +90,8 @@ class Memory:
         self.adoptions = adoptions or Adoptions()
         self._new_ladder = new_ladder
         self._of_incident: dict[str, list[str]] = defaultdict(list)
+        self._of_job: dict[str, dict[str, None]] = defaultdict(dict)  # in the order in which they were heard of
+        self._out: dict[str, None] = {}  # those that took nodes out, or are about to
         self._stops: dict[str, tuple[int, str | None]] = {}
 
     def take(self, record: Record, offset: int = 0, at_s: float | None = None) -> None:
@@ -124,10 +127,13 @@ class Memory:
         known = self.actions.get(action.id)
         if known is None:
             self._of_incident[action.incident].append(action.id)
+            self._of_job[action.job][action.id] = None
         self.nodes.take_action(action, at_s)
         if known is None or _follows(action, known):
             self.actions[action.id] = action
             self.under_way.pop(action.id, None)
+            if action.kind in NODES_OUT and begun(action):
+                self._out[action.id] = None
             if action.outcome == "started":
                 self.under_way[action.id] = action
             if at_s is None:
@@ -167,7 +173,11 @@ class Memory:
 
     def of_job(self, job: str) -> Iterable[ActionRecord]:
         """Actions of `job`."""
-        return [action for action in self.actions.values() if action.job == job]
+        return [self.actions[name] for name in self._of_job.get(job, ())]
+
+    def beside(self, job: str) -> list[ActionRecord]:
+        """Actions of `job`, and those of other jobs that took nodes out: all that brakes look at."""
+        return [self.actions[name] for name in {**self._of_job.get(job, {}), **self._out}]
 
     def forget(self, before_s: float) -> None:
         """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
@@ -180,6 +190,11 @@ class Memory:
                 continue  # brakes count what was done since
             self.cases.pop(name, None)
             for action in self._of_incident.pop(name, ()):
+                of_job = self._of_job[self.actions[action].job]
+                of_job.pop(action, None)
+                if not of_job:
+                    del self._of_job[self.actions[action].job]
+                self._out.pop(action, None)
                 del self.actions[action]
                 self.said_s.pop(action, None)
                 self.under_way.pop(action, None)
