@@ -107,8 +107,10 @@ def link_times(reports: Iterable[RankReport]) -> dict[tuple[int, int], LinkTime]
             continue
         waits_s = report.waited_s or (0.0,) * len(report.wall_s)
         own_s = [max(wall_s - wait_s, 0.0) for wall_s, wait_s in zip(report.wall_s, waits_s, strict=True)]
+        usual_s, sent = statistics.median(report.wall_s), report.message_bytes
+        gbps = None if sent is None else sent * 8 / usual_s / 1e9
         times[report.rank, report.peer] = LinkTime(
-            sender=report.rank, receiver=report.peer, usual_s=statistics.median(report.wall_s), best_s=min(own_s)
+            sender=report.rank, receiver=report.peer, gbps=gbps, usual_s=usual_s, best_s=min(own_s)
         )
     return times
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
 import msgspec
@@ -13,7 +13,7 @@ from actions.validation.cast import Cast, Talk
 from actions.validation.compute import ComputeStage
 from actions.validation.connections import LinkStage
 from actions.validation.judgement import link_name
-from actions.validation.results import CHECKS, Check, Finding, NodeReport, Validation
+from actions.validation.results import CHECKS, Check, ComputeTime, Finding, LinkTime, NodeReport, Validation
 from trainwarden.records import IncidentKind
 
 
@@ -77,11 +77,12 @@ def validate(
         unjudged=(*compute.unjudged, *links.unjudged),
         nodes=_ranks_of(cast),
         devices={rank: member.device for rank, member in sorted(cast.joined.items())},
-        busy_s=compute.busy_s,
-        links=tuple(links.times[pair] for pair in sorted(links.times)),
+        compute=_compute_times(compute.busy_s, compute.accused),
+        links=_link_times(links.times, links.accused),
         mb_per_s={report.node: report.mb_per_s for report in nodes if report.mb_per_s},
         passes=links.passes,
         took_s={after: round(at_s[after] - at_s[before], 3) for before, after in pairwise(names)},
+        wall_s=round(at_s["nodes"] - at_s[names[0]], 3),
     )
     if not result.accused:
         baseline.learn(
@@ -89,6 +90,21 @@ def validate(
             {link_name(*pair, cast.joined): one.usual_s for pair, one in links.times.items()},
         )
     return result
+
+
+def _compute_times(busy_s: Mapping[int, float], accused: Iterable[Finding]) -> tuple[ComputeTime, ...]:
+    named = {rank for finding in accused for rank in finding.ranks}
+    return tuple(ComputeTime(rank=rank, busy_s=busy_s[rank], suspect=rank in named) for rank in sorted(busy_s))
+
+
+def _link_times(times: Mapping[tuple[int, int], LinkTime], accused: Iterable[Finding]) -> tuple[LinkTime, ...]:
+    found = tuple(accused)
+    links = {frozenset(finding.link) for finding in found if finding.link is not None}
+    ends = {rank for finding in found if finding.link is None for rank in finding.ranks}
+    return tuple(
+        msgspec.structs.replace(times[pair], suspect=frozenset(pair) in links or not ends.isdisjoint(pair))
+        for pair in sorted(times)
+    )
 
 
 def _ranks_of(cast: Cast) -> dict[str, tuple[int, ...]]:

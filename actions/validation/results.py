@@ -58,6 +58,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     throttled_s: float | None = None
     wrong: int = 0
     peer: Rank | None = None
+    message_bytes: int | None = None
     error: str | None = None
 
 
@@ -82,11 +83,24 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     witnesses: tuple[str, ...] = ()
 
 
-class LinkTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one direction of a link took for one message: its usual time, and its best without waits for a processor."""
+class ComputeTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the burn-in of a rank's device took, the best of all repeats, and whether it is accused for it."""
 
-    sender: Rank
-    receiver: Rank
+    rank: Rank
+    busy_s: float = msgspec.field(name="s")
+    suspect: bool
+
+
+class LinkTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What one direction of a link took for one message: its usual time, and its best without waits for a processor.
+
+    `gbps` is 10^9 bits a second in the usual time, `suspect` whether the link or one of its ends is accused.
+    """
+
+    sender: Rank = msgspec.field(name="a")
+    receiver: Rank = msgspec.field(name="b")
+    gbps: float | None = None
+    suspect: bool = False
     usual_s: float
     best_s: float
 
@@ -95,7 +109,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """How a validation ended.
 
     `noted` is what a person should know though nobody is accused of it, `unjudged` what could not be compared with
-    anything. `busy_s` (by rank, best of all repeats), `links` and `mb_per_s` (by node) are the measurements.
+    anything. `compute`, `links` and `mb_per_s` (by node) are the measurements; `took_s` is what each part of them took.
     """
 
     ranks: int
@@ -104,11 +118,12 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     unjudged: tuple[str, ...] = ()
     nodes: Mapping[str, tuple[Rank, ...]] = {}
     devices: Mapping[Rank, str] = {}
-    busy_s: Mapping[Rank, float] = {}
+    compute: tuple[ComputeTime, ...] = ()
     links: tuple[LinkTime, ...] = ()
     mb_per_s: Mapping[str, Mapping[str, float]] = {}
     passes: int = 0
     took_s: Mapping[str, float] = {}
+    wall_s: float = 0.0
 
     @property
     def exit_code(self) -> int:

@@ -25,19 +25,17 @@ def lines(result: Validation) -> Iterator[str]:
     for finding in result.accused:
         seen = f" (seen: {'; '.join(finding.witnesses)})" if finding.witnesses else ""
         yield f"{finding.kind}: {finding.text}{seen}"
-    took_s = sum(result.took_s.values())
-    within = f" in {took_s:.1f} s" if result.took_s else ""
+    within = f" in {result.wall_s:.1f} s" if result.wall_s else ""
     outcome = f"{len(result.accused)} accused" if result.accused else "nobody is accused"
     yield f"validated {result.ranks} ranks{within}: {outcome}"
 
 
 def _measured(result: Validation) -> Iterator[str]:
-    if result.busy_s:
-        by_device: dict[str, list[float]] = {}
-        for rank, busy_s in result.busy_s.items():
-            by_device.setdefault(result.devices[rank], []).append(busy_s)
-        for device, times in sorted(by_device.items()):
-            yield f"burn-in on {len(times)} x {device}: {_spread(times)}"
+    by_device: dict[str, list[float]] = {}
+    for burnt_in in result.compute:
+        by_device.setdefault(result.devices[burnt_in.rank], []).append(burnt_in.busy_s)
+    for device, times in sorted(by_device.items()):
+        yield f"burn-in on {len(times)} x {device}: {_spread(times)}"
     joined = {
         rank: Joined(rank=rank, node=node, local_rank=rank, device=result.devices[rank])
         for node, ranks in result.nodes.items()

@@ -131,8 +131,13 @@ def quota():
 def test_a_healthy_group_is_accused_of_nothing(forks, tmp_path):
     result = local(forks, tmp_path, 8, "--checkpoints", str(tmp_path)).result()
     assert accused(result) == [], result["said"]
-    assert sorted(result["busy_s"]) == [str(rank) for rank in range(8)]
+    assert [(one["rank"], one["s"] > 0, one["suspect"]) for one in result["compute"]] == [
+        (rank, True, False) for rank in range(8)
+    ]
     assert len(result["links"]) == 28
+    assert not any(one["suspect"] for one in result["links"])
+    assert all(one["gbps"] > 0 and one["a"] != one["b"] for one in result["links"])
+    assert result["wall_s"] > 0
     assert {"write", "read", "memory"} == set(result["mb_per_s"]["node-0"])
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".trainwarden")] == []
 

@@ -48,8 +48,8 @@ class Link:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = patience
             self._group = dist.ProcessGroupNCCL(store, 1 - self._other, 2, options)
-        size = MESSAGE_BYTES * (1 if device.type == "cpu" else _ON_DEVICE_FACTOR)
-        self._message = torch.ones(size, dtype=torch.uint8, device=device)
+        self.message_bytes = MESSAGE_BYTES * (1 if device.type == "cpu" else _ON_DEVICE_FACTOR)
+        self._message = torch.ones(self.message_bytes, dtype=torch.uint8, device=device)
         self._word = torch.zeros(1, dtype=torch.float64, device=device)
 
     def measure(self, budget_s: float) -> tuple[list[float], list[float]]:
@@ -152,7 +152,8 @@ def measure(
         except (RuntimeError, TimeoutError, OSError, StoreGone) as error:
             answer.put(RankReport(rank=rank, peer=peer, error=(str(error).splitlines() or [""])[0][:200]))
         else:
-            answer.put(RankReport(rank=rank, peer=peer, wall_s=tuple(walls), waited_s=tuple(waits)))
+            sent = link.message_bytes
+            answer.put(RankReport(rank=rank, peer=peer, message_bytes=sent, wall_s=tuple(walls), waited_s=tuple(waits)))
 
     threading.Thread(target=work, daemon=True).start()
     try:

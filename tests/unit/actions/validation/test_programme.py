@@ -74,8 +74,9 @@ class World:
         own = [self.more(usual * factor) for _ in range(9)]
         waits = [self.random.expovariate(1 / (one * self.busy)) if self.busy else 0.0 for one in own]
         return RankReport(
-            rank=rank, peer=peer, wall_s=tuple(map(sum, zip(own, waits, strict=True))), waited_s=tuple(waits)
-        )
+            rank=rank, peer=peer, message_bytes=1_000_000, waited_s=tuple(waits),
+            wall_s=tuple(map(sum, zip(own, waits, strict=True))),
+        )  # fmt: skip
 
 
 def judged(world: World, baseline=None, **wanted) -> Validation:
@@ -141,6 +142,8 @@ def test_one_wrong_product_is_enough():
     result = judged(world)
     assert accused(result) == [("silent_corruption", (2,))]
     assert "3 of 21" in result.accused[0].text
+    assert [one.rank for one in result.compute if one.suspect] == [2]
+    assert not any(one.suspect for one in result.links)
 
 
 @pytest.mark.parametrize("factor", [1.3, 20.0])
@@ -151,6 +154,9 @@ def test_a_slow_link_is_named_and_not_its_ends(factor):
         result = judged(world)
         assert accused(result) == [("slow_link", (3, 4))]
         assert result.accused[0].link == (3, 4)
+        assert [(one.sender, one.receiver) for one in result.links if one.suspect] == [(3, 4), (4, 3)]
+        assert not any(one.suspect for one in result.compute)
+        assert all(one.gbps == pytest.approx(0.008 / one.usual_s) for one in result.links)
 
 
 def test_a_link_that_is_slow_one_way_says_which():
@@ -176,6 +182,7 @@ def test_a_slow_port_is_told_from_a_slow_link_by_its_second_partner():
         result = judged(world)
         assert accused(result) == [("slow_link", (5,))]
         assert result.accused[0].link is None
+        assert all(one.suspect == (5 in (one.sender, one.receiver)) for one in result.links)
 
 
 @pytest.mark.parametrize("per_node", [2, 4])
