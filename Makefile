@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 QUICK := not system and not thorough
 # Where tests of real processes lie: collecting all others takes a minute of a processor (tests/contract/test_house.py).
 SYSTEM := tests/system tests/contract
-# So many system tests at once: some wait most of their time, so three keep two cores busy (21 minutes; two take longer).
+# So many system tests at once: some wait most of their time, so three keep two cores busy.
 WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of interpreters: without byte code each would compile all it imports, and pytest every test.
