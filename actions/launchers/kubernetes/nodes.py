@@ -40,9 +40,9 @@ class Nodes:
     def of(self, names: Sequence[str]) -> dict[str, Node]:
         """Nodes by name; one that has been taken from the cluster is not among them."""
         if len(names) > _ASKED_ALONE:
-            return {
-                one.metadata.name: one for one in self._api.list("/api/v1/nodes", Node) if one.metadata.name in names
-            }
+            wanted = frozenset(names)
+            listed = self._api.list("/api/v1/nodes", Node)
+            return {one.metadata.name: one for one in listed if one.metadata.name in wanted}
         found = {}
         for name in names:
             try:

@@ -6,7 +6,7 @@ import msgspec
 
 from actions.launchers.kubernetes.api import Api
 from actions.launchers.kubernetes.jobs import Kind
-from trainwarden.launching import Verb
+from trainwarden.launching import NODE_VERBS, Verb
 
 
 class _Reviewed(msgspec.Struct):
@@ -18,14 +18,15 @@ class _Review(msgspec.Struct):
 
 
 # Each: the verb of the API, its group (None: of the job's kind) and what it is of.
-_JOBS = (("get", None, ""), ("patch", None, ""), ("list", "", "pods"))
-_NODES = (("get", "", "nodes"), ("patch", "", "nodes"))
+# Whoever is to be told a job's state reads its nodes: one by one, or of many the list.
+_JOBS = (("get", None, ""), ("patch", None, ""), ("list", "", "pods"), ("get", "", "nodes"), ("list", "", "nodes"))
+_CORDON = (*_JOBS, ("patch", "", "nodes"))
 _NEEDS: dict[Verb, tuple[tuple[str, str | None, str], ...]] = {
     "restart": _JOBS,
     "stop": _JOBS,
-    "cordon": (*_JOBS, *_NODES),
-    "uncordon": (*_JOBS, *_NODES),
-    "evict": (*_JOBS, *_NODES, ("create", "", "pods/eviction")),
+    "cordon": _CORDON,
+    "uncordon": _CORDON,
+    "evict": (*_CORDON, ("create", "", "pods/eviction")),
 }
 
 
@@ -40,7 +41,7 @@ def no_right(api: Api, kind: Kind, namespace: str, conditions: bool) -> dict[Ver
     answers: dict[tuple[str, str | None, str], bool] = {}
     found: dict[Verb, str] = {}
     for verb, needs in _NEEDS.items():
-        status = (("patch", "", "nodes/status"),) if conditions and _NODES[0] in needs else ()
+        status = (("patch", "", "nodes/status"),) if conditions and verb in NODE_VERBS else ()
         for need in (*needs, *status):
             if need not in answers:
                 answers[need] = _may(api, kind, namespace, need)

@@ -59,7 +59,9 @@ class KubeDouble:
             of = f"{asked['verb']} {asked['resource']}{'/' + asked['subresource'] if 'subresource' in asked else ''}"
             return 201, json.dumps({"status": {"allowed": of not in self.denied}}).encode()
         if parts.path.endswith("/pods"):
-            return self._pods(parse_qs(parts.query))
+            return _page(self.pods, parse_qs(parts.query))
+        if parts.path == "/api/v1/nodes":
+            return _page(self.nodes, parse_qs(parts.query))
         if parts.path.endswith("/eviction"):
             return self._evict(parts.path.split("/")[-2], body["deleteOptions"])
         found = self._find(parts.path)
@@ -72,14 +74,6 @@ class KubeDouble:
             return self.job
         name = path.removesuffix("/status").rpartition("/")[2]
         return self.nodes.get(name) if path.startswith("/api/v1/nodes/") else None
-
-    def _pods(self, query: dict[str, list[str]]) -> Said:
-        """Two to a page."""
-        start = int(query.get("continue", ["0"])[0])
-        names = sorted(self.pods)
-        items = [self.pods[name] for name in names[start : start + 2]]
-        more = str(start + 2) if start + 2 < len(names) else ""
-        return 200, json.dumps({"metadata": {"continue": more}, "items": items}).encode()
 
     def _evict(self, name: str, options: dict[str, Any]) -> Said:
         pod = self.pods.get(name)
@@ -191,6 +185,15 @@ def _merge(found: dict[str, Any], change: dict[str, Any]) -> None:
             _merge(found.setdefault(key, {}), value)
         else:
             found[key] = value
+
+
+def _page(objects: dict[str, dict[str, Any]], query: dict[str, list[str]]) -> Said:
+    """Two to a page."""
+    start = int(query.get("continue", ["0"])[0])
+    names = sorted(objects)
+    items = [objects[name] for name in names[start : start + 2]]
+    more = str(start + 2) if start + 2 < len(names) else ""
+    return 200, json.dumps({"metadata": {"continue": more}, "items": items}).encode()
 
 
 def _no(status: int, message: str) -> Said:

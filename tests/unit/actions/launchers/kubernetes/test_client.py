@@ -300,10 +300,21 @@ def test_a_job_made_anew_under_its_name_has_none_of_the_old_ones_operations(desk
     assert desk.poll().state == "unknown"
 
 
+def test_many_nodes_are_read_from_the_list_and_no_others(desk: Desk) -> None:
+    desk.kube.nodes |= {f"m{number}": {"metadata": {"name": f"m{number}"}, "spec": {}} for number in range(40)}
+    names = [f"m{number}" for number in range(39)]
+    found = desk.launcher._nodes.of([*names, "gone"])
+    assert sorted(found) == sorted(names)
+    assert all(node.metadata.name == name for name, node in found.items())
+    assert desk.asked == 22  # pages of two
+
+
 @pytest.mark.parametrize(
     ("right", "verbs"),
     [
         ("patch jobsets", {"restart", "stop", "evict", "cordon", "uncordon"}),
+        ("get nodes", {"restart", "stop", "evict", "cordon", "uncordon"}),
+        ("list nodes", {"restart", "stop", "evict", "cordon", "uncordon"}),
         ("patch nodes", {"evict", "cordon", "uncordon"}),
         ("patch nodes/status", {"evict", "cordon", "uncordon"}),
         ("create pods/eviction", {"evict"}),
