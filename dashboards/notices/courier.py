@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import queue
 from typing import Final
@@ -13,6 +11,7 @@ import httpx
 from dashboards.notices.targets import Target
 from trainwarden.clock import Clock
 from trainwarden.self_metrics import SelfMetrics
+from trainwarden.signing import signed_headers
 
 log = logging.getLogger("trainwarden.serve")
 
@@ -77,10 +76,7 @@ class Courier:
         if self.target.token is not None:
             headers["authorization"] = f"Bearer {self.target.token}"
         if self.target.secret is not None:
-            stamp = str(int(self._clock.now_s()))
-            headers["x-trainwarden-timestamp"] = stamp
-            signed = hmac.new(self.target.secret, stamp.encode() + b":" + body, hashlib.sha256)
-            headers["x-trainwarden-signature"] = signed.hexdigest()
+            headers |= signed_headers(self.target.secret, body, self._clock.now_s())
         try:
             # Only the head is read: nothing that is answered is of use, and it may be endless.
             with self._client.stream(

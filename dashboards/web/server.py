@@ -26,7 +26,6 @@ from dashboards.page.pages import Pages
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
-from dashboards.web.signatures import secret_of
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError, WardenError
@@ -35,6 +34,7 @@ from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import ServeSettings, Settings
+from trainwarden.signing import read_secret
 from trainwarden.topics import COMMANDS
 
 log = logging.getLogger("trainwarden.serve")
@@ -213,9 +213,10 @@ def secrets_of(settings: ServeSettings) -> HookSecrets:
     ConfigError
         If one cannot be read.
     """
+    grafana, slack = settings.grafana_secret_file, settings.slack_secret_file
     return HookSecrets(
-        grafana=secret_of(settings.grafana_secret_file, "serve.grafana_secret_file"),
-        slack=secret_of(settings.slack_secret_file, "serve.slack_secret_file"),
+        grafana=None if grafana is None else read_secret(grafana, "serve.grafana_secret_file"),
+        slack=None if slack is None else read_secret(slack, "serve.slack_secret_file"),
         slack_users=settings.slack_users,
     )
 

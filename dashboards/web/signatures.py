@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from dashboards.web.problems import Problem
-from trainwarden.errors import ConfigError
+from trainwarden.signing import signature
 
 WINDOW_S: Final = 300.0
-LEAST_BYTES: Final = 16
-MAX_BYTES: Final = 4_096
 GRAFANA_SIGNATURE: Final = "x-grafana-alerting-signature"
 GRAFANA_TIMESTAMP: Final = "x-grafana-alerting-timestamp"
-
-
-def secret_of(path: str | None, setting: str) -> bytes | None:
-    """The secret that a file holds, without the newline at its end; None where no file is named.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read or is too short to be one.
-    """
-    if path is None:
-        return None
-    try:
-        with Path(path).open("rb") as file:
-            secret = file.read(MAX_BYTES).strip()
-    except OSError as error:
-        raise ConfigError(f"{setting}: {path} cannot be read ({error.strerror})") from error
-    if len(secret) < LEAST_BYTES:
-        raise ConfigError(f"{setting}: {path} holds fewer than {LEAST_BYTES} bytes; that can be guessed")
-    return secret
 
 
 def check_grafana(headers: Mapping[str, str], body: bytes, secret: bytes | None, now_s: float) -> None:
@@ -65,11 +41,6 @@ def check_slack(headers: Mapping[str, str], body: bytes, secret: bytes | None, n
     _fresh(stamp, now_s)
     version, _, given = headers.get("x-slack-signature", "").partition("=")
     _same(given if version == "v0" else "", b"v0:" + stamp.encode() + b":" + body, secret)
-
-
-def signature(secret: bytes, text: bytes) -> str:
-    """What `secret` makes of `text`."""
-    return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
 def _same(given: str, text: bytes, secret: bytes | None) -> None:

@@ -7,7 +7,6 @@ silence, and begins with the question how far that operation is.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -23,13 +22,12 @@ from actions.launchers.webhook.questions import (
     Submit,
 )
 from trainwarden.clock import SystemClock
-from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refusal, refused
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
+from trainwarden.signing import read_secret
 
-LEAST_SECRET_BYTES: Final = 16
-_MAX_SECRET_BYTES: Final = 4_096
 _MAX_SAID_CHARS: Final = 300
 T = TypeVar("T", Capabilities, LauncherState, Report)
 
@@ -54,7 +52,8 @@ class WebhookLauncher:
 
     def __init__(self, config: WebhookConfig, scope: Scope) -> None:
         clock = SystemClock()
-        self._exchange = Exchange(config.url, _secret(config.secret_file), config.timeout_s, clock)
+        secret = read_secret(config.secret_file, "launcher_settings.secret_file")
+        self._exchange = Exchange(config.url, secret, config.timeout_s, clock)
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
         self._silent: tuple[float, str] = (float("-inf"), "")
@@ -160,22 +159,3 @@ def _problem(body: bytes) -> str:
 def _header(text: str) -> str:
     """`text` as a header may carry it."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text)
-
-
-def _secret(path: str) -> bytes:
-    """The secret in the file at `path`, without the newline at its end.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read or is too short to be one.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            secret = file.read(_MAX_SECRET_BYTES).strip()
-    except OSError as error:
-        raise ConfigError(f"launcher_settings.secret_file: {path} cannot be read ({error.strerror})") from error
-    if len(secret) < LEAST_SECRET_BYTES:
-        what = f"{path} holds fewer than {LEAST_SECRET_BYTES} bytes; that can be guessed"
-        raise ConfigError(f"launcher_settings.secret_file: {what}")
-    return secret

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import http.client
 import io
 import socket
@@ -12,9 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from actions.launchers.webhook.questions import SIGNATURE_HEADER, STAMP_HEADER
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError, LauncherUnavailable
+from trainwarden.signing import signed_headers
 
 MAX_ANSWER_BYTES: Final = 8 * 2**20  # the state of 100,000 ranks takes 2 MB
 
@@ -65,16 +63,15 @@ class Exchange:
         LauncherUnavailable
             If nothing, or too much, is answered in time.
         """
-        stamp = str(int(self._clock.now_s()))
-        signed = hmac.new(self._secret, stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
-        sent = {"Content-Type": "application/json", STAMP_HEADER: stamp, SIGNATURE_HEADER: signed, **headers}
+        sent = {"User-Agent": "trainwarden", "Content-Type": "application/json", **headers}
+        sent |= signed_headers(self._secret, body, self._clock.now_s())
         host, port = self._place
         connection = self._kind(host, port, timeout=self._timeout_s)
         try:
             connection.connect()
             deadline_s = self._clock.monotonic_s() + self._timeout_s
             connection.response_class = lambda sock, **more: _InTime(sock, deadline_s, self._clock, **more)  # type: ignore[assignment]
-            connection.request("POST", self._target, body, {"User-Agent": "trainwarden", **sent})
+            connection.request("POST", self._target, body, sent)
             response = connection.getresponse()
             said = response.read(MAX_ANSWER_BYTES + 1)
             if len(said) > MAX_ANSWER_BYTES:

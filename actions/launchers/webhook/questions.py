@@ -8,6 +8,7 @@ import msgspec
 
 from trainwarden import __version__
 from trainwarden.launching import Capabilities, LauncherState, Operation, OperationId, Report
+from trainwarden.signing import SIGNATURE_HEADER, STAMP_HEADER
 
 
 class AskCapabilities(msgspec.Struct, frozen=True, tag="capabilities", tag_field="ask"):
@@ -43,8 +44,6 @@ class Problem(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-STAMP_HEADER: Final = "X-Trainwarden-Timestamp"
-SIGNATURE_HEADER: Final = "X-Trainwarden-Signature"
 KEY_HEADER: Final = "Idempotency-Key"
 _REF: Final = "#/components/schemas/{name}"
 _ASKS: Final = (AskCapabilities, AskState, Submit, Poll)

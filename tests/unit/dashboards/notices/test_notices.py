@@ -15,12 +15,12 @@ import pytest
 from dashboards.notices.courier import MOST_WAITING, WAITS_S
 from dashboards.notices.notices import Notices
 from dashboards.notices.targets import targets_of
-from dashboards.web.signatures import signature
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
 from trainwarden.commands.words import silence
 from trainwarden.errors import ConfigError
 from trainwarden.records import Suspect, Vote
+from trainwarden.signing import signature
 
 URL = "https://hooks.example.org/T0/secret"
 

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 import pytest
 
 from dashboards.web.hooks import HookSecrets
-from dashboards.web.signatures import secret_of, signature
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, OBSERVE, Web, action, incident
 from trainwarden.errors import ConfigError
+from trainwarden.signing import read_secret, signature
 
 SECRET = b"a-secret-of-a-test"
 SECRETS = HookSecrets(grafana=SECRET, slack=SECRET, slack_users=("U1",))
@@ -233,9 +233,9 @@ def test_a_press_that_is_none(web, more):
 def test_files_of_secrets(tmp_path):
     path = tmp_path / "secret"
     path.write_bytes(SECRET + b"\n")
-    assert secret_of(str(path), "x") == SECRET
+    assert read_secret(str(path), "x") == SECRET
     path.write_bytes(b"short\n")
     with pytest.raises(ConfigError, match="fewer than 16 bytes"):
-        secret_of(str(path), "x")
+        read_secret(str(path), "x")
     with pytest.raises(ConfigError, match="cannot be read"):
-        secret_of(str(tmp_path / "none"), "x")
+        read_secret(str(tmp_path / "none"), "x")
