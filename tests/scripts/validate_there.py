@@ -1,6 +1,6 @@
-"""`trainwarden validate` in a network namespace and control group, as forks of torch: FAULT is done to it beforehand.
+"""`trainwarden validate` in a node's network and a control group, as forks of torch: FAULT is done to it beforehand.
 
-python validate_there.py SPACE|- CGROUP|- FAULT|- ARGUMENTS ...
+python validate_there.py PID|- CGROUP|- FAULT|- ARGUMENTS ...
 """
 
 import ctypes
@@ -9,9 +9,9 @@ import sys
 
 import torch
 
-space, group, fault, *words = sys.argv[1:]
-if space != "-":
-    with open(f"/run/netns/{space}") as there:
+node, group, fault, *words = sys.argv[1:]
+if node != "-":
+    with open(f"/proc/{node}/ns/net") as there:
         assert ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
 if group != "-":
     with open(f"{group}/cgroup.procs", "w") as members:

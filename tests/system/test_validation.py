@@ -14,14 +14,15 @@ import psutil
 import pytest
 
 from tests.places import ROOT
-from tests.servers import namespaces
+from tests.servers.kafka import ServerMissing
+from tests.testbed.nodes import Testbed
 from tests.torch_forks import TorchForks
 
 pytestmark = pytest.mark.system
 
 SCRIPT = ROOT / "tests" / "scripts" / "validate_there.py"
-NO_NODES = namespaces.why_not()
 PATIENCE_S = 150.0
+SLOW_MBIT = 100.0  # 84 ms for a message of 1 MiB, which veth carries in one
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ class Started:
         raise AssertionError("no ranks")
 
 
-def start(forks, folder, *arguments, environ=None, space="-", group="-", fault="-", node=0):
-    words = [str(SCRIPT), space, group, fault, *arguments, "--json", str(folder / f"{node}.json")]
+def start(forks, folder, *arguments, environ=None, pid="-", group="-", fault="-", node=0):
+    words = [str(SCRIPT), pid, group, fault, *arguments, "--json", str(folder / f"{node}.json")]
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRAINWARDEN_NODE": f"node-{node}"}
     return forks.start(words, {**own, **(environ or {})}, folder=folder, log=folder / f"{node}.log")
 
@@ -77,12 +78,12 @@ def cluster(forks, folder, nodes, *arguments, groups=None, faults=None):
         folder,
         [
             start(
-                forks, folder, "--nproc", "2", "--nnodes", str(nodes.number), "--node-rank", str(node),
-                "--master-addr", nodes.address(0), *arguments,
-                environ={"GLOO_SOCKET_IFNAME": "net0"}, space=nodes.space(node), node=node,
-                group=(groups or {}).get(node, "-"), fault=(faults or {}).get(node, "-"),
+                forks, folder, "--nproc", "2", "--nnodes", str(len(nodes)), "--node-rank", str(number),
+                "--master-addr", nodes[0].address, *arguments,
+                environ={"GLOO_SOCKET_IFNAME": "eth0"}, pid=str(node.pid), node=number,
+                group=(groups or {}).get(number, "-"), fault=(faults or {}).get(number, "-"),
             )
-            for node in range(nodes.number)
+            for number, node in enumerate(nodes)
         ],
     )  # fmt: skip
 
@@ -92,12 +93,12 @@ def accused(result):
 
 
 @pytest.fixture
-def nodes():
-    if NO_NODES is not None:
-        pytest.skip(NO_NODES)
-    made = namespaces.Nodes(4)
-    yield made
-    made.close()
+def nodes(tmp_path, require_servers):
+    try:
+        with Testbed(4, tmp_path) as made:
+            yield made.nodes
+    except ServerMissing as missing:
+        require_servers(str(missing))
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_healthy_group_is_accused_of_nothing(forks, tmp_path):
 
 
 def test_a_slow_port_is_named_among_eight_ranks(forks, tmp_path, nodes):
-    nodes.slow_port(3)
+    nodes[3].slow(SLOW_MBIT)
     result = cluster(forks, tmp_path, nodes, "--checks", "gemm,links").result()
     [(kind, ranks)] = accused(result)
     # Both of the node's, unless a busy machine let a message of one through in what the port lets pass at once.
@@ -153,7 +154,7 @@ def test_a_slow_port_is_named_among_eight_ranks(forks, tmp_path, nodes):
 
 
 def test_a_slow_link_is_named_and_not_its_ends(forks, tmp_path, nodes):
-    nodes.slow_link(1, 3)
+    nodes[1].slow_link(nodes[3], SLOW_MBIT)
     result = cluster(forks, tmp_path, nodes, "--checks", "gemm,links").result()
     assert {(one["kind"], tuple(one["nodes"])) for one in result["accused"]} == {("slow_link", ("node-1", "node-3"))}
     assert {tuple(one["link"]) for one in result["accused"]} <= {(2, 6), (2, 7), (3, 6), (3, 7)}
@@ -177,7 +178,7 @@ def test_wrong_products_are_named(forks, tmp_path, nodes):
 
 
 def test_a_node_that_is_cut_off_from_another_is_told(forks, tmp_path, nodes):
-    nodes.cut(1, 3)
+    nodes[1].lose(nodes[3])
     result = cluster(forks, tmp_path, nodes, "--checks", "links").result()
     assert result["accused"], result["said"]
     assert {tuple(one["nodes"]) for one in result["accused"]} == {("node-1", "node-3")}, result["said"]

@@ -53,15 +53,14 @@ class Node:
             self._procs = testbed.quotas.give(self.name, testbed.cpus)
         flags = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
         self._holder = _Holder(["unshare", *flags, "sh", "-ec", _NODE, "sh", str(testbed.hosts), self.name], forks=True)
-        far_end = ["peer", "name", "eth0", "address", self._mac, "netns", str(self._holder.pid)]
+        far_end = ["peer", "name", "eth0", "address", self._mac, "netns", str(self.pid)]
         testbed.switch("ip", "link", "add", self._port, "type", "veth", *far_end)
         testbed.switch("ip", "link", "set", self._port, "master", "br0", "up")
         self.run("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
         self.run("ip", "link", "set", "eth0", "up")
         if testbed.rate_mbit is not None:
-            limit = _limit(testbed.rate_mbit)
-            self.run("tc", "qdisc", "add", "dev", "eth0", *limit)
-            testbed.switch("tc", "qdisc", "add", "dev", self._port, *limit)
+            self.slow(testbed.rate_mbit)
+            testbed.switch("tc", "qdisc", "add", "dev", self._port, *_limit(testbed.rate_mbit))
         self._wait_for_link()
 
     def kill(self) -> None:
@@ -111,6 +110,25 @@ class Node:
         for other in others:
             self.run("ip", "neighbour", "del", other.address, "dev", "eth0")
 
+    def slow(self, rate_mbit: float, device: str = "eth0") -> None:
+        """What it sends goes at `rate_mbit` from now on."""
+        self.run("tc", "qdisc", "add", "dev", device, *_limit(rate_mbit))
+
+    def slow_link(self, other: Node, rate_mbit: float) -> None:
+        """What the two send each other goes over a cable of their own, at `rate_mbit` each way."""
+        ends = ["side", "netns", str(self.pid), "type", "veth", "peer", "name", "side", "netns", str(other.pid)]
+        self._testbed.switch("ip", "link", "add", *ends)
+        for here, there in ((self, other), (other, self)):
+            here.run("ip", "link", "set", "side", "up")
+            here.run("ip", "route", "add", f"{there.address}/32", "dev", "side", "src", here.address)
+            here.slow(rate_mbit, "side")
+
+    @property
+    def pid(self) -> int:
+        """Its first process, as this machine numbers it: by that others enter its namespaces."""
+        assert self._holder is not None, f"{self.name} is off"
+        return self._holder.pid
+
     def run(self, *command: str, **how: Any) -> str:
         """What `command` says on this node; `how` is as for `start`.
 
@@ -136,8 +154,7 @@ class Node:
 
         Its exit code is that of `command`; signals come to it by `signal`.
         """
-        assert self._holder is not None, f"{self.name} is off"
-        around = ["nsenter", "--target", str(self._holder.pid), "--net", "--uts", "--ipc", "--mount", "--pid"]
+        around = ["nsenter", "--target", str(self.pid), "--net", "--uts", "--ipc", "--mount", "--pid"]
         if self._procs is not None:
             around = ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(self._procs), *around]
         who = [] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
