@@ -193,6 +193,18 @@ def test_the_launcher_is_asked_of_the_jobs_that_are_heard(
     assert "n8 healthy, jobs bert, llama, zeta, its agent silent since 2" in capsys.readouterr().out
 
 
+def test_a_launcher_that_cannot_be_made_here_keeps_nobody_from_the_bus(
+    address: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As on a desk that has the engine's settings and not its secret, or not its launcher's package."""
+    config = tmp_path / "site.toml"
+    config.write_text('[engine]\nlauncher = "webhook"\n')
+    assert nodes(bus=address, config=config) == 1
+    out = capsys.readouterr().out
+    assert "n7 suspect since 2" in out
+    assert "the launcher was not asked, so the bus alone says which nodes are out: engine.launcher_settings" in out
+
+
 @pytest.mark.parametrize("name", ["", " ", "n7\n"])
 def test_what_is_no_name_is_refused(address: str, name: str) -> None:
     with pytest.raises(ConfigError, match="name one node"):
