@@ -112,6 +112,13 @@ OUT = (incident(), eviction())
         ([incident()], [NodeState(node="n7", state="cordoned")], "cordoned", None, None),
         ([beat()], [NodeState(node="n7", state="lost"), NodeState(node="n7")], "lost", None, None),
         ([], [NodeState(node="n7", state="spare")], "spare", None, None),
+        # Worst of all jobs, in whatever order they are asked; a launcher may suspect a node that the bus does not.
+        ([], [NodeState(node="n7", state="spare"), NodeState(node="n7", state="lost")], "lost", None, None),
+        ([beat()], [NodeState(node="n7", state="suspect", why="its fan")], "suspect", None, "its fan"),
+        (
+            [incident("node_lost")], [NodeState(node="n7", state="suspect")],
+            "lost", 10.0, "node_lost (sev1): it is gone",
+        ),
     ],
 )  # fmt: skip
 def test_its_state_with_a_launchers_word(
