@@ -198,6 +198,9 @@ def test_the_launcher_is_asked_of_the_jobs_that_are_heard(
     monkeypatch.setattr(time, "time", lambda: later_s)
     nodes("n8", bus=address)
     assert "n8 healthy, jobs bert, llama, zeta, its agent silent since 2" in capsys.readouterr().out
+    monkeypatch.setattr(time, "time", lambda: later_s + 120.0)
+    nodes("n8", bus=address)
+    assert "nothing was heard of node n8" in capsys.readouterr().out
 
 
 def test_a_launcher_that_cannot_be_made_here_keeps_nobody_from_the_bus(

@@ -19,8 +19,7 @@ from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS, INCIDENTS
 if TYPE_CHECKING:
     from actions.nodes.states import NodeStates
 
-HEARD_S: Final = 600.0  # of heartbeats: a node that spoke before that is no news
-SILENT_S: Final = 30.0  # each node sends a heartbeat a second
+HEARD_S: Final = 120.0  # of heartbeats, one a second of each node: 16,384 ranks' are 3 s of a processor
 
 
 def nodes(
@@ -83,6 +82,8 @@ def _ask_launcher(states: NodeStates, settings: Settings, now_s: float) -> str |
 
 
 def _line(one: dict[str, Any], now_s: float) -> str:
+    from dashboards.overview.job import SILENT_S
+
     since = "" if one["since_s"] is None else f" since {moment(one['since_s'])}"
     jobs = f", jobs {', '.join(one['jobs'])}" if one["jobs"] else ""
     silent = one["seen_s"] is not None and now_s - one["seen_s"] > SILENT_S
