@@ -12,7 +12,7 @@ import msgspec
 
 from actions.brakes.history import NODES_OUT, begun
 from actions.engine.adoption import Adoptions
-from actions.nodes.past import CLEARING, NodePasts
+from actions.nodes.past import NodePasts
 from actions.planners import slow
 from actions.planners.ladder import Ladder
 from trainwarden.commands.latches import Latches
@@ -150,7 +150,7 @@ class Memory:
             self.silences.take(command, offset)
         elif command.kind in ("latch", "reset"):
             self.latches.take(command, at_s)
-        elif command.kind in CLEARING:
+        elif command.kind == "set_healthy":
             self.nodes.take_command(command, at_s)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)

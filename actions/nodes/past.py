@@ -18,16 +18,12 @@ from trainwarden.records import ActionRecord, CommandRecord
 WEEK_S: Final = 7 * 86_400.0
 OFTEN: Final = 5  # incidents within a week: NVSentinel's limit of remediations
 TWICE: Final = 2  # evictions: it was taken out, came back, and was taken out again
-CLEARING: Final = frozenset({"set_healthy", "uncordon"})
-"""People's words after which older evidence against a node counts no more."""
 
 
 def cleared_text(word: CommandRecord) -> str:
     """Why evidence from before `word` counts no more."""
-    said = "set it healthy" if word.kind == "set_healthy" else "uncordoned it"
-    return (
-        f"{word.node} is not taken out: {word.by or 'somebody'} has {said} since that was seen; what comes new counts"
-    )
+    by = word.by or "somebody"
+    return f"{word.node} is not taken out: {by} has set it healthy since that was seen; what comes new counts"
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -71,7 +67,7 @@ class NodePasts:
 
     def take_command(self, command: CommandRecord, at_s: float | None) -> None:
         """Take a person's word in; that a node is well counts from when it came to the bus."""
-        if command.kind in CLEARING and command.node is not None:
+        if command.kind == "set_healthy" and command.node is not None:
             said_s = command.at_s if at_s is None else at_s
             if said_s >= self._cleared.get(command.node, (float("-inf"), None))[0]:
                 self._cleared[command.node] = (said_s, command)

@@ -9,12 +9,11 @@ import msgspec
 
 from actions.brakes.history import NODES_OUT
 from actions.brakes.nodes import targets
-from actions.nodes.past import CLEARING, NodePasts
+from actions.nodes.past import NodePasts
 from trainwarden.launching import NodeCondition, NodeState
 from trainwarden.records import ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
 
-CORDONING: Final = frozenset({"cordon"})
-TOLD: Final = frozenset({"cordoned", "lost", "spare"})  # what a launcher knows better than the bus
+WORST: Final[tuple[NodeCondition, ...]] = ("lost", "cordoned", "suspect", "spare", "healthy")
 HISTORY: Final = 100  # newest moments of one node
 
 
@@ -34,9 +33,9 @@ class _Node(msgspec.Struct):
     seen_s: float | None = None
     moments: dict[tuple[str, str], Moment] = msgspec.field(default_factory=dict)
     accused: dict[str, tuple[float | None, IncidentRecord]] = msgspec.field(default_factory=dict)
-    out: Moment | None = None  # the newest word or action that took it out of use
+    out: Moment | None = None  # the newest action that took it out of use
     back: Moment | None = None  # the newest word that it is well
-    launcher: NodeState | None = None  # its launcher's word; a bad one of any job goes over a good one
+    launcher: NodeState | None = None  # its launcher's word; the worst of all jobs
 
 
 def _newer(known: Moment | None, moment: Moment) -> Moment:
@@ -72,15 +71,11 @@ class NodeStates:
                 self._pasts.take_action(record, at_s)
                 for name in targets(record) if record.kind in NODES_OUT else ():
                     self._take_action(self._nodes[name], record, at_s)
-            case CommandRecord() if record.node is not None and record.kind in CLEARING | CORDONING:
+            case CommandRecord(kind="set_healthy") if record.node is not None:
                 self._pasts.take_command(record, at_s)
-                said = Moment(at_s, record.kind, record.why, by=record.by)
-                node = self._nodes[record.node]
+                node, said = self._nodes[record.node], Moment(at_s, record.kind, record.why, by=record.by)
                 node.moments[record.id, record.kind] = said
-                if record.kind in CLEARING:
-                    node.back = _newer(node.back, said)
-                else:
-                    node.out = _newer(node.out, said)
+                node.back = _newer(node.back, said)
             case _:
                 pass
 
@@ -88,7 +83,7 @@ class NodeStates:
         """Take in what the launcher of `job` says of a node that the job is on, or is kept for it."""
         node = self._nodes[said.node]
         node.jobs.add(job)
-        if node.launcher is None or node.launcher.state not in TOLD:
+        if node.launcher is None or WORST.index(said.state) < WORST.index(node.launcher.state):
             node.launcher = said
 
     def objects(self, now_s: float) -> list[dict[str, Any]]:
@@ -138,18 +133,21 @@ class NodeStates:
 
     def _state(self, name: str, node: _Node) -> tuple[NodeCondition, float | None, str | None]:
         """What it is in, since when, why; nobody says that of a node about which nothing was ever said."""
-        told = node.launcher
-        out = node.out is not None and (node.back is None or node.back.at_s < node.out.at_s)
-        if told is not None and told.state in TOLD and (told.since_s is not None or told.why or not out):
+        told, out = node.launcher, node.out
+        in_use = told is not None and told.state in ("healthy", "suspect")
+        if out is not None and (in_use or (node.back is not None and node.back.at_s >= out.at_s)):
+            out = None
+        if told is not None and not in_use and (out is None or told.since_s is not None or told.why):
             return told.state, told.since_s, told.why or None
-        if node.out is not None and out and (told is None or told.state in TOLD):
-            by = f" by {node.out.by}" if node.out.by else ""
-            return "cordoned", node.out.at_s, f"{node.out.what}{by}: {node.out.why}"
+        if out is not None:
+            return "cordoned", out.at_s, f"{out.what}{f' by {out.by}' if out.by else ''}: {out.why}"
         standing = [one for said_s, one in node.accused.values() if self._pasts.cleared(name, said_s) is None]
         if standing:
             worst = min(standing, key=lambda one: (one.kind != "node_lost", one.severity, one.opened_at_s))
             state: NodeCondition = "lost" if worst.kind == "node_lost" else "suspect"
             return state, worst.opened_at_s, f"{worst.kind} ({worst.severity}): {worst.reason}"
+        if told is not None and told.state == "suspect":
+            return told.state, told.since_s, told.why or None
         if node.back is not None:
             return "healthy", node.back.at_s, f"{node.back.what} by {node.back.by}: {node.back.why}".rstrip(": ")
         ended = [moment for moment in node.moments.values() if moment.what == "incident closed"]

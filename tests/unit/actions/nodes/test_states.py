@@ -112,6 +112,13 @@ OUT = (incident(), eviction())
         ([incident()], [NodeState(node="n7", state="cordoned")], "cordoned", None, None),
         ([beat()], [NodeState(node="n7", state="lost"), NodeState(node="n7")], "lost", None, None),
         ([], [NodeState(node="n7", state="spare")], "spare", None, None),
+        # Worst of all jobs, in whatever order they are asked; a launcher may suspect a node that the bus does not.
+        ([], [NodeState(node="n7", state="spare"), NodeState(node="n7", state="lost")], "lost", None, None),
+        ([beat()], [NodeState(node="n7", state="suspect", why="its fan")], "suspect", None, "its fan"),
+        (
+            [incident("node_lost")], [NodeState(node="n7", state="suspect")],
+            "lost", 10.0, "node_lost (sev1): it is gone",
+        ),
     ],
 )  # fmt: skip
 def test_its_state_with_a_launchers_word(
@@ -191,6 +198,21 @@ def test_the_launcher_is_asked_of_the_jobs_that_are_heard(
     monkeypatch.setattr(time, "time", lambda: later_s)
     nodes("n8", bus=address)
     assert "n8 healthy, jobs bert, llama, zeta, its agent silent since 2" in capsys.readouterr().out
+    monkeypatch.setattr(time, "time", lambda: later_s + 120.0)
+    nodes("n8", bus=address)
+    assert "nothing was heard of node n8" in capsys.readouterr().out
+
+
+def test_a_launcher_that_cannot_be_made_here_keeps_nobody_from_the_bus(
+    address: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As on a desk that has the engine's settings and not its secret, or not its launcher's package."""
+    config = tmp_path / "site.toml"
+    config.write_text('[engine]\nlauncher = "webhook"\n')
+    assert nodes(bus=address, config=config) == 1
+    out = capsys.readouterr().out
+    assert "n7 suspect since 2" in out
+    assert "the launcher was not asked, so the bus alone says which nodes are out: engine.launcher_settings" in out
 
 
 @pytest.mark.parametrize("name", ["", " ", "n7\n"])

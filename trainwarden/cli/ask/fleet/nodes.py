@@ -11,7 +11,7 @@ from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import moment
-from trainwarden.errors import LauncherError, LauncherUnavailable
+from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.protocols import Scope
 from trainwarden.settings import Settings, load
 from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS, INCIDENTS
@@ -19,8 +19,7 @@ from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS, INCIDENTS
 if TYPE_CHECKING:
     from actions.nodes.states import NodeStates
 
-HEARD_S: Final = 600.0  # of heartbeats: a node that spoke before that is no news
-SILENT_S: Final = 30.0  # each node sends a heartbeat a second
+HEARD_S: Final = 120.0  # of heartbeats, one a second of each node: 16,384 ranks' are 3 s of a processor
 
 
 def nodes(
@@ -67,7 +66,10 @@ def _ask_launcher(states: NodeStates, settings: Settings, now_s: float) -> str |
 
     jobs = sorted({job for one in states.objects(now_s) if one["seen_s"] is not None for job in one["jobs"]})
     scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")
-    launcher = make_launcher(settings.engine, scope)
+    try:
+        launcher = make_launcher(settings.engine, scope)
+    except ConfigError as error:  # its package or its secret may lie where the engine runs alone
+        return str(error)
     for job in jobs if launcher.job is None else {launcher.job}.intersection(jobs):
         try:
             for said in launcher.state(job).nodes:
@@ -80,6 +82,8 @@ def _ask_launcher(states: NodeStates, settings: Settings, now_s: float) -> str |
 
 
 def _line(one: dict[str, Any], now_s: float) -> str:
+    from dashboards.overview.job import SILENT_S
+
     since = "" if one["since_s"] is None else f" since {moment(one['since_s'])}"
     jobs = f", jobs {', '.join(one['jobs'])}" if one["jobs"] else ""
     silent = one["seen_s"] is not None and now_s - one["seen_s"] > SILENT_S

@@ -85,10 +85,11 @@ def test_a_good_run_is_ok_with_its_numbers(tmp_path: Path) -> None:
         (slow_rank_view(rank=1), 0, "tell of nothing that happened"),
         (slow_rank_view(outcome="failed"), 0, "no rebalance was done"),
         (slow_rank_view(), 1, "exit code 1"),
+        (slow_rank_view(), None, "the job was not done within 170 s, so it was ended"),
         (JobView("j"), 0, "was not found"),
     ],
 )
-def test_what_went_wrong_is_said(view: JobView, code: int, sentence: str, tmp_path: Path) -> None:
+def test_what_went_wrong_is_said(view: JobView, code: int | None, sentence: str, tmp_path: Path) -> None:
     result = judged(plan(), view, tmp_path, code)
     assert not result["ok"]
     assert sentence in result["why_not"]
