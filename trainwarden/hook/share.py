@@ -185,6 +185,7 @@ class TrainingShare:
         self.pauses = PauseFile(os.path.join(folder, "pause.json") if folder else "")
         self.refusal = uneven_model(model)
         self.adopted = 0
+        self.told = (-1, 0)  # the plan that is told, and the number that stands for its counts
         self.word: Any = None  # what all ranks know, under way
         self.work: Any = None
         self.control = None
@@ -239,7 +240,9 @@ class TrainingShare:
 
     def _ask(self) -> None:
         plan, pause = self._mine()
-        told = zlib.crc32(f"{plan}:{self.plan.plans[plan]}".encode())
+        if plan != self.told[0]:  # milliseconds with thousands of ranks: not in every step
+            self.told = plan, zlib.crc32(f"{plan}:{self.plan.plans[plan]}".encode())
+        told = self.told[1]
         self.word = self.torch.tensor([plan, pause, told, -told], dtype=self.torch.int64)
         least = self.distributed.ReduceOp.MIN
         self.work = self.distributed.all_reduce(self.word, op=least, group=self.control, async_op=True)
