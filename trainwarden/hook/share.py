@@ -24,6 +24,7 @@ from .process import current
 from .watches import hide, loaded
 
 _LONGEST_PAUSE_S = 1500.0  # gloo, and detection, take half an hour of standing still for a hang
+_PATIENCE_H = 24  # whoever comes late is for the job's own groups to judge: this one must not end it before them
 _NAP_S = 0.05
 _MOST_PAUSE_BYTES = 65_536
 # Classes whose forward or backward pass does something with other ranks, or with a whole batch, in every micro-batch.
@@ -190,7 +191,10 @@ class TrainingShare:
         self.work: Any = None
         self.control = None
         if self.distributed is not None and world > 1:
-            self.control = self.distributed.new_group(backend="gloo", group_desc="trainwarden")
+            import datetime  # not in every process that has the hook
+
+            patience = datetime.timedelta(hours=_PATIENCE_H)
+            self.control = self.distributed.new_group(backend="gloo", timeout=patience, group_desc="trainwarden")
         _tell_refusal(self.refusal)
 
     @property

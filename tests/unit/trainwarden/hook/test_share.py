@@ -126,6 +126,12 @@ def test_what_a_plan_says_is_summed_up_once(
     assert sorted(summed) == [b"0:(2, 2)"] * 2 + [b"1:(1, 3)"] * 2
 
 
+def test_who_comes_hours_late_is_waited_for(shares: Callable[..., list[TrainingShare]]) -> None:
+    (share, _) = shares(2, 4)
+    assert share.control is not None
+    assert share.control["timeout"].total_seconds() >= 86_400  # gloo's own is half an hour, whatever the job has set
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_however_plans_arrive_every_step_is_whole(
     shares: Callable[..., list[TrainingShare]], tmp_path: Path, seed: int
