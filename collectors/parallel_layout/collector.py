@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from collectors.parallel_layout.command import command_of, file_of
+from collectors.parallel_layout.command import command_of, contents_of, file_of
 from collectors.ranks import Lookout, hook_files
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
@@ -22,7 +21,6 @@ from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, Record
 from trainwarden.settings import Config, PositiveSeconds
 
-_MOST_BYTES: Final = 1 << 20
 _SUFFIX: Final = ".groups"
 _MOST_CHARS: Final = 300
 
@@ -73,14 +71,15 @@ class ParallelLayoutCollector:
 
     def collect(self, now_s: float) -> Iterable[Record]:
         trainers = self._trainers()
+        grouped = {entry.name.removesuffix(_SUFFIX): entry.path for entry in hook_files(self._run_dir, _SUFFIX)}
         known, self._read = self._read, {}
         speaker = min(trainers.values(), key=lambda one: one[0].rank, default=None)
         for name, (header, pid) in trainers.items():
             claims: tuple[Claim, ...] = ()
             if header is (speaker and speaker[0]):
-                claims = self._once(known, f"command/{name}", partial(self._of_command, header, pid))
-            if os.path.exists(f"{self._run_dir}/{rundir.HOOK}/{name}{_SUFFIX}"):  # noqa: PTH110 - plain strings
-                claims += self._once(known, f"groups/{name}", partial(self._of_groups, header, name))
+                claims = self._once(known, f"command/{name}/{pid}", partial(self._of_command, header, pid))
+            if name in grouped:
+                claims += self._once(known, f"groups/{name}", partial(_of_groups, header, grouped[name]))
             for claim in claims:
                 yield from self._say(header, claim, now_s)
 
@@ -127,15 +126,6 @@ class ParallelLayoutCollector:
             claims += [asked] if asked is not None and asked.says else []
         return tuple(claims)
 
-    def _of_groups(self, header: hook.Header, name: str) -> tuple[Claim, ...]:
-        """What the hook has written down of the rank's process groups."""
-        said = _json_of(self._run_dir / rundir.HOOK / f"{name}{_SUFFIX}")
-        named = said.get("groups")
-        text = by_kind((str(one), str(ranks)) for one, ranks in named.items()) if isinstance(named, dict) else ""
-        claim = Claim(source="groups", world_size=header.world_size, started_s=header.start_s, groups=text)
-        claim = msgspec.structs.replace(claim, uneven=str(said.get("uneven", ""))[:_MOST_CHARS])
-        return (claim,) if claim.says else ()
-
     def _say(self, header: hook.Header, claim: Claim, now_s: float) -> Iterable[EventRecord]:
         name = f"parallel_layout/{self._scope.node}/{header.incarnation}/{claim.source}"
         monotonic_s = self._clock.monotonic_s()
@@ -154,10 +144,15 @@ class ParallelLayoutCollector:
         )
 
 
-def _json_of(path: Path) -> dict[str, Any]:
+def _of_groups(header: hook.Header, path: str) -> tuple[Claim, ...]:
+    """What the hook has written down of the rank's process groups."""
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        said = json.loads(contents_of(path) or b"{}")
+    except (ValueError, RecursionError):
+        said = {}
+    said = said if isinstance(said, dict) else {}
+    named = said.get("groups")
+    text = by_kind((str(one), str(ranks)) for one, ranks in named.items()) if isinstance(named, dict) else ""
+    claim = Claim(source="groups", world_size=header.world_size, started_s=header.start_s, groups=text)
+    claim = msgspec.structs.replace(claim, uneven=str(said.get("uneven", ""))[:_MOST_CHARS])
+    return (claim,) if claim.says else ()

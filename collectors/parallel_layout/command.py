@@ -10,7 +10,7 @@ _MOST_BYTES: Final = 1 << 20  # of a command line, or a file of settings
 
 def command_of(proc: str, pid: int) -> list[str]:
     """The words of process `pid`; empty if they are not ours to read."""
-    text = _read(f"{proc}/{pid}/cmdline")
+    text = contents_of(f"{proc}/{pid}/cmdline")
     return [word.decode(errors="replace") for word in (text or b"").split(b"\0")[:-1]]
 
 
@@ -24,10 +24,11 @@ def file_of(proc: str, pid: int, path: str) -> bytes | None:
         place = os.path.join(os.readlink(f"{proc}/{pid}/cwd"), path)  # noqa: PTH115, PTH118 - kernel's names
     except OSError:
         return None
-    return _read(f"{proc}/{pid}/root{place}")
+    return contents_of(f"{proc}/{pid}/root{place}")
 
 
-def _read(path: str) -> bytes | None:
+def contents_of(path: str) -> bytes | None:
+    """The first of what lies at `path`; None if it cannot be read."""
     try:
         # Whatever lies there, a pipe too: opening it must not wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -223,13 +223,7 @@ class Requests:
         text = text.encode() if isinstance(text, str) else bytes(text)
         if b'"entries"' not in text or len(text) > _MAX_CALLS_BYTES:
             return
-        partial = self.memory.path + ".calls.tmp"
-        descriptor = os.open(
-            partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, self.memory.readable
-        )
-        with open(descriptor, "wb") as file:
-            file.write(text)
-        os.rename(partial, self.memory.path + ".calls")
+        self.memory.leave(".calls", text)
 
 
 def send_datagram(folder: str, line: bytes) -> None:

@@ -113,6 +113,19 @@ class Memory:
         """Mode of files that the agent reads: whoever the folder lets in may read what lies there."""
         return 0o600 | self.shared & 0o040
 
+    def leave(self, kind: str, data: bytes) -> None:
+        """Write a file of this `kind` beside the shared one, whole or not at all. Whatever the system raises."""
+        partial = f"{self.path}{kind}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(partial, flags, self.readable)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.rename(partial, self.path + kind)
+        except OSError:
+            os.unlink(partial)
+            raise
+
     def _free_path(self, rank: int) -> str:
         """Where the files of this process go, without the suffix.
 

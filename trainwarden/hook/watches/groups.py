@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -29,21 +28,8 @@ def watch_groups(memory: Memory, steps: Steps) -> bool:
         if name not in _NAMELESS:
             named.setdefault(name[:100], ranks_text([*places]))
     if named or memory.uneven:
-        _leave(memory, {"groups": named, "uneven": memory.uneven})
+        memory.leave(".groups", json.dumps({"groups": named, "uneven": memory.uneven}).encode())
     return True
-
-
-@hide
-def _leave(memory: Memory, said: dict[str, object]) -> None:
-    """Write what is said, whole or not at all."""
-    partial = memory.path + ".groups.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(partial, flags, memory.readable)
-    try:
-        os.write(descriptor, json.dumps(said).encode())
-    finally:
-        os.close(descriptor)
-    os.rename(partial, memory.path + ".groups")
 
 
 @hide

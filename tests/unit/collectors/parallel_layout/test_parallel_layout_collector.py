@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from collectors.parallel_layout.collector import ParallelLayoutCollector
+from collectors.ranks import UNSEEN, Lookout
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
 from trainwarden.errors import ConfigError
@@ -159,6 +161,31 @@ def test_a_damaged_file_of_groups_is_passed_over(tmp_path: Path, start: Start, t
         board.take(event)
     layout = board.layout()
     assert layout is None or not layout.whole
+
+
+def test_a_pipe_in_place_of_the_groups_holds_nobody_up(tmp_path: Path, start: Start) -> None:
+    pid = start(0, *MEGATRON)
+    os.mkfifo(tmp_path / "hook" / f"rank-0-{pid}.groups")
+    assert [event.fields["source"] for event in told(collector(tmp_path))] == ["arguments"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_groups_that_another_user_wrote_where_anybody_may_are_not_believed(tmp_path: Path, start: Start) -> None:
+    pid = start(0, groups={"mesh_tp": "0-1"})
+    (tmp_path / "hook").chmod(0o1777)
+    assert [event.fields["source"] for event in told(collector(tmp_path))] == ["groups"]
+    os.chown(tmp_path / "hook" / f"rank-0-{pid}.groups", 65534, 65534)
+    assert told(collector(tmp_path)) == []
+
+
+def test_a_command_that_is_seen_late_is_told(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(0, *MEGATRON)
+    watch = collector(tmp_path)
+    with monkeypatch.context() as hidden:
+        hidden.setattr(Lookout, "look", lambda *_: UNSEEN)
+        assert told(watch) == []
+    (event,) = told(watch)
+    assert event.fields["source"] == "arguments"
 
 
 def test_sizes_are_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +80,20 @@ def test_a_folder_that_is_full_or_gone_stops_no_step(
         step(watched, clock)
     assert watched.steps.count == 4
     assert watched.missing == []
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
+    watched: Hook, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch(monkeypatch, mesh_tp=[rank + (rank > 9) for rank in range(2000)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    step(watched, clock)
+    step(watched, clock)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))  # the rest of a longer text finds no room
+    try:
+        step(watched, clock)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert groups_of(watched) is None
+    assert [path.name for path in Path(watched.memory.folder).glob("*.tmp")] == []
+    assert watched.steps.count == 3

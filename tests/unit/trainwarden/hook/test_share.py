@@ -112,6 +112,26 @@ def test_ranks_may_agree_less_often(shares: Callable[..., list[TrainingShare]], 
     assert counts == [2] * 8 + [1] * 4  # asked at steps 5 and 10, and told at the next agreement
 
 
+def test_what_a_plan_says_is_summed_up_once(
+    shares: Callable[..., list[TrainingShare]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summed: list[bytes] = []
+    set_everywhere(monkeypatch, "zlib", SimpleNamespace(crc32=lambda text: summed.append(text) or 7))
+    found = shares(2, 4)
+    run(found, 3)
+    for rank in range(2):
+        put(tmp_path / f"node{rank}", "plan.json", {"number": 1, "micro_batches": [1, 3]})
+    run(found, 5)
+    assert found[0].counts == (1, 3)
+    assert sorted(summed) == [b"0:(2, 2)"] * 2 + [b"1:(1, 3)"] * 2
+
+
+def test_who_comes_hours_late_is_waited_for(shares: Callable[..., list[TrainingShare]]) -> None:
+    (share, _) = shares(2, 4)
+    assert share.control is not None
+    assert share.control["timeout"].total_seconds() >= 86_400  # gloo's own is half an hour, whatever the job has set
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_however_plans_arrive_every_step_is_whole(
     shares: Callable[..., list[TrainingShare]], tmp_path: Path, seed: int
