@@ -25,7 +25,7 @@ KINDS: Final = {
     "PyTorchJob": ("/apis/kubeflow.org/v1/namespaces/default/pytorchjobs", "training.kubeflow.org/job-name"),
 }
 TEMPLATE: Final = {"spec": {"containers": [{"name": "pytorch", "image": "example"}]}}
-# What docs/actions.md asks for.
+# What an engine asks for (actions/launchers/kubernetes); the chart gives more.
 RIGHTS: Final = """
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
