@@ -18,8 +18,7 @@ from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
 from tests.contract.launcher_contract import Caller, LauncherContract, Stage
 from tests.memory_launcher import ALL_ITS_VERBS, ALONE, MemoryLauncher
-from tests.servers.kafka import ServerMissing
-from tests.servers.kube_cluster import KubeCluster
+from tests.servers.kube_cluster import KubeCluster, running
 from tests.servers.slurm import Slurm, requeuing
 from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
@@ -191,17 +190,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[s
 
 @pytest.fixture(scope="session")
 def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeCluster]:
-    """Not required of every machine: its server takes minutes to build."""
-    pytest.importorskip("kubernetes", reason="pip install 'trainwarden[kubernetes]'")
-    try:
-        cluster = KubeCluster(tmp_path_factory.mktemp("kubernetes") / "server")
-    except ServerMissing as missing:
-        pytest.skip(str(missing))
-    try:
-        cluster.start()
+    with running(tmp_path_factory.mktemp("kubernetes") / "server") as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def made(name: str, request: pytest.FixtureRequest) -> Ours:

@@ -5,16 +5,21 @@ What controllers, the scheduler and kubelets would do to JobSets and PyTorchJobs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 import threading
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import pytest
+
+from tests.servers.kafka import ServerMissing
 from tests.servers.kubernetes import Kubernetes, job_crds
 
 NODES: Final = ("n1", "n2", "n3", "n4")
@@ -25,7 +30,7 @@ KINDS: Final = {
     "PyTorchJob": ("/apis/kubeflow.org/v1/namespaces/default/pytorchjobs", "training.kubeflow.org/job-name"),
 }
 TEMPLATE: Final = {"spec": {"containers": [{"name": "pytorch", "image": "example"}]}}
-# What docs/actions.md asks for.
+# What an engine asks for (actions/launchers/kubernetes); the chart gives more.
 RIGHTS: Final = """
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -210,6 +215,21 @@ class KubeCluster:
             running = {"status": {"phase": "Running"}}
             self.merge(f"/api/v1/namespaces/default/pods/{name}/status", running)
             self.started.append((kind, job, place, node))
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[KubeCluster]:
+    """A running cluster. Not required of every machine: its server takes minutes to build."""
+    pytest.importorskip("kubernetes", reason="pip install 'trainwarden[kubernetes]'")
+    try:
+        cluster = KubeCluster(folder)
+    except ServerMissing as missing:
+        pytest.skip(str(missing))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def _is_ready(node: Object) -> bool:

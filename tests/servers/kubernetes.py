@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final
 
 from tests.servers.go_tools import CACHE, run_go
 from tests.servers.kafka import ServerMissing
+from tests.servers.ports import free_ports
 
 KUBERNETES: Final = "v1.34.2"
 MODULES: Final = "v0.34.2"
@@ -107,7 +107,7 @@ class Kubernetes:
 
     def start(self) -> None:
         """Start both, and wait until the API is ready."""
-        folder, (client, peer, port) = self._folder, _free_ports(3)
+        folder, (client, peer, port) = self._folder, free_ports(3)
         self._run(
             "etcd", "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync",
             "--listen-client-urls", f"http://127.0.0.1:{client}", "--advertise-client-urls", f"http://127.0.0.1:{client}",
@@ -182,11 +182,3 @@ users: [{{name: tests, user: {{token: "{token}"}}}}]
     def _run(self, *command: str) -> None:
         with (self._folder / f"{Path(command[0]).name}.log").open("wb") as log:
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

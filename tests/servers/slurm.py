@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tests.servers.kafka import ServerMissing
+from tests.servers.ports import free_ports
 
 NODE: Final = "node7"
 READY_TIMEOUT_S: Final = 40.0
@@ -74,7 +75,7 @@ class Slurm:
 
     def start(self, **environ: str) -> None:
         """Start all, and wait until the nodes are idle; their daemons get `environ` besides."""
-        ports = _free_ports(1 + len(self._nodes))
+        ports = free_ports(1 + len(self._nodes))
         nodes = [
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=100"
             for node, port in zip(self._nodes, ports[1:], strict=True)
@@ -154,11 +155,3 @@ def requeuing(folder: Path, nodes: tuple[str, ...], refuse: Callable[[str], NoRe
         yield server
     finally:
         server.stop()
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

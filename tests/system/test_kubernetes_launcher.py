@@ -18,8 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tests.places import ROOT
-from tests.servers.kafka import ServerMissing
-from tests.servers.kube_cluster import NODES, KubeCluster
+from tests.servers.kube_cluster import NODES, KubeCluster, running
 from trainwarden.bus.address import connect
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 from trainwarden.topics import ACTIONS, INCIDENTS
@@ -69,17 +68,8 @@ timeout_s = 2.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeCluster]:
-    """Not required of every machine: its server takes minutes to build."""
-    pytest.importorskip("kubernetes", reason="pip install 'trainwarden[kubernetes]'")
-    try:
-        made = KubeCluster(tmp_path_factory.mktemp("kubernetes") / "server")
-    except ServerMissing as missing:
-        pytest.skip(str(missing))
-    try:
-        made.start()
+    with running(tmp_path_factory.mktemp("kubernetes") / "server") as made:
         yield made
-    finally:
-        made.stop()
 
 
 class World:
