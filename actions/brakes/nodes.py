@@ -104,7 +104,7 @@ def targets(action: ActionRecord) -> set[str]:
 
 
 def _part(share: float, count: int) -> int:
-    """A share of `count`, rounded up as Kubernetes' disruption budgets are; 0.2 of 5 is 1, not 2."""
+    """A share of `count`, rounded up as Kubernetes' disruption budgets are; 0.07 of 100 is 7, not 8."""
     return math.ceil(round(share * count, 9))
 
 

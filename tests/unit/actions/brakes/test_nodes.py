@@ -67,6 +67,13 @@ def test_a_share_is_rounded_up_so_that_a_small_job_may_lose_a_node() -> None:
     assert evicted(one) == ["a0"]
 
 
+def test_a_share_that_is_no_binary_number_is_no_node_more() -> None:
+    """0.07 of 100 is 7.000000000000001."""
+    one = rig(nodes=100, share=0.07)
+    one.tell(*(lost(one, "a", node) for node in range(8)))
+    assert len(evicted(one)) == 7
+
+
 @pytest.mark.parametrize("state", ["lost", "cordoned", "suspect"])
 def test_where_too_many_others_are_ill_no_node_is_taken_out(state: NodeCondition) -> None:
     one = rig(nodes=5, least_healthy_share=0.5)
@@ -175,11 +182,12 @@ def test_an_engine_that_has_not_heard_all_takes_no_node_out_yet() -> None:
     assert hearing is not None
     behind = [True]
     hearing.behind = lambda: behind[0]  # type: ignore[method-assign]
-    one.tell(lost(one, "a"))
-    assert (one.story()[-1][1], evicted(one)) == ("started", [])
+    one.tell(lost(one, "a"), lost(one, "b"))
+    assert ([state for _, state in one.story()], evicted(one)) == (["started"], [])  # the next waits for the first
     behind[0] = False
     one.tick(1.0)
-    assert evicted(one) == ["a0"]
+    one.tick(1.0)
+    assert evicted(one) == ["a0", "b0"]
 
 
 def test_a_kill_between_record_and_call_counts_its_node_once() -> None:
@@ -207,6 +215,23 @@ def test_in_a_maintenance_window_nothing_is_done_by_itself_until_it_ends() -> No
     assert held.why == "maintenance (new switches); it may go ahead from 1970-01-01 02:00:00 UTC"
     one.tick(6300.0)
     assert one.launcher.done == ["i1/restart/1"]
+
+
+def test_what_was_begun_and_never_reached_the_launcher_is_not_done_in_a_window_that_came_since() -> None:
+    one = rig(policy={"maintenance": [{"days": ["thu"], "from_utc": "02:00", "to_utc": "04:00"}]})
+
+    def die() -> None:
+        one.launcher.before = lambda: None
+        raise Killed
+
+    one.launcher.before = die
+    with pytest.raises(Killed):
+        one.tell(lost(one, "a"))
+    one.clock.sleep(7200.0)
+    one.restart_engine()
+    one.tick(1.0)
+    assert evicted(one) == []
+    assert [action.plan["withdrawn"] for action in one.bus.actions() if action.outcome == "failed"] == ["maintenance"]
 
 
 def test_what_a_person_approves_is_done_in_a_maintenance_window_too() -> None:
@@ -264,3 +289,20 @@ def test_engines_whose_clocks_are_apart_take_out_no_more(ahead_s: float) -> None
     for _ in range(5):
         other.tick(1.0)
     assert evicted(one) == ["a0"]
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
+def test_what_an_engine_of_another_clock_has_taken_out_counts(ahead_s: float) -> None:
+    one = rig(at_most=1)
+    one.bus.elsewhere = frozenset({"b"})
+    one.restart_engine()
+    other = one.beside()
+    other.clock = ManualClock(one.clock.now_s() + ahead_s)
+    other.restart_engine()
+    other.bus.publish(INCIDENTS, "b", lost(other, "b"))
+    other.bus.flush()
+    list(other.engine.handle(other.consumer.poll(0.0)))
+    for _ in range(5):
+        other.tick(1.0)
+    one.tell(lost(one, "a"))
+    assert evicted(one) == ["b0"]

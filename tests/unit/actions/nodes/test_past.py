@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from actions.nodes.past import NodePasts
 from tests.engine_doubles import Killed, Rig
 from tests.unit.actions.brakes.test_nodes import evicted, lost, rig
 from trainwarden.commands.words import set_healthy
 from trainwarden.records import ActionRecord, IncidentRecord
+from trainwarden.topics import COMMANDS, INCIDENTS
 
 
 def of_node(one: Rig, job: str, name: str = "z0") -> IncidentRecord:
@@ -80,6 +82,33 @@ def test_a_word_that_comes_between_record_and_call_is_heard() -> None:
     one.tell(set_healthy("a0", "", "ann", one.clock.now_s()))
     assert evicted(one) == []
     assert "ann has set it healthy" in last(one).why
+
+
+def test_an_old_incident_that_is_told_again_is_old_evidence() -> None:
+    one = rig()
+    one.restart_engine(mode="observe")
+    seen = lost(one, "a")
+    one.tell(seen)
+    one.bus.publish(COMMANDS, "*", set_healthy("a0", "", "ann", one.clock.now_s()))
+    one.clock.sleep(1.0)
+    one.bus.publish(INCIDENTS, "a", one.later(seen))
+    one.bus.flush()
+    one.restart_engine(mode="auto")
+    one.tick(1.0)
+    assert evicted(one) == []
+    assert "ann has set it healthy" in last(one).why
+
+
+def test_a_node_that_was_taken_out_was_so_whatever_is_done_next() -> None:
+    one = rig()
+    one.tell(lost(one, "a"))
+    (out,) = [action for action in one.bus.actions() if action.outcome == "done"]
+    pasts = NodePasts()
+    for number in range(2):
+        for kind in ("evict_node", "restart_process"):
+            again = msgspec.structs.replace(out, id=f"{number}/{kind}", incident=f"{number}", kind=kind)
+            pasts.take_action(again, 1.0)
+    assert "taken out 2 times" in (pasts.advice("a0", 2.0) or "")
 
 
 def test_a_word_about_one_node_is_no_word_about_another() -> None:
