@@ -245,7 +245,8 @@ def test_ranks_that_never_come_are_named(forks, tmp_path):
     assert accused(result) == [("node_lost", (2,)), ("node_lost", (3,))], result["said"]
 
 
-def test_where_the_leader_dies_the_other_nodes_say_so(forks, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_where_the_leader_dies_or_hangs_the_other_nodes_say_so(forks, tmp_path, number):
     words = ("--nproc", "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--port", "29874", "--burn-in", "5")
     here = {"GLOO_SOCKET_IFNAME": "lo"}
     leader, other = (
@@ -257,11 +258,25 @@ def test_where_the_leader_dies_the_other_nodes_say_so(forks, tmp_path):
     while not (met.ranks(1)[0].net_connections() and psutil.Process(other.pid).net_connections()):
         assert time.monotonic() < until_s
         time.sleep(0.05)
-    os.kill(leader.pid, signal.SIGKILL)
-    assert other.wait(60) == 1
+    os.kill(leader.pid, number)
+    try:
+        assert other.wait(60) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(leader.pid, signal.SIGKILL)
     result = json.loads((tmp_path / "1.json").read_text())
     assert accused(result) == [("node_lost", (0,))]
     assert "rank 0, which leads the validation at 127.0.0.1:29874, is gone" in result["accused"][0]["text"]
+
+
+def test_a_signal_ends_a_node_whose_leader_has_not_come(forks, tmp_path):
+    words = ("--nproc", "1", "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--port", "29875")
+    waiting = Started(tmp_path, [start(forks, tmp_path, *words)])
+    ranks = waiting.ranks(1)
+    time.sleep(1.0)
+    os.kill(waiting.processes[0].pid, signal.SIGTERM)
+    assert waiting.processes[0].wait(20) == 128 + signal.SIGTERM
+    assert not any(psutil.pid_exists(one.pid) for one in ranks)
 
 
 def as_torchrun(forks, folder, ranks, port):

@@ -21,11 +21,14 @@ from actions.validation.baseline import Baseline
 from actions.validation.results import Finding, Validation
 from actions.validation.running import rank
 from actions.validation.running.node_checks import NodeChecks
-from actions.validation.running.store import ANSWER_S, Board, StoreGone, StoreTalk, connect
+from actions.validation.running.store import ANSWER_S, Board, Limited, StoreGone, StoreTalk, connect
 from trainwarden.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_S = 0.05
+_REACH_S = 2.0  # of one attempt: while torch tries to connect no signal is heard
+_DISK_S = 10.0  # a disk that hangs this long is one that jobs hang on
+_LEADER_S = 60.0  # between the limit of an order and the next one, or the result
 _BROKEN = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -34,8 +37,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     `first_rank` to `first_rank + ranks - 1` are here, each with its number on this node from `first_local_rank`.
     `number` of `nodes` is this process's among those that report disk and memory; None if another one does for this
-    node; `processes` like this one there are in all. `join_s` is how long ranks may take to come, `within_s` how long
-    who does not lead waits for the result.
+    node; `processes` like this one there are in all. `join_s` is how long ranks may take to come.
     """
 
     node: str
@@ -50,8 +52,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     checkpoints: Path | None = None
     join_s: float = 60.0
-    disk_s: float = 10.0
-    within_s: float = 300.0
 
 
 class Stopped(Exception):
@@ -63,7 +63,6 @@ class Node:
 
     def __init__(self, place: Place, wanted: programme.Wanted, stop: Callable[[], bool]) -> None:
         self._place, self._wanted, self._stop = place, wanted, stop
-        self._until_s = time.monotonic() + place.within_s
         self._pids: dict[int, int] = {}
         self._checks: NodeChecks | None = None
         self._board: Board | None = None
@@ -74,7 +73,7 @@ class Node:
         Raises
         ------
         ConfigError
-            If the port of the store is taken.
+            If the port of the store is taken, or its address is not this host's.
         Stopped
             If a signal asked for the end.
         """
@@ -83,7 +82,7 @@ class Node:
         listening = _listen(place) if leads else None
         try:
             if place.number is not None:
-                self._checks = NodeChecks(place.node, self._wanted.checks, place.checkpoints, place.disk_s)
+                self._checks = NodeChecks(place.node, self._wanted.checks, place.checkpoints, _DISK_S)
             self._fork(listening)
             if listening is not None:
                 return self._lead(listening, baseline)
@@ -113,7 +112,7 @@ class Node:
                         signal.signal(word, signal.SIG_DFL)
                     if os.getppid() == own:
                         address = (place.address, port)
-                        code = rank.serve(number, place.node, place.first_local_rank + local, address)
+                        code = rank.serve(number, place.node, place.first_local_rank + local, address, place.join_s)
                 except BaseException:  # noqa: BLE001 - a fork ends here, whatever happens: it must not go on as its parent
                     traceback.print_exc()
                 finally:
@@ -149,14 +148,17 @@ class Node:
     def _lead(self, listening: socket.socket, baseline: Baseline) -> Validation:
         place = self._place
         port = listening.getsockname()[1]
-        store = dist.TCPStore(
-            place.address, port, None, True, timedelta(seconds=ANSWER_S),
-            wait_for_workers=False, master_listen_fd=listening.detach(),
-        )  # fmt: skip
+        try:
+            store = dist.TCPStore(
+                place.address, port, None, True, timedelta(seconds=ANSWER_S),
+                wait_for_workers=False, master_listen_fd=listening.detach(),
+            )  # fmt: skip
+        except dist.DistError as error:
+            raise ConfigError(f"validate: rank 0 is here, but this host is not at {place.address}") from error
         self._meet(Board(store))
         assert self._board is not None
         talk = StoreTalk(
-            self._board, place.world_size, place.nodes, self._pump, join_s=place.join_s, nodes_s=place.disk_s + 2.0
+            self._board, place.world_size, place.nodes, self._pump, join_s=place.join_s, nodes_s=_DISK_S + 2.0
         )
         result = programme.validate(talk, place.world_size, self._wanted, baseline)
         self._board.tell_result(result)
@@ -170,7 +172,7 @@ class Node:
 
     def _wait_for_the_others(self) -> None:
         """The store is ours: what the others have not read yet would be lost with it."""
-        until_s = min(self._until_s, time.monotonic() + 2.0)
+        until_s = time.monotonic() + 2.0
         assert self._board is not None
         while time.monotonic() < until_s and self._board.store.add("read", 0) < self._place.processes - 1:
             time.sleep(_LOOK_S)
@@ -178,19 +180,36 @@ class Node:
     def _follow(self) -> Validation:
         place = self._place
         try:
-            self._meet(connect(place.address, place.port, within_s=place.join_s))
+            self._meet(self._reach())
             assert self._board is not None
-            while time.monotonic() < self._until_s:
+            number, until_s = 1, time.monotonic() + place.join_s + _LEADER_S
+            while time.monotonic() < until_s:
                 self._pump()
                 if (result := self._board.result()) is not None:
                     self._board.store.add("read", 1)
                     return result
+                if (order := self._board.order(number)) is not None:
+                    number, until_s = number + 1, time.monotonic() + order.limit_s + _LEADER_S
                 time.sleep(_LOOK_S)
-            why = f"did not end it within {place.within_s:.0f} s"
+            why = "gives no more orders, and no result"
         except (StoreGone, dist.DistError) as error:
+            if self._stop():
+                raise Stopped from None
             why = f"is gone ({str(error).splitlines()[0][:200]})"
         text = f"rank 0, which leads the validation at {place.address}:{place.port}, {why}"
         return Validation(ranks=place.world_size, accused=(Finding(kind="node_lost", text=text, ranks=(0,)),))
+
+    def _reach(self) -> Board:
+        """The leader's board, which may come up to `join_s` later than we; a signal is heard between attempts."""
+        until_s = time.monotonic() + self._place.join_s
+        while True:
+            try:
+                return Board(Limited(connect(self._place.address, self._place.port, within_s=_REACH_S).store))
+            except StoreGone:
+                if time.monotonic() > until_s:
+                    raise
+            if self._stop():
+                raise Stopped
 
 
 def _listen(place: Place) -> socket.socket:

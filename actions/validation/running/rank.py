@@ -19,12 +19,12 @@ TWICE = 3
 """Exit code of a rank that somebody else is already."""
 
 
-def serve(rank: int, node: str, local_rank: int, address: tuple[str, int]) -> int:
-    """Join the validation at `address` and follow its orders until the last; the exit code of the process."""
+def serve(rank: int, node: str, local_rank: int, address: tuple[str, int], join_s: float) -> int:
+    """Join the validation at `address` within `join_s`, follow its orders to the last; the exit code of the process."""
     torch.set_num_threads(1)
     device = _device(local_rank)
     try:
-        board = connect(*address)
+        board = connect(*address, within_s=join_s)
         member = Joined(
             rank=rank, node=node, local_rank=local_rank, device=_name(device),
             at_once=len(os.sched_getaffinity(0)) if device.type == "cpu" else None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import msgspec
@@ -48,14 +51,18 @@ class Board:
         StoreGone
             If the host of the store is gone.
         """
-        key = f"order/{number}"
         try:
-            self.store.wait([key], timedelta(seconds=within_s))
+            self.store.wait([f"order/{number}"], timedelta(seconds=within_s))
         except dist.DistNetworkError as error:
             raise StoreGone(str(error)) from error
         except dist.DistStoreError:
             return None
-        return msgspec.json.decode(self.store.get(key), type=Order)
+        return self.order(number)
+
+    def order(self, number: int) -> Order | None:
+        """The order of that number, if it was given."""
+        found = self.found([f"order/{number}"])
+        return msgspec.json.decode(found[f"order/{number}"], type=Order) if found else None
 
     def report(self, number: int, report: RankReport) -> None:
         """What a rank answers to order `number`."""
@@ -99,6 +106,40 @@ class Board:
         self.store.set(key, msgspec.json.encode(value))
 
 
+class Limited:
+    """A store each of whose answers has a limit: torch waits for ever, and deaf to signals, for a host that hangs.
+
+    Raises
+    ------
+    StoreGone
+        By any call that has no answer within `ANSWER_S`.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._ask, getattr(self._store, name))
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        answer: SimpleQueue[Any] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                answer.put(call(*arguments))
+            except RuntimeError as error:
+                answer.put(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            said = answer.get(timeout=ANSWER_S)
+        except Empty:  # the thread is left to torch: nothing ends it
+            raise StoreGone(f"no answer within {ANSWER_S:.0f} s") from None
+        if isinstance(said, RuntimeError):
+            raise said
+        return said
+
+
 class StoreTalk:
     """`actions.validation.cast.Talk` by way of the store; `pump` is called while anything is waited for."""
 
@@ -106,12 +147,13 @@ class StoreTalk:
         self, board: Board, world_size: int, nodes: int, pump: Callable[[], None], *, join_s: float, nodes_s: float
     ) -> None:
         self._board, self._world_size, self._nodes, self._pump = board, world_size, nodes, pump
-        self._join_s, self._nodes_until_s = join_s, time.monotonic() + nodes_s
+        self._join_s, self._nodes_s = join_s, nodes_s
         self._ended: dict[int, str] = {}
 
     def join(self) -> Mapping[int, Joined]:
         """See `Talk.join`."""
         said = self._wait("joined", range(self._world_size), self._join_s)
+        self._nodes_until_s = time.monotonic() + self._nodes_s  # a node begins its checks before its ranks come
         return {rank: msgspec.json.decode(text, type=Joined) for rank, text in said.items()}
 
     def places(self) -> Mapping[int, str]:

@@ -26,7 +26,7 @@ def warm_up(nproc: int, voice: Voice, *, checkpoints: Path | None, config: Path 
     LauncherError
         If somebody is accused, in one sentence that names rank and node, or if it came to no end.
     SystemExit
-        With the code of the signal that has ended it.
+        With the code of a signal that we had meanwhile, also where the validation was done by then.
     """
     import msgspec
 
@@ -48,8 +48,6 @@ def warm_up(nproc: int, voice: Voice, *, checkpoints: Path | None, config: Path 
         command += [] if config is None else ["--config", str(config)]
         code = _run(command, voice)
         if not target.exists():
-            if code < 0 or code > 128:
-                raise SystemExit(code if code > 0 else 128 - code)
             raise LauncherError(f"not started: the validation ended with code {code} and no result")
         result = msgspec.json.decode(target.read_bytes(), type=Validation)
     if result.accused:
@@ -73,17 +71,26 @@ def refusal(result: Validation) -> str:
 
 def _there(folder: Path) -> Path:
     """`folder`, or where the training script will make it."""
-    return next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
 
 
 def _run(command: list[str], voice: Voice) -> int:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=voice.stream, stderr=voice.stream)
-    before = {
-        number: signal.signal(number, lambda n, _frame: process.send_signal(n))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    asked: list[int] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        process.send_signal(number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        return process.wait()
+        code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if asked:
+        raise SystemExit(128 + asked[0])
+    return code

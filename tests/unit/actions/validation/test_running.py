@@ -6,8 +6,10 @@ import os
 import signal
 import time
 
+import msgspec
 import pytest
 
+from actions.validation.results import Joined, NodeReport
 from actions.validation.running import disk_child, memory_child, processor
 from actions.validation.running.node_checks import NodeChecks
 
@@ -89,3 +91,54 @@ def test_children_that_hang_or_are_killed_accuse_disks_alone(tmp_path):
 
 def test_without_a_folder_the_disk_is_left_out():
     assert set(ended(NodeChecks("n", ("disk",), None, 10)).left_out) == {"disk"}
+
+
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+class Later:
+    """A board on which each key is written at its time."""
+
+    def __init__(self, clock, keys):
+        self.clock, self.keys = clock, keys
+
+    def found(self, keys):
+        return {key: self.keys[key][1] for key in keys if key in self.keys and self.keys[key][0] <= self.clock.now_s}
+
+
+@pytest.mark.thorough  # torch is imported
+def test_a_node_that_comes_late_still_has_its_time_for_disk_and_memory(monkeypatch):
+    from actions.validation.running import store
+
+    clock = Clock()
+    monkeypatch.setattr(store, "time", clock)
+    member = msgspec.json.encode(Joined(rank=0, node="n", local_rank=0, device="cpu"))
+    report = msgspec.json.encode(NodeReport(node="n", wrong={"disk": "no answer within 10 s"}))
+    board = Later(clock, {"joined/0": (50.0, member), "node/0": (60.0, report)})
+    talk = store.StoreTalk(board, 1, 1, lambda: None, join_s=60.0, nodes_s=12.0)
+    assert set(talk.join()) == {0}
+    assert [one.wrong for one in talk.nodes()] == [{"disk": "no answer within 10 s"}]
+
+
+@pytest.mark.thorough
+def test_a_rank_waits_for_the_leader_as_long_as_its_node_does(monkeypatch):
+    from actions.validation.running import rank, store
+
+    asked = []
+
+    def nobody(_address, _port, *, within_s):
+        asked.append(within_s)
+        raise store.StoreGone("nobody answers")
+
+    monkeypatch.setattr(rank, "connect", nobody)
+    assert rank.serve(2, "n", 0, ("127.0.0.1", 1), 600.0) == 0
+    assert asked == [600.0]
