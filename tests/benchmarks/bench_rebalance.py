@@ -37,7 +37,7 @@ JOBS: tuple[tuple[int, int, tuple[str, ...]], ...] = (  # data-parallel groups, 
 )
 
 
-def removed(groups: int, total: int, more: tuple[str, ...], folder: Path) -> float:
+def removed(total: int, more: tuple[str, ...], folder: Path) -> float:
     """Share of the slowdown that one job lost again; 0 if nothing was rebalanced."""
     job = [sys.executable, str(ROOT / "tests" / "benchmarks" / "paced_job.py"), "--micro-batches", str(total), *more]
     run = "from trainwarden.cli.main import run; run()"
@@ -74,7 +74,7 @@ def benchmarks() -> list[dict[str, Any]]:
         found = []
         for _ in range(ROUNDS):
             with tempfile.TemporaryDirectory() as folder:
-                found.append(removed(groups, total, more, Path(folder)))
+                found.append(removed(total, more, Path(folder)))
         best = best_removed(groups, total)
         for name, values, bar in zip(
             NAMES[2 * place :], (found, [one / best for one in found]), BARS[2 * place :], strict=False

@@ -33,17 +33,17 @@ def seen(groups: Mapping[int, str]) -> Seen:
     >>> seen({0: "pp=0-2:2;tp=0-1", 1: "pp=1-3:2;tp=0-1"})
     Seen(sizes={'pp': 2, 'tp': 2}, order=('tp', 'cp', 'dp', 'pp'), sharded=False, contradictions=())
     """
-    of_kind: dict[str, set[Spaced | None]] = defaultdict(set)
+    of_kind: dict[str, set[str]] = defaultdict(set)
     for text in groups.values():
         for kind, ranks in of_text(text).items():
-            spaced = spaced_of(ranks)
-            of_kind[kind].add(None if spaced is None else spaced._replace(first=0))
+            of_kind[kind].add(ranks)
     alike: dict[str, Spaced] = {}
     wrong = []
     for kind, found in sorted(of_kind.items()):
         word = WORDS.get(kind, "data")
-        shapes = [one for one in found if one is not None]
-        if len(shapes) < len(found):
+        spaced = [spaced_of(ranks) for ranks in found]  # each group once, not for each of its ranks
+        shapes = {one._replace(first=0) for one in spaced if one is not None}
+        if None in spaced:
             wrong.append(f"a {word} parallel group is not evenly spaced")
         elif len({one.size for one in shapes}) > 1:
             unlike = " and ".join(str(size) for size in sorted({one.size for one in shapes}))
@@ -51,7 +51,7 @@ def seen(groups: Mapping[int, str]) -> Seen:
         elif len(shapes) > 1:
             wrong.append(f"{word} parallel groups are not spaced alike")
         else:
-            alike[kind] = shapes[0]
+            (alike[kind],) = shapes
     sharded = max(alike.get(kind, Spaced(0, 1, 1)).size for kind in ("shard", "fsdp")) > 1
     told, odd = _with_data(alike)
     sizes = {kind: one.size for kind, one in told.items()}
@@ -97,10 +97,11 @@ def misplaced(layout: Layout, groups: Mapping[int, str]) -> Iterable[str]:
     >>> list(misplaced(layout, {0: "tp=0-1", 1: "tp=1-3:2"}))
     ['rank 1 is in tensor parallel group 1-3:2, and by the sizes would be in 0-1']
     """
+    told = {rank: of_text(groups[rank]) for rank in sorted(groups)}
     for kind in layout.order:
         expected = {rank: text for ranks in layout.groups(kind) for text in [ranks_text(ranks)] for rank in ranks}
-        for rank, text in sorted(groups.items()):
-            made = of_text(text).get(kind)
+        for rank, made_of in told.items():
+            made = made_of.get(kind)
             if made is not None and rank in expected and made != expected[rank]:
                 group = f"{WORDS[kind]} parallel group {made}"
                 yield f"rank {rank} is in {group}, and by the sizes would be in {expected[rank]}"
