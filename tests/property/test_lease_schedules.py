@@ -17,6 +17,7 @@ from hypothesis import given
 
 from actions.launchers.leases.client import LEAST_WAIT_S
 from actions.launchers.leases.elector import LeaderElector, retry_s
+from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import Answer, Ask
 from tests.examples import examples
@@ -42,11 +43,12 @@ class Launcher:
 
 
 class Minutes:
-    """Events in the order of their times; `led` are the epochs that somebody led under, in that order."""
+    """Events in the order of their times; `led` are the epochs that a node obeyed, in that order."""
 
     def __init__(self, seed: int, *, troubled: bool) -> None:
         self.random, self.troubled = Random(seed), troubled
         self.true_s, self.led = 0.0, [0]
+        self.fence, self.holders = EpochFence(), dict[int, str]()
         self.without_s = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
@@ -73,9 +75,21 @@ class Minutes:
             leaders = self.leaders()
             assert len(leaders) <= 1, f"at {self.true_s}: {[one.elector.newest for one in leaders]}"
             for one in leaders:
-                assert one.elector.newest is not None
-                assert one.elector.newest.epoch >= self.led[-1], f"at {self.true_s}"
-                self.led.append(one.elector.newest.epoch)
+                self.command(one)
+
+    def command(self, one: Launcher) -> None:
+        """The leader commands a node, which outlives it: only that one knows an epoch that was told to nobody else."""
+        newest, now_s = one.elector.newest, one.s(self.true_s)
+        assert newest is not None
+        sender = Allegiance(epoch=newest.epoch, holder=newest.holder)
+        if not self.fence.admit(sender, left_s=one.elector.left_s(now_s), now_s=self.true_s):
+            obeyed = self.fence.allegiance
+            assert obeyed is not None
+            one.elector.fenced(obeyed.epoch)
+            return
+        assert newest.epoch >= self.led[-1], f"at {self.true_s}"
+        assert self.holders.setdefault(newest.epoch, newest.holder) == newest.holder, f"at {self.true_s}"
+        self.led.append(newest.epoch)
 
     def leaders(self) -> list[Launcher]:
         return [one for one in self.launchers if one.elector.leads(one.s(self.true_s))]

@@ -30,10 +30,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "hook").mkdir()
 
     def begin(rank: int, *words: str, world: int = 8, recorded: int = 5, groups: dict[str, str] | None = None) -> int:
-        made.append(
-            subprocess.Popen(["/bin/sh", "-c", "read line", "train.py", *words], stdin=subprocess.PIPE, cwd=tmp_path)
-        )
-        pid = made[-1].pid
+        script = ["/bin/sh", "-c", "echo; read line", "train.py", *words]
+        process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path)
+        made.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()  # Popen returns before the kernel shows the new command line
+        pid = process.pid
         path = tmp_path / "hook" / f"rank-{rank}-{pid}.hook"
         write_header(path, pid, world=world, recorded=recorded)
         if groups is not None:

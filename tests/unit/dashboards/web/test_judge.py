@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,16 @@ def refused(script: str, **limits: Any) -> Problem:
     with pytest.raises(Problem) as raised:
         judged(script, **limits)
     return raised.value
+
+
+def ends(pid: int) -> bool:
+    """Whether the process ends within ten seconds: one that is killed is still there for a moment."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(process):
+        return bool(select.select([process], [], [], 10.0)[0])
 
 
 def test_its_answer_is_passed_on_whether_it_found_something_or_not():
@@ -66,9 +77,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     )
     problem = refused(script, timeout_s=2.0)
     assert problem.status == 504
-    pid = int((tmp_path / "pid").read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert ends(int((tmp_path / "pid").read_text()))
 
 
 def test_what_says_too_much_is_ended():
