@@ -16,7 +16,7 @@ from hypothesis import settings
 from collectors.nccl_profiler import build
 from tests import nccl_player
 from tests.examples import SAME_CASES, THOROUGH
-from tests.servers.kafka import KafkaBroker, ServerMissing
+from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing, archive_classes
 
 SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
 
@@ -82,7 +82,8 @@ def own_kafka_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
 @contextmanager
 def _started(folder: Path) -> Iterator[KafkaBroker]:
     try:
-        broker = KafkaBroker(folder)
+        archive_classes(folder.with_name("archive"))
+        broker = KafkaBroker(folder, options=BRIEF)
     except ServerMissing as missing:
         _refuse(str(missing))
     broker.start()
