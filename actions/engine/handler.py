@@ -17,17 +17,17 @@ import msgspec
 from actions.brakes.history import NODES_OUT
 from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import TAKEN
-from actions.engine.adoption import Adoptions
 from actions.engine.approval import answer_of, planned_at
 from actions.engine.asked import asked_of, unwanted
 from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.hearing import OVERLAP_S, Hearing
-from actions.engine.memory import Case, Memory, with_outcome
 from actions.engine.outbox import Outbox
-from actions.engine.planner import next_intent
-from actions.engine.policy import Rules
 from actions.engine.under_way import End, UnderWay
-from actions.engine.view import Intent, View
+from actions.remedies.adoption import Adoptions
+from actions.remedies.memory import Case, Memory, with_outcome
+from actions.remedies.planner import next_intent
+from actions.remedies.policy import Rules
+from actions.remedies.view import Intent, View
 from trainwarden.clock import Clock
 from trainwarden.commands.words import EVERY_JOB, latch
 from trainwarden.errors import WardenError

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from actions.engine.adoption import names
 from actions.engine.calls import VERBS, Away, LauncherCalls
-from actions.engine.policy import PolicyConfig
+from actions.remedies.adoption import names
+from actions.remedies.policy import PolicyConfig
 from trainwarden.launching import Report
 from trainwarden.records import ActionRecord, Outcome
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.clock import SystemClock

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from actions.brakes.history import NODES_OUT, begun
-from actions.engine.adoption import Adoptions
 from actions.nodes.past import NodePasts
 from actions.planners import slow
 from actions.planners.ladder import Ladder
+from actions.remedies.adoption import Adoptions
 from trainwarden.commands.latches import Latches
 from trainwarden.commands.silences import Silences
 from trainwarden.commands.words import EVERY_JOB

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from actions.brakes.history import begun
-from actions.engine.memory import Case, Memory
-from actions.engine.policy import Rules
+from actions.remedies.memory import Case, Memory
+from actions.remedies.policy import Rules
 from trainwarden.launching import Capabilities, LauncherState
 from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
-from actions.engine.rebalancing import rebalance, relief
-from actions.engine.remedies import (
+from actions.nodes.past import cleared_text
+from actions.remedies.rebalancing import rebalance, relief
+from actions.remedies.table import (
     SEVERITY_OF,
     AnyRung,
     EvictNode,
@@ -20,8 +21,7 @@ from actions.engine.remedies import (
     RestartProcess,
     StopJob,
 )
-from actions.engine.view import COOL_DOWN, OVER, Intent, View
-from actions.nodes.past import cleared_text
+from actions.remedies.view import COOL_DOWN, OVER, Intent, View
 from trainwarden.records import ActionKind, ActionRecord
 
 
