@@ -71,7 +71,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def actions(self) -> list[ActionRecord]:
         """Actions of this incident, oldest first."""
-        return self.memory.of_incident(self.case.incident.id)
+        return self.memory.of_cause(self.case.incident.id)
 
     def attempts(self, rung: str) -> list[ActionRecord]:
         """Actions of this incident's `rung`, oldest first."""
