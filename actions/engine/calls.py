@@ -37,6 +37,8 @@ VERBS: Final[Mapping[ActionKind, Verb]] = {
     "restart_job": "restart",
     "evict_node": "evict",
     "stop_job": "stop",
+    "cordon_node": "cordon",
+    "uncordon_node": "uncordon",
 }
 T = TypeVar("T")
 

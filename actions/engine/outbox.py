@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from actions.brakes.history import restart_loop_incident
-from actions.engine.memory import Memory, with_outcome
+from actions.remedies.memory import Memory, with_outcome
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics

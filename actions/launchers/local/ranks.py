@@ -19,7 +19,7 @@ from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings,
 
 _EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
-MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/engine/remedies.toml)
+MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/remedies/remedies.toml)
 LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from actions.engine.policy import Mode, Rules
+from actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line

@@ -44,7 +44,7 @@ def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
 
 def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in the tables whose keys only plug-ins and single rooms know."""
-    from actions.engine.policy import PolicyConfig, Rules
+    from actions.remedies.policy import PolicyConfig, Rules
     from dashboards.notices.targets import NoticeSettings, targets_of
     from detectors.choice import rule
     from detectors.verdict.ensemble import EnsembleConfig

@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
-from actions.engine.rebalancing import rebalance, relief
-from actions.engine.remedies import (
+from actions.nodes.past import cleared_text
+from actions.remedies.rebalancing import rebalance, relief
+from actions.remedies.table import (
     SEVERITY_OF,
     AnyRung,
     EvictNode,
@@ -20,8 +21,7 @@ from actions.engine.remedies import (
     RestartProcess,
     StopJob,
 )
-from actions.engine.view import COOL_DOWN, OVER, Intent, View
-from actions.nodes.past import cleared_text
+from actions.remedies.view import COOL_DOWN, OVER, Intent, View
 from trainwarden.records import ActionKind, ActionRecord
 
 
@@ -167,7 +167,7 @@ def _after_opening(view: View, action: ActionRecord) -> bool:
 
     Detection's clock may be another than ours, so that is told by whose remedy it was, and clocks are asked last.
     """
-    incident, whose = view.case.incident, view.memory.cases.get(action.incident)
+    incident, whose = view.case.incident, view.memory.cases.get(action.cause)
     if action.incident == incident.id:
         return True
     if whose is not None and (closed_s := whose.incident.closed_at_s) is not None and closed_s < incident.opened_at_s:
@@ -193,7 +193,7 @@ def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecor
 def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
     said_s = view.memory.said_s.get(action.id)
-    return view.memory.accused_in(action.incident) == node and view.memory.nodes.cleared(node, said_s) is None
+    return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
 
 
 def _awaited(view: View, rung: EvictNode) -> bool:

@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from actions.engine import remedies
 from actions.engine.calls import VERBS
-from actions.engine.policy import Rules
-from actions.engine.remedies import AnyRung, Rebalance, RestartProcess, StopJob
 from actions.planners.ladder import Strategy
+from actions.remedies import table as remedies
+from actions.remedies.policy import Rules
+from actions.remedies.table import AnyRung, Rebalance, RestartProcess, StopJob
 from tests.places import ROOT
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Verb

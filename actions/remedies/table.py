@@ -166,7 +166,7 @@ def load(path: str | None) -> Remedies:
     ConfigError
         If the file cannot be read, is no TOML, or holds a mistake; one sentence that names file and kind.
     """
-    shipped = files("actions.engine").joinpath(SHIPPED).read_text(encoding="utf-8")
+    shipped = files("actions.remedies").joinpath(SHIPPED).read_text(encoding="utf-8")
     table = Remedies({}).replaced(tomllib.loads(shipped), SHIPPED)
     if path is None:
         return table
