@@ -12,7 +12,7 @@ from dashboards.overview.overview import Overview
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from tests.doubles import ManualClock
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.protocols import Message
 from trainwarden.records import (
     ActionRecord,
@@ -74,6 +74,7 @@ class Web:
         self.metrics = SelfMetrics("serve")
         self.published: list[CommandRecord] = []
         self.away = False
+        self.refused: str | None = None
         self.app = build(Parts(self.overview, TOKENS, self.metrics, self.clock, self._publish, **parts))
         self.client = Client(self.app)
         self._offsets = 0
@@ -81,6 +82,8 @@ class Web:
     def _publish(self, command: CommandRecord) -> None:
         if self.away:
             raise BusUnavailable("away by the test")
+        if self.refused is not None:
+            raise ConfigError(self.refused)
         self.published.append(command)
 
     def tell(self, *records: Record) -> None:

@@ -148,6 +148,13 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     notices: tuple[dict[str, Any], ...] = ()
 
 
+class CommandsSettings(Config, frozen=True, kw_only=True):
+    """The file of the `key` that signs our words to the engine, and that of the keys that are `trusted` (None: all)."""
+
+    key: str | None = None
+    trusted: str | None = None
+
+
 class RunsSettings(Config, frozen=True, kw_only=True):
     """Runs of watch, launch and demo that are kept for their user, and how large one may grow.
 
@@ -192,6 +199,7 @@ class Settings(Config, frozen=True, kw_only=True):
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
     serve: ServeSettings = msgspec.field(default_factory=ServeSettings)
     runs: RunsSettings = msgspec.field(default_factory=RunsSettings)
+    commands: CommandsSettings = msgspec.field(default_factory=CommandsSettings)
 
 
 def checkpoints_of(settings: Settings, named: Path | None = None) -> Path | None:
@@ -263,14 +271,9 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 
 _TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address", "metrics_web_config")
 _SECTIONS: dict[str, type[Config]] = {
-    "agent": AgentSettings,
-    "detection": DetectionSettings,
-    "engine": EngineSettings,
-    "launch": LaunchSettings,
-    "archive": ArchiveSettings,
-    "trainer": TrainerSettings,
-    "serve": ServeSettings,
-    "runs": RunsSettings,
+    field.name: field.type
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.type, type) and issubclass(field.type, Config)
 }
 
 

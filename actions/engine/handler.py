@@ -29,6 +29,8 @@ from actions.engine.policy import Rules
 from actions.engine.under_way import End, UnderWay
 from actions.engine.view import Intent, View
 from trainwarden.clock import Clock
+from trainwarden.commands.gate import CommandGate
+from trainwarden.commands.trust import Trust, in_order
 from trainwarden.commands.words import EVERY_JOB, latch
 from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
@@ -53,11 +55,15 @@ class EngineHandler:
         Mode, limits, brakes, remedies.
     launcher : Launcher
         Whatever started the job. If it runs one job only, so does the engine, in a consumer group of its own.
+    gate : CommandGate, optional
+        Whose words count; everybody's, if there is none.
     """
 
     topics: Sequence[Topic[Any]] = (INCIDENTS,)
 
-    def __init__(self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics) -> None:
+    def __init__(
+        self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics, *, gate: CommandGate | None = None
+    ) -> None:
         self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
         self.group = "engine" if self._job is None else f"engine-{self._job}"
         self._calls = LauncherCalls(launcher, metrics)
@@ -66,7 +72,8 @@ class EngineHandler:
         self._under_way = UnderWay(self._calls, rules.config, self._adoptions.missing)
         self._bus: Bus | None = None
         self._hearing: Hearing | None = None
-        self._outbox = Outbox(metrics)
+        self._gate = gate or CommandGate(Trust(), None, clock, metrics)
+        self._outbox = Outbox(metrics, self._gate.sealed)
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
         self._mine: set[str] = set()  # started here, or by an engine whose partition this one has taken over
         self._unplanned: set[str] = set()  # incidents of which it was said that no plan can be made
@@ -85,7 +92,7 @@ class EngineHandler:
             self._hearing = Hearing(bus, now_s)
         memory = Memory(self._rules.remedies.ladder, self._adoptions)
         for topic, from_s in ((ACTIONS, now_s - MEMORY_S), (COMMANDS, None)):
-            for message in bus.read(topic, from_time_s=from_s):
+            for message in in_order(bus.read(topic, from_time_s=from_s)):
                 self._take(memory, message)
         self._outbox.remind(memory)
         if splits := [action.at_s for action in memory.under_way.values() if action.kind == "rebalance"]:
@@ -134,15 +141,17 @@ class EngineHandler:
             for names in (self._recorded, self._mine):
                 names.intersection_update(self._memory.actions)
             self._unplanned &= self._memory.cases.keys()
-        lasting = sum(case.open for case in self._memory.cases.values())
-        latched = len(self._memory.latches.standing())
+        latched, lasting = len(self._memory.latches.standing()), sum(c.open for c in self._memory.cases.values())
         self._metrics.gauge("latched", "Jobs (all of them as one) whose evictions wait for a person's reset.", latched)
         self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
         return self._outbox.empty()
 
-    def _take(self, memory: Memory, message: Message) -> None:
-        if self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB):
+    def _take(self, memory: Memory, message: Message) -> bool:
+        """Whether `memory` has taken it in: it is about a job of ours, and its word counts."""
+        ours = self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB)
+        if taken := ours and self._gate.admits(message):
             memory.take(message.record, message.offset, message.time_s)
+        return taken
 
     def _listen(self) -> set[str] | None:
         """Take in what people and other engines have said; of which jobs. None while this engine cannot hear it."""
@@ -150,9 +159,8 @@ class EngineHandler:
         self._metrics.gauge("deaf", "1 while commands cannot be heard; nothing is done meanwhile.", messages is None)
         if messages is None:
             return None
-        for message in messages:
-            self._take(self._memory, message)
-        return {message.record.job for message in messages if isinstance(message.record, ActionRecord | CommandRecord)}
+        taken = [message.record for message in messages if self._take(self._memory, message)]
+        return {record.job for record in taken if isinstance(record, ActionRecord | CommandRecord)}
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
@@ -281,7 +289,7 @@ class EngineHandler:
             if action.kind in NODES_OUT and self._hearing.behind():
                 return  # another engine may have begun just before
             brake = self._rules.brakes.after_start(now_s, self._asked(action, case, now_s))
-        why_not = unwanted(action, case, self._memory, self._rules) or (None if brake is None else brake.said)
+        why_not = unwanted(action, case, self._memory, self._rules, self._gate) or (brake.said if brake else None)
         end = self._under_way.go_on(action, now_s, by=action.by or "engine", unwanted=why_not)
         if end is not None:
             if end.unheard and brake is not None:

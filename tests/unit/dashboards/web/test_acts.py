@@ -99,6 +99,14 @@ def test_who_only_looks_may_not_act(web):
     assert web.published == []
 
 
+def test_a_word_that_the_engine_would_not_hear_from_here_is_refused_with_the_reason(web):
+    web.refused = "stop: the engine would not hear it: it is not signed"
+    for path, body in ((APPROVE, {"plan_digest": "d1"}), ("/api/v1/stop", None)):
+        response = web.act(path, body)
+        assert (response.status_code, response.json()["detail"]) == (403, web.refused)
+    assert (web.published, web.overview.said) == ([], {})
+
+
 def test_the_bus_is_away(web):
     web.away = True
     response = web.act(APPROVE, {"plan_digest": "d1"})
