@@ -27,8 +27,11 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
 NOW_S = 1_000_000.0
-OBSERVE, ACT = "observing-token-of-a-test", "acting-token-of-a-test"
-TOKENS = Tokens({digest_of(OBSERVE): Person("looker", "observe"), digest_of(ACT): Person("on-call", "act")})
+OBSERVE, APPROVE, ACT = "observing-token-of-a-test", "approving-token-of-a-test", "acting-token-of-a-test"
+TOKENS = Tokens({
+    digest_of(OBSERVE): Person("looker", "observe"), digest_of(APPROVE): Person("pager", "approve"),
+    digest_of(ACT): Person("on-call", "act"),
+})  # fmt: skip
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -186,16 +186,16 @@ def _publish(bus: Bus, command: CommandRecord) -> None:
     bus.flush(PUBLISH_S)
 
 
-def tokens_of(address: str, path: str | None) -> tuple[Tokens, str | None]:
-    """Who may ask at `address`; where no file names them, a token that is made up, for this machine alone.
+def tokens_of(address: str, paths: str | tuple[str, ...] | None) -> tuple[Tokens, str | None]:
+    """Who may ask at `address`; where no files name them, a token that is made up, for this machine alone.
 
     Raises
     ------
     ConfigError
-        If the file is wrong, or there is none and others could ask.
+        If a file is wrong, or there is none and others could ask.
     """
-    if path is not None:
-        return Tokens.of_file(Path(path)), None
+    if paths:
+        return Tokens.of_files(map(Path, [paths] if isinstance(paths, str) else paths)), None
     host = _host_and_port(address)[0]
     try:
         here = ipaddress.ip_address(host.partition("%")[0]).is_loopback
