@@ -78,7 +78,7 @@ kafka: install system
 
 # The image's Dockerfile, its steps done in a chroot over a Debian of our own (root, buildah, debootstrap; minutes).
 image: export TRAINWARDEN_REQUIRE_SERVERS := 1
-image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,kubernetes,compression
+image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,signing,kubernetes,compression
 image: install
 	docker/system-packages.sh all
 	$(BIN)/python -m pytest tests/system/test_image.py

@@ -131,14 +131,14 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
 class ServeSettings(Config, frozen=True, kw_only=True):
     """The API, the page and the metrics of all jobs: where it listens, and who may ask.
 
-    `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
+    `tokens` names files with lines ``NAME ROLE TOKEN``; without one only this machine may be listened on, and a
     token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
     secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act. `notices` are tables of
     who is told (`dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"
-    tokens: str | None = None
+    tokens: str | tuple[str, ...] | None = None
     hosts: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -146,6 +146,13 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     slack_secret_file: str | None = None
     slack_users: tuple[str, ...] = ()
     notices: tuple[dict[str, Any], ...] = ()
+
+
+class CommandsSettings(Config, frozen=True, kw_only=True):
+    """The file of the `key` that signs our words to the engine, and that of the keys that are `trusted` (None: all)."""
+
+    key: str | None = None
+    trusted: str | None = None
 
 
 class RunsSettings(Config, frozen=True, kw_only=True):
@@ -192,6 +199,7 @@ class Settings(Config, frozen=True, kw_only=True):
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
     serve: ServeSettings = msgspec.field(default_factory=ServeSettings)
     runs: RunsSettings = msgspec.field(default_factory=RunsSettings)
+    commands: CommandsSettings = msgspec.field(default_factory=CommandsSettings)
 
 
 def checkpoints_of(settings: Settings, named: Path | None = None) -> Path | None:
@@ -263,14 +271,9 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 
 _TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address", "metrics_web_config")
 _SECTIONS: dict[str, type[Config]] = {
-    "agent": AgentSettings,
-    "detection": DetectionSettings,
-    "engine": EngineSettings,
-    "launch": LaunchSettings,
-    "archive": ArchiveSettings,
-    "trainer": TrainerSettings,
-    "serve": ServeSettings,
-    "runs": RunsSettings,
+    field.name: field.type
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.type, type) and issubclass(field.type, Config)
 }
 
 

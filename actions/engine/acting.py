@@ -37,7 +37,7 @@ class Acting:
     memory : Memory
         What the engine knows until it takes over.
     take : callable
-        Takes what was heard into the memory.
+        Takes what was heard into the memory; whether it did.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class Acting:
         clock: Clock,
         metrics: SelfMetrics,
         *,
+        outbox: Outbox,
         memory: Memory,
-        take: Callable[[Message], None],
+        take: Callable[[Message], bool],
     ) -> None:
-        self.calls, self.under_way, self.outbox = calls, under_way, Outbox(metrics)
+        self.calls, self.under_way, self.outbox = calls, under_way, outbox
         self.memory = memory
         self.mine: set[str] = set()  # started here, or by an engine whose partition this one has taken over
         self._clock, self._metrics, self._take = clock, metrics, take
@@ -83,9 +84,8 @@ class Acting:
         self._metrics.gauge("deaf", "1 while commands cannot be heard; nothing is done meanwhile.", messages is None)
         if messages is None:
             return None
-        for message in messages:
-            self._take(message)
-        return {message.record.job for message in messages if isinstance(message.record, ActionRecord | CommandRecord)}
+        taken = [message.record for message in messages if self._take(message)]
+        return {record.job for record in taken if isinstance(record, ActionRecord | CommandRecord)}
 
     def unfinished(self, cause: str) -> list[ActionRecord]:
         """What this engine has to bring to its end about `cause`."""

@@ -46,6 +46,16 @@ def answer_of(
     return "wait" if stands else None
 
 
+def unapproved(action: ActionRecord, word: Approval | None) -> str | None:
+    """Why `action`, found on the bus as begun, is not as `word` approved it; None if it is.
+
+    Where words have to be signed, writing down that an action has begun is no approval either.
+    """
+    if word is not None and word.plan_digest == action.plan_digest and _is_whole(action):
+        return None
+    return "nobody whose word counts has approved this plan"
+
+
 def _is_whole(shown: ActionRecord) -> bool:
     """Whether its plan is the one that its digest stands for."""
     try:

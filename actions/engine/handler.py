@@ -21,6 +21,7 @@ from actions.engine.asked import asked_of, unwanted
 from actions.engine.calls import VERBS, LauncherCalls
 from actions.engine.cordons import Cordons
 from actions.engine.hearing import OVERLAP_S
+from actions.engine.outbox import Outbox
 from actions.engine.under_way import End, UnderWay
 from actions.remedies.adoption import Adoptions
 from actions.remedies.memory import Case, Memory
@@ -28,6 +29,8 @@ from actions.remedies.planner import next_intent
 from actions.remedies.policy import Rules
 from actions.remedies.view import Intent, View
 from trainwarden.clock import Clock
+from trainwarden.commands.gate import CommandGate
+from trainwarden.commands.trust import Trust, in_order
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
@@ -52,19 +55,25 @@ class EngineHandler:
         Mode, limits, brakes, remedies.
     launcher : Launcher
         Whatever started the job. If it runs one job only, so does the engine, in a consumer group of its own.
+    gate : CommandGate, optional
+        Whose words count; everybody's, if there is none.
     """
 
     topics: Sequence[Topic[Any]] = (INCIDENTS, COMMANDS)
 
-    def __init__(self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics) -> None:
+    def __init__(
+        self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics, *, gate: CommandGate | None = None
+    ) -> None:
         self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
         self.group = "engine" if self._job is None else f"engine-{self._job}"
         self._calls = LauncherCalls(launcher, metrics)
         self._adoptions = Adoptions()
         self._memory = Memory(rules.remedies.ladder, self._adoptions)
         self._under_way = UnderWay(self._calls, rules.config, self._adoptions.missing)
-        self._acting = Acting(self._calls, self._under_way, clock, metrics, memory=self._memory, take=self._hear)
-        self._outbox = self._acting.outbox
+        self._gate = gate or CommandGate(Trust(), None, clock, metrics)
+        self._outbox = outbox = Outbox(metrics, self._gate.sealed)
+        memory, hear = self._memory, self._hear
+        self._acting = Acting(self._calls, self._under_way, clock, metrics, outbox=outbox, memory=memory, take=hear)
         self._cordons = Cordons(rules, self._acting, self._job)
         self._unplanned: set[str] = set()  # incidents of which it was said that no plan can be made
         self._forget_at_s = 0.0
@@ -98,10 +107,10 @@ class EngineHandler:
         """Take in all that was commanded, and the incidents of our own partitions; the ids of what others own."""
         owned, elsewhere = consumer.assignment(), set[str]()
         for topic, from_s in ((COMMANDS, None), (INCIDENTS, since_s)):
-            for message in bus.read(topic, from_time_s=from_s):
+            for message in in_order(bus.read(topic, from_time_s=from_s)):
                 if (topic.name, message.partition) in owned:
-                    self._take(memory, message)
-                    self._cordons.take(message, since_s)
+                    if self._take(memory, message):
+                        self._cordons.take(message, since_s)
                     continue
                 if isinstance(message.record, CommandRecord):
                     self._take(memory, message)
@@ -112,8 +121,8 @@ class EngineHandler:
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
         """Take incidents and people's words in. What follows from them is decided in `tick`."""
         for message in messages:
-            self._hear(message)
-            self._cordons.take(message, self._clock.now_s() - MEMORY_S)
+            if self._hear(message):
+                self._cordons.take(message, self._clock.now_s() - MEMORY_S)
         return ()
 
     def tick(self, now_s: float) -> Iterable[Output]:
@@ -133,18 +142,20 @@ class EngineHandler:
             self._memory.forget(now_s - MEMORY_S)
             self._acting.forget()
             self._unplanned &= self._memory.cases.keys()
-        lasting = sum(case.open for case in self._memory.cases.values())
-        latched = len(self._memory.latches.standing())
+        latched, lasting = len(self._memory.latches.standing()), sum(c.open for c in self._memory.cases.values())
         self._metrics.gauge("latched", "Jobs (all of them as one) whose evictions wait for a person's reset.", latched)
         self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
         return self._outbox.empty()
 
-    def _take(self, memory: Memory, message: Message) -> None:
-        if self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB):
+    def _take(self, memory: Memory, message: Message) -> bool:
+        """Whether `memory` has taken it in: it is about a job of ours, and its word counts."""
+        ours = self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB)
+        if taken := ours and self._gate.admits(message):
             memory.take(message.record, message.offset, message.time_s)
+        return taken
 
-    def _hear(self, message: Message) -> None:
-        self._take(self._memory, message)
+    def _hear(self, message: Message) -> bool:
+        return self._take(self._memory, message)
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
@@ -246,7 +257,7 @@ class EngineHandler:
 
     def _why_not(self, action: ActionRecord, case: Case, now_s: float) -> str | Hold | None:
         """Why the launcher should not hear of `action`, which was begun, any more."""
-        said = unwanted(action, case, self._memory, self._rules)
+        said = unwanted(action, case, self._memory, self._rules, self._gate)
         if not self._under_way.unasked(action.id):
             return said
         brake = self._rules.brakes.after_start(now_s, self._asked(action, case, now_s))

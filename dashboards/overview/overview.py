@@ -12,6 +12,7 @@ from actions.nodes.states import NodeStates
 from dashboards.overview.job import JobOverview
 from trainwarden.clock import Clock
 from trainwarden.commands.silences import Silences
+from trainwarden.commands.trust import Trust, in_order
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import CommandRecord, Record
@@ -33,7 +34,7 @@ READ_UP: Final = 1_000  # records that are still to come, as many as one poll gi
 class Overview:
     """A handler of the service loop that remembers and says nothing.
 
-    Take `lock` while reading more than one thing.
+    Take `lock` while reading more than one thing. Words that do not count by `trust` (None: all do) are passed over.
 
     Attributes
     ----------
@@ -49,7 +50,7 @@ class Overview:
 
     topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, *HISTORY)
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, trust: Trust | None = None) -> None:
         self.group = f"overview-{uuid.uuid4().hex}"  # everybody who looks sees everything
         self.lock = threading.RLock()
         self.jobs: dict[str, JobOverview] = {}
@@ -58,6 +59,7 @@ class Overview:
         self.round_s: float | None = None
         self._forget_s = 0.0
         self._clock = clock
+        self._trust = trust or Trust()
         self._consumer: Consumer | None = None
         self._read: dict[tuple[str, int], int] = {}
         self._stops: dict[str, str | None] = {}
@@ -70,7 +72,7 @@ class Overview:
         """See `trainwarden.service_loop.Handler`: what is short is read whole, the rest from half an hour ago."""
         self._consumer = consumer
         for topic in HISTORY:
-            self._take(bus.read(topic))
+            self._take(in_order(bus.read(topic)) if topic is COMMANDS else bus.read(topic))
         consumer.seek_to_time(self._clock.now_s() - SINCE_S)
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
@@ -121,8 +123,9 @@ class Overview:
         record = message.record
         self.nodes.take(record, message.time_s)
         if isinstance(record, CommandRecord):
-            self._take_command(record, message.offset)
-            self._tell(record)
+            if self._trust.refusal(message) is None:
+                self._take_command(record, message.offset)
+                self._tell(record)
             return
         name = getattr(record, "job", None)
         if name is None:

@@ -19,7 +19,7 @@ from trainwarden.clock import Clock
 from trainwarden.commands import words
 from trainwarden.commands.silences import silence_object
 from trainwarden.commands.words import EVERY_JOB, LONGEST_SILENCE_S
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 
@@ -32,7 +32,8 @@ class Acts:
     Parameters
     ----------
     publish : callable
-        Keeps a command on the bus before it returns; raises `BusUnavailable`.
+        Keeps a command on the bus before it returns; raises `BusUnavailable`, or `ConfigError` where words have to be
+        signed and ours would not count.
     """
 
     def __init__(
@@ -154,10 +155,12 @@ class Acts:
         Raises
         ------
         Problem
-            503 if the bus is away.
+            403 if the engine would not hear it from here, 503 if the bus is away.
         """
         try:
             await run_in_threadpool(self._publish, command)
+        except ConfigError as error:
+            raise Problem(403, str(error)) from None
         except BusUnavailable:
             raise Problem(503, "the bus is away; asking again is safe", {"retry-after": "5"}) from None
         self._metrics.count("commands_total", "Words of people that were kept on the bus.", kind=command.kind)

@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import h11
@@ -28,6 +27,8 @@ from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
+from trainwarden.commands.keys import signer_of
+from trainwarden.commands.trust import Trust, signed
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
@@ -57,7 +58,7 @@ def serve(
     Raises
     ------
     ConfigError
-        If the address, the tokens or the certificate cannot be used.
+        If the address, the tokens, the certificate or the keys of commands cannot be used.
     BusUnavailable
         If the bus cannot be opened.
     """
@@ -65,7 +66,8 @@ def serve(
     listening = listen_at(settings.serve.listen)
     tokens, own = tokens_of(settings.serve.listen, settings.serve.tokens)
     clock, metrics = SystemClock(), SelfMetrics("serve")
-    overview = Overview(clock)
+    trust, signer = Trust.of(settings.commands.trusted), signer_of(settings.commands)
+    overview = Overview(clock, trust)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     pages = Pages(overview, clock, of_bus(bus))
     parts = Parts(
@@ -73,7 +75,7 @@ def serve(
         tokens,
         metrics,
         clock,
-        partial(_publish, bus),
+        lambda command: _publish(bus, signed(command, signer, trust, clock.now_s())),
         hosts=_names(settings),
         detect=_detect(settings, config_file),
         secrets=secrets_of(settings.serve),
@@ -184,16 +186,16 @@ def _publish(bus: Bus, command: CommandRecord) -> None:
     bus.flush(PUBLISH_S)
 
 
-def tokens_of(address: str, path: str | None) -> tuple[Tokens, str | None]:
-    """Who may ask at `address`; where no file names them, a token that is made up, for this machine alone.
+def tokens_of(address: str, paths: str | tuple[str, ...] | None) -> tuple[Tokens, str | None]:
+    """Who may ask at `address`; where no files name them, a token that is made up, for this machine alone.
 
     Raises
     ------
     ConfigError
-        If the file is wrong, or there is none and others could ask.
+        If a file is wrong, or there is none and others could ask.
     """
-    if path is not None:
-        return Tokens.of_file(Path(path)), None
+    if paths:
+        return Tokens.of_files(map(Path, [paths] if isinstance(paths, str) else paths)), None
     host = _host_and_port(address)[0]
     try:
         here = ipaddress.ip_address(host.partition("%")[0]).is_loopback

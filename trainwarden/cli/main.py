@@ -142,6 +142,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.setup.doctor:doctor",
         "Is everything reachable, permitted and in time?",
     ),
+    "key": Entry(
+        "trainwarden.cli.setup.key:key",
+        "Make a key that signs words to the engine, or show the line by which the engine trusts it.",
+    ),
     "check-config": Entry(
         "trainwarden.cli.setup.check_config:check_config",
         "One clear sentence per mistake in a settings file.",

@@ -43,12 +43,22 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
         return self.incident or self.command or self.id
 
 
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose key vouches for a command: its name, when (Unix seconds), a number used once, and the signature in hex."""
+
+    by: str
+    at_s: float
+    nonce: str
+    value: str
+
+
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
     """A person's word to the engine: on one action (by the `plan_digest` that was shown), on all acting, or a silence.
 
     A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any. An
     engine's own word is the latch: for the reason `why` no more nodes are taken out, until a person's reset. After a
-    `node` was set healthy, or uncordoned, older evidence against it counts no more.
+    `node` was set healthy, or uncordoned, older evidence against it counts no more. `signature` vouches for all of it
+    (`trainwarden.commands.trust`).
     """
 
     id: str
@@ -62,3 +72,4 @@ class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     incident_kind: IncidentKind | None = None
     node: str | None = None
     why: str = ""
+    signature: Signature | None = None

@@ -23,7 +23,7 @@ from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
-ACT, OBSERVE = "a-token-that-may-act", "a-token-that-may-look"
+ACT, OBSERVE, APPROVE = "a-token-that-may-act", "a-token-that-may-look", "a-token-that-may-approve"
 VOID = {"meta", "link", "br", "input", "img", "hr"}
 
 
@@ -35,7 +35,8 @@ class Site:
         self.asked_s: list[float] = []
         self._told = list(told)
         clock = ManualClock(NOW_S)
-        tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe")})
+        tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe"),
+                         digest_of(APPROVE): Person("pager", "approve")})  # fmt: skip
         pages = Pages(overview, clock, self._logs)
         self.said: list[CommandRecord] = []
         parts = Parts(
@@ -118,6 +119,10 @@ def test_only_who_may_act_gets_buttons_and_they_name_the_plan(site: Site) -> Non
     assert 'data-post="/api/v1/actions/rebalance%2F1/approve"' in text
     assert "{&#34;plan_digest&#34;: &#34;5f0c9a1be2d34477&#34;}" in text
     assert "data-post" not in site.get("/jobs/llama-70b", OBSERVE).text
+    approver = site.get("/jobs/llama-70b", APPROVE).text
+    assert 'data-post="/api/v1/actions/rebalance%2F1/approve"' in approver
+    assert 'data-post="/api/v1/stop"' in site.get("/").text
+    assert 'data-post="/api/v1/stop"' not in site.get("/", APPROVE).text
 
 
 def test_a_job_has_charts_with_a_table_beside_each(site: Site) -> None:

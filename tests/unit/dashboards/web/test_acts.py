@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.doubles import metric_value
+from tests.web_doubles import APPROVE as APPROVER
 from tests.web_doubles import NOW_S, OBSERVE, Web, action, heartbeat, incident
 
 ID = "i1/restart_process/1"
@@ -139,6 +140,23 @@ def test_who_only_looks_may_not_act(web):
     for path in (APPROVE, DENY, "/api/v1/stop", "/api/v1/resume", "/api/v1/silences"):
         assert web.act(path, {"plan_digest": "d1"}, token=OBSERVE).status_code == 403
     assert web.published == []
+
+
+def test_who_approves_may_not_act(web):
+    for path in ("/api/v1/stop", "/api/v1/resume", "/api/v1/silences", "/api/v1/nodes/n7/cordon"):
+        assert web.act(path, {}, token=APPROVER).status_code == 403
+    assert web.published == []
+    for path in (APPROVE, DENY):
+        assert web.act(path, {"plan_digest": "d1"}, token=APPROVER).status_code == 202
+    assert {one.by for one in web.published} == {"pager"}
+
+
+def test_a_word_that_the_engine_would_not_hear_from_here_is_refused_with_the_reason(web):
+    web.refused = "stop: the engine would not hear it: it is not signed"
+    for path, body in ((APPROVE, {"plan_digest": "d1"}), ("/api/v1/stop", None)):
+        response = web.act(path, body)
+        assert (response.status_code, response.json()["detail"]) == (403, web.refused)
+    assert (web.published, web.overview.said) == ([], {})
 
 
 def test_the_bus_is_away(web):
