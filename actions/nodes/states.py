@@ -90,6 +90,26 @@ class NodeStates:
         if node.launcher is None or WORST.index(said.state) < WORST.index(node.launcher.state):
             node.launcher = said
 
+    def last_job_on(self, node: str) -> str | None:
+        """The job that was last spoken of with `node`; None if nobody did."""
+        known = self._nodes.get(node)
+        about = [moment for moment in known.moments.values() if moment.job is not None] if known else []
+        return max(about, key=lambda moment: moment.at_s).job if about else None
+
+    def forget(self, before_s: float) -> None:
+        """Let go of what happened before, and of nodes that nothing else is known of but that they were there once."""
+        for name, node in list(self._nodes.items()):
+            node.moments = {key: moment for key, moment in node.moments.items() if moment.at_s >= before_s}
+            heard = node.seen_s is not None and node.seen_s >= before_s
+            if not (node.moments or node.accused or node.out or heard):
+                del self._nodes[name]
+        self._first = {
+            incident: name
+            for incident, name in self._first.items()
+            if name in self._nodes and (incident, "blamed") in self._nodes[name].moments
+        }
+        self._pasts.forget(before_s)
+
     def objects(self, now_s: float) -> list[dict[str, Any]]:
         """Every node as programs read it, by name."""
         return [self._object(name, self._nodes[name], now_s) for name in sorted(self._nodes)]
