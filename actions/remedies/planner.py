@@ -10,9 +10,11 @@ import msgspec
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
 from actions.nodes.past import cleared_text
 from actions.remedies.rebalancing import rebalance, relief
+from actions.remedies.slow_job import checkpoint, restart_running
 from actions.remedies.table import (
     SEVERITY_OF,
     AnyRung,
+    CheckpointJob,
     EvictNode,
     Ignore,
     MoveTopology,
@@ -45,8 +47,10 @@ def _next(view: View) -> Intent | None:
             return _stop(view, rung)
         case Rebalance():
             return rebalance(view, rung)
+        case CheckpointJob():
+            return checkpoint(view)
         case RestartJob():
-            return _restart_running(view)
+            return restart_running(view)
         case EvictNode():
             return _evict(view, rung)
         case MoveTopology():
@@ -105,8 +109,12 @@ def _in_turn(view: View) -> AnyRung | None:
 
 
 def _passed_over(action: ActionRecord) -> bool:
-    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for."""
-    return action.outcome == "skipped" and action.plan.get("held") != COOL_DOWN
+    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for.
+
+    A restart before the checkpoint that a brake holds would lose the steps that it is there to save.
+    """
+    held = action.plan.get("held")
+    return action.outcome == "skipped" and held != COOL_DOWN and not (held and action.kind == "checkpoint_job")
 
 
 def _only_shown(view: View, action: ActionRecord) -> bool:
@@ -226,18 +234,6 @@ def _stop(view: View, rung: StopJob) -> Intent | None:
     if (answer := view.answered(intent)) is not None:
         return answer
     return intent if view.failed() else None
-
-
-def _restart_running(view: View) -> Intent | None:
-    """A restart of a job that trains, but has lost more than that costs."""
-    seen = view.case.ladder.impact_s
-    intent = Intent(
-        id=view.next_id("restart"),
-        kind="restart_job",
-        why=f"{seen:.0f} s lost and cheaper remedies did not end it: {view.case.incident.reason}",
-        plan={"ranks": "all", "impact_s": round(seen, 3)},
-    )
-    return view.answered(intent) or view.cooled(intent)
 
 
 # --- what this launcher may not be able to do ------------------------------------------------------------------------
