@@ -49,12 +49,22 @@ def save(step: int) -> None:
         part.rename(folder / f"checkpoint-{step}")
 
 
+def first_step() -> int:
+    resume = os.environ.get("TRAINWARDEN_RESUME_FROM")
+    return int(json.loads((Path(resume) / "trainer_state.json").read_text())["global_step"]) if resume else 0
+
+
+def say(log: Path, step: int) -> None:
+    said = [os.environ[name] for name in ("TRAINWARDEN_ATTEMPT", "RANK", "WORLD_SIZE")]
+    words = [time.clock_gettime(time.CLOCK_BOOTTIME), *said, step, os.environ["TRAINWARDEN_NODE"]]
+    with log.open("a") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
 def main() -> None:
     steps, log, step_s = int(sys.argv[1]), Path(sys.argv[2]), float([*sys.argv, "0.05"][3])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    resume = os.environ.get("TRAINWARDEN_RESUME_FROM")
-    first = json.loads((Path(resume) / "trainer_state.json").read_text())["global_step"] if resume else 0
     if rank == 0:
         server = socket.create_server(address)
         server.settimeout(PATIENCE_S)
@@ -63,7 +73,7 @@ def main() -> None:
         peers = [hub(address)]
     for peer in peers:
         peer.settimeout(None)
-    for step in range(first, steps):
+    for step in range(first_step(), steps):
         hook.set_step(step)
         time.sleep(step_s)
         if rank != 0:
@@ -76,9 +86,7 @@ def main() -> None:
                 peer.sendall(b"x")
             if (step + 1) % EVERY_STEPS == 0:
                 save(step + 1)
-        words = [time.clock_gettime(time.CLOCK_BOOTTIME), os.environ["TRAINWARDEN_ATTEMPT"], rank, ranks, step]
-        with log.open("a") as file:
-            file.write(" ".join(map(str, [*words, os.environ["TRAINWARDEN_NODE"]])) + "\n")
+        say(log, step)
 
 
 if __name__ == "__main__":
