@@ -1,0 +1,175 @@
+"""Questions and answers in JSON over HTTP between launchers: small, with a token, answered at once.
+
+Both the lease service and the leader of a job answer this way.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.client
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Final, TypeVar
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import msgspec
+
+from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.metrics_http.server import MetricsServer
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_STOP_S: Final = 0.2  # between two looks at whether to stop
+
+T = TypeVar("T")
+Routes = Mapping[tuple[str, str], Callable[[bytes], bytes]]
+"""By method and path: what answers the bytes of a question (none of a GET), or raises `Refusal`."""
+
+
+class Refusal(Exception):
+    """What is answered in place of what was asked for."""
+
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def application(routes: Routes, token: str | None, most_bytes: int) -> WSGIApplication:
+    """Answers by `routes`; without `token` everybody, else all but ``GET /healthz`` want it."""
+    known = ", ".join(f"{method} {path}" for method, path in routes)
+
+    def body_of(environ: WSGIEnvironment) -> bytes:
+        route = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if route == ("GET", "/healthz"):
+            return b'{"ok":true}'
+        if token is not None:
+            said = environ.get("HTTP_AUTHORIZATION", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(said, b"Bearer " + token.encode()):
+                raise Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the one that is wanted here")
+        if route not in routes:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"there are {known} and GET /healthz")
+        return routes[route](_read(environ, most_bytes) if route[0] == "POST" else b"")
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            status, body = HTTPStatus.OK, body_of(environ)
+        except Refusal as refusal:
+            status, body = refusal.status, msgspec.json.encode({"error": str(refusal)})
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [body]
+
+    return answer
+
+
+def _read(environ: WSGIEnvironment, most_bytes: int) -> bytes:
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= most_bytes:
+        raise Refusal(HTTPStatus.BAD_REQUEST, f"a question has 1 to {most_bytes} bytes")
+    try:
+        question: bytes = environ["wsgi.input"].read(int(length))
+    except OSError as error:
+        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)[:500]) from error
+    return question
+
+
+def decoded(question: bytes, kind: type[T]) -> T:
+    """`question` as `kind`.
+
+    Raises
+    ------
+    Refusal
+        If it is none.
+    """
+    try:
+        return msgspec.json.decode(question, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text
+        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)[:500]) from error
+
+
+class _Server(MetricsServer):
+    longest_s = 1.0  # as long as an asker waits: who is silent keeps its place for no longer than that
+
+
+class QuestionServer:
+    """Listens at `listen`, ``HOST:PORT``; port 0 is any that is free.
+
+    Raises
+    ------
+    ConfigError
+        If that cannot be listened on, or others than this machine would be answered without a token.
+    """
+
+    def __init__(self, listen: str, routes: Routes, *, token: str | None, most_bytes: int) -> None:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+            raise ConfigError(f"{listen} is no address; it is HOST:PORT")
+        if token is None and host not in LOOPBACK:
+            raise ConfigError(f"without a token only this machine is answered; {host} is open to others")
+        try:
+            self._server = _Server(host, int(port), application(routes, token, most_bytes), None)
+        except (OSError, UnicodeError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{listen} cannot be listened on ({said})") from error
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{shown}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_STOP_S,), daemon=True)
+
+    def start(self) -> None:
+        """Answer in the background."""
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait a moment, or until nothing answers any more."""
+        self._thread.join(_STOP_S)
+
+    def close(self) -> None:
+        """Answer no more; after `start`."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Asker:
+    """Asks by ``POST``, over a connection of its own each time.
+
+    Parameters
+    ----------
+    whom : str
+        What stands before the address in errors.
+    timeout_s : float
+        For a connection, and for each part of an answer, in seconds.
+    most_bytes : int
+        Of an answer.
+    """
+
+    def __init__(self, whom: str, token: str | None, timeout_s: float, most_bytes: int) -> None:
+        self._whom, self._timeout_s, self._most_bytes = whom, timeout_s, most_bytes
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def ask(self, address: str, path: str, question: msgspec.Struct, kind: type[T]) -> T:
+        """What is answered at `address` to `question`.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nobody can be reached there, or what answers is somebody else.
+        LauncherError
+            If it refuses to answer.
+        """
+        try:
+            connection = http.client.HTTPConnection(address, timeout=self._timeout_s)
+            try:
+                connection.request("POST", path, msgspec.json.encode(question), self._headers)
+                response = connection.getresponse()
+                body = response.read(self._most_bytes)
+            finally:
+                connection.close()
+            if response.status == http.client.OK:
+                return msgspec.json.decode(body, type=kind)
+        except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
+            raise LauncherUnavailable(f"{self._whom} at {address}: {error}") from error
+        said = body[:300].decode("utf-8", "replace")
+        raise LauncherError(f"{self._whom} at {address}: {response.status} {said}")
