@@ -131,10 +131,10 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
 class ServeSettings(Config, frozen=True, kw_only=True):
     """The API, the page and the metrics of all jobs: where it listens, and who may ask.
 
-    `tokens` names files with lines ``NAME ROLE TOKEN``; without one only this machine may be listened on, and a
-    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
-    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act. `notices` are tables of
-    who is told (`dashboards.notices.targets`).
+    `tokens` names files with lines ``NAME ROLE TOKEN``; without one only this machine may be listened on, and a token
+    is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Clients need
+    a certificate that `tls_client_ca` has signed. Files of secrets check signed webhooks; of the chat's members only
+    `slack_users` (their ids) may act. `notices` are tables of who is told (`dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"
@@ -142,6 +142,7 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
     grafana_secret_file: str | None = None
     slack_secret_file: str | None = None
     slack_users: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ from trainwarden.clock import SystemClock
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, signed
 from trainwarden.errors import ConfigError, WardenError
+from trainwarden.metrics_http.tls import ServerContext, server_context
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -89,7 +90,7 @@ def serve(
     answering.start()
     notices.start()
     host, port = listening.getsockname()[:2]
-    scheme = "https" if config.is_ssl else "http"
+    scheme = "https" if config.ssl is not None else "http"
     shown = "localhost" if own else f"[{host}]" if ":" in host else host
     say(f"{scheme}://{shown}:{port}/" + (f"enter?token={own}" if own else ""))
     try:
@@ -104,6 +105,13 @@ def serve(
 
 
 def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
+    """How to answer for `app`; with TLS where there is a certificate, which clients may have to answer by their own.
+
+    Raises
+    ------
+    ConfigError
+        If a certificate or its key cannot be used, or one is named without the other.
+    """
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -112,14 +120,26 @@ def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=2,
         timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
     )
-    try:
-        config.load()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
+    config.load()
+    config.ssl = tls_of(settings)
     return config
+
+
+def tls_of(settings: ServeSettings) -> ServerContext | None:
+    """The TLS that `settings` ask for; None if they ask for none.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be used, or one is named without what it needs.
+    """
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("serve: tls_certificate and tls_key need each other, and tls_client_ca needs both")
+    return server_context(certificate, key, client_ca, "serve.tls_certificate")
 
 
 class Connection(H11Protocol):

@@ -21,6 +21,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.tls import HANDSHAKE, PLAIN_ANSWER
 from trainwarden.metrics_http.web_config import WebConfigFile, is_allowed
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings
@@ -30,6 +31,7 @@ log = logging.getLogger("trainwarden.metrics")
 PATIENCE_S: Final = 10.0  # for each read and write of a client
 LONGEST_S: Final = 30.0  # for all of them: who sends a byte now and then would keep a place for ever
 AT_ONCE: Final = 64
+_READ_BYTES: Final = 65_536
 
 
 class _Handler(WSGIRequestHandler):
@@ -82,6 +84,10 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             super().finish_request(request, client_address)
             return
         request.settimeout(PATIENCE_S)
+        if (first := request.recv(1, socket.MSG_PEEK)) and first[0] != HANDSHAKE:
+            request.recv(_READ_BYTES)  # what is left unread would take the answer with it
+            request.sendall(PLAIN_ANSWER)
+            return
         with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
             self._open[threading.get_ident()] = self._open[threading.get_ident()][0], secured
             secured.do_handshake()

@@ -146,12 +146,13 @@ def _check_serve(settings: Settings) -> dict[str, str]:
     own = settings.serve
     try:
         from dashboards.notices.targets import targets_of
-        from dashboards.web.server import listen_at, secrets_of, tokens_of
+        from dashboards.web.server import listen_at, secrets_of, tls_of, tokens_of
     except ImportError as error:
         return _row("serve", "note", f"cannot run here ({error}); pip install 'trainwarden[serve]'")
     try:
         tokens_of(own.listen, own.tokens)
         secrets_of(own)
+        tls_of(own)
         targets_of(own.notices)
     except WardenError as error:
         return _row("serve", "bad", str(error))
