@@ -17,7 +17,6 @@ import msgspec
 from actions.brakes.history import NODES_OUT
 from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import TAKEN
-from actions.engine.adoption import Adoptions
 from actions.engine.approval import answer_of, planned_at
 from actions.engine.asked import asked_of, unwanted
 from actions.engine.calls import VERBS, LauncherCalls
@@ -28,6 +27,7 @@ from actions.engine.planner import next_intent
 from actions.engine.policy import Rules
 from actions.engine.under_way import End, UnderWay
 from actions.engine.view import Intent, View
+from actions.planners.adoption import Adoptions
 from trainwarden.clock import Clock
 from trainwarden.commands.words import EVERY_JOB, latch
 from trainwarden.errors import WardenError
@@ -289,4 +289,5 @@ class EngineHandler:
             self._end(action, end)
 
     def _end(self, action: ActionRecord, end: End) -> None:
+        action = msgspec.structs.replace(action, plan={**action.plan, **end.found})
         self._outbox.end(with_outcome(action, end.outcome, self._clock.now_s(), end.why), self._memory)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from actions.brakes.history import NODES_OUT, begun
-from actions.engine.adoption import Adoptions
 from actions.nodes.past import NodePasts
 from actions.planners import slow
+from actions.planners.adoption import Adoptions
 from actions.planners.ladder import Ladder
 from trainwarden.commands.latches import Latches
 from trainwarden.commands.silences import Silences

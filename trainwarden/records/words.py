@@ -22,6 +22,7 @@ IncidentKind = Literal[
 Severity = Literal["sev1", "sev2", "sev3"]
 ActionKind = Literal[
     "ignore", "rebalance", "move_topology", "restart_process", "restart_job", "evict_node", "reconfigure", "stop_job",
+    "validate",
 ]  # fmt: skip
 Outcome = Literal["proposed", "started", "done", "failed", "skipped"]
 Opinion = Literal["anomalous", "normal", "abstain"]
