@@ -17,7 +17,10 @@ from trainwarden.launching.launcher import Launcher
 from trainwarden.launching.words import (
     MAX_SENTENCE_CHARS,
     NODE_VERBS,
+    Accused,
     Capabilities,
+    Check,
+    Findings,
     Generation,
     JobPhase,
     LauncherState,
@@ -39,7 +42,10 @@ from trainwarden.launching.words import (
 __all__ = [
     "MAX_SENTENCE_CHARS",
     "NODE_VERBS",
+    "Accused",
     "Capabilities",
+    "Check",
+    "Findings",
     "Generation",
     "JobPhase",
     "Launcher",

@@ -48,6 +48,7 @@ CAPABILITIES: Final = Capabilities(
         "uncordon": "this launcher cannot uncordon a node; a person must",
         "evict": "this launcher cannot evict a node; a person must",
         "replace": "this launcher cannot replace a node; a person must",
+        "validate": "this launcher cannot validate a running job",
     },
 )
 
