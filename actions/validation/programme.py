@@ -13,7 +13,8 @@ from actions.validation.cast import Cast, Talk
 from actions.validation.compute import ComputeStage
 from actions.validation.connections import LinkStage
 from actions.validation.judgement import link_name
-from actions.validation.results import CHECKS, Check, ComputeTime, Finding, LinkTime, NodeReport, Validation
+from actions.validation.results import ComputeTime, Finding, LinkTime, NodeReport, Validation
+from trainwarden.launching import CHECKS, Check
 from trainwarden.records import IncidentKind
 
 
@@ -75,6 +76,7 @@ def validate(
         accused=tuple(_whole_nodes([*gone, *compute.accused, *links.accused, *wrong], cast)),
         noted=(*late, *compute.noted, *links.noted, *left_out),
         unjudged=(*compute.unjudged, *links.unjudged),
+        judged=_judged(wanted.checks, compute, links, nodes),
         nodes=_ranks_of(cast),
         devices={rank: member.device for rank, member in sorted(cast.joined.items())},
         compute=_compute_times(compute.busy_s, compute.accused),
@@ -90,6 +92,18 @@ def validate(
             {link_name(*pair, cast.joined): one.usual_s for pair, one in links.times.items()},
         )
     return result
+
+
+def _judged(
+    checks: Iterable[Check], compute: ComputeStage, links: LinkStage, nodes: Iterable[NodeReport]
+) -> tuple[Check, ...]:
+    """Those of `checks` in which all that came could be compared with something."""
+    left_out = {check for report in nodes for check in report.left_out}
+    done: dict[Check, bool] = {
+        "gemm": bool(compute.busy_s) and not compute.unjudged,
+        "links": bool(links.times) and not links.unjudged,
+    }
+    return tuple(check for check in checks if done.get(check, check not in left_out))
 
 
 def _compute_times(busy_s: Mapping[int, float], accused: Iterable[Finding]) -> tuple[ComputeTime, ...]:
