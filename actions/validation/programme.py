@@ -63,20 +63,23 @@ def validate(
     at_s["gemm"] = monotonic_s()
     links = LinkStage(cast, wanted.link_s, wanted.link_limit_s, baseline.link_s)
     if "links" in wanted.checks:
-        links.run(left_out=compute.held_back)
+        links.run(left_out=compute.held_back | cast.crowded)
     at_s["links"] = monotonic_s()
     gone, late = cast.who_is_gone()
     cast.finish()
     nodes = cast.node_reports()
     wrong, left_out = _of_nodes(nodes, cast)
     at_s["nodes"] = monotonic_s()
+    crowded = [
+        f"rank {rank} on {cast.node(rank)}: its device has no memory left for it" for rank in sorted(cast.crowded)
+    ]
     names = [*at_s]
     result = Validation(
         ranks=world_size,
         accused=tuple(_whole_nodes([*gone, *compute.accused, *links.accused, *wrong], cast)),
         noted=(*late, *compute.noted, *links.noted, *left_out),
-        unjudged=(*compute.unjudged, *links.unjudged),
-        judged=_judged(wanted.checks, compute, links, nodes),
+        unjudged=(*compute.unjudged, *links.unjudged, *crowded),
+        judged=() if crowded else _judged(wanted.checks, compute, links, nodes),
         nodes=_ranks_of(cast),
         devices={rank: member.device for rank, member in sorted(cast.joined.items())},
         compute=_compute_times(compute.busy_s, compute.accused),
