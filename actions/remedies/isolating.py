@@ -12,7 +12,7 @@ import msgspec
 
 from actions.brakes.history import carried_out, ended_s
 from actions.nodes.past import cleared_text
-from actions.remedies.table import EvictNode, Validate
+from actions.remedies.table import EvictNode, RestartProcess, Validate
 from actions.remedies.view import Intent, View
 from actions.validation.question import question
 from trainwarden.records import ActionKind, ActionRecord
@@ -83,10 +83,19 @@ def validate(view: View, rung: Validate) -> Intent | None:
     if rested_s > view.now_s:
         why = "the job was validated not long ago, and stands still meanwhile"
         return msgspec.structs.replace(intent, refused=why, held=REST, until_s=rested_s)
-    if state.phase == "failed" or (state.phase == "running" and state.pausable):
-        return view.cooled(intent)
+    if state.phase == "failed":  # what is left of the ranks is ended by it: not before detection has told why
+        return view.cooled(intent) if _down(view) or not state.ranks_running else None
+    if state.phase == "running" and state.pausable:
+        return None if _down(view) else view.cooled(intent)
     why = "the job trains, and its loop takes no part in pauses: once it is down"
     return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
+
+
+def _down(view: View) -> bool:
+    """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
+    job, remedies = view.case.incident.job, view.rules.remedies
+    of_job = (case.incident for case in view.memory.cases.values() if case.open and case.incident.job == job)
+    return any(remedies.find(incident.kind, RestartProcess) is not None for incident in of_job)
 
 
 def asks_again(view: View) -> bool:

@@ -15,6 +15,7 @@ a launcher whose generation has risen since then refuses it, so nobody acts on w
 
 from trainwarden.launching.launcher import Launcher
 from trainwarden.launching.words import (
+    CHECKS,
     MAX_SENTENCE_CHARS,
     NODE_VERBS,
     Accused,
@@ -40,6 +41,7 @@ from trainwarden.launching.words import (
 )
 
 __all__ = [
+    "CHECKS",
     "MAX_SENTENCE_CHARS",
     "NODE_VERBS",
     "Accused",

@@ -20,6 +20,7 @@ JobPhase = Literal["pending", "running", "paused", "failed", "restarting", "stop
 NodeCondition = Literal["healthy", "suspect", "cordoned", "lost", "spare"]
 Progress = Literal["unknown", "accepted", "running", "done", "failed", "refused"]
 Check = Literal["gemm", "links", "disk", "memory"]
+CHECKS: Final[tuple[Check, ...]] = ("gemm", "links", "disk", "memory")
 Refusal = Literal["unsupported", "stale", "unknown_job", "unknown_target", "unfit", "over"]
 
 OperationId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]

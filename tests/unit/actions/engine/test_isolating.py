@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.engine_doubles import Killed, Rig
+from tests.memory_launcher import MemoryLauncher
 from trainwarden.launching import Accused, Capabilities, Findings, NodeState
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 
@@ -118,6 +120,26 @@ def test_a_job_that_cannot_stand_still_is_validated_once_it_is_down_before_it_is
     one.tick(1.0)
     assert kinds(one) == ["validate", "restart"]
     assert one.story()[:3] == [("i1/validate/1", "skipped"), ("i1/validate/1", "started"), ("i1/validate/1", "done")]
+
+
+def test_a_job_that_hangs_is_restarted_and_not_asked_to_stand_still() -> None:
+    one = rig(WELL)
+    one.tell(one.incident("i1", "hang", suspects=SUSPECTS), one.incident("i2", "metric_anomaly", suspects=SUSPECTS))
+    one.tick(1.0)
+    assert kinds(one) == ["restart"]
+
+
+def test_ranks_that_are_left_are_not_ended_before_it_is_known_why_the_job_is_down() -> None:
+    one = rig(WELL)
+    one.launcher.state = lambda job: msgspec.structs.replace(  # type: ignore[method-assign]
+        MemoryLauncher.state(one.launcher, job), ranks_running=(0, 1)
+    )
+    one.launcher.phase = "failed"
+    suspicion(one)
+    one.tick(5.0)
+    assert kinds(one) == []
+    one.tell(one.incident("i2", "crash"))
+    assert kinds(one)[0] == "validate"
 
 
 def test_a_job_is_not_validated_again_for_each_suspicion() -> None:
