@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from tests.doubles import ManualClock
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.commands.gate import CommandGate

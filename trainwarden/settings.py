@@ -54,9 +54,9 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
 
 
 class EngineSettings(Config, frozen=True, kw_only=True):
-    """The action engine: what it may do and how often; `policy` holds limits (`actions.engine.policy`).
+    """The action engine: what it may do and how often; `policy` holds limits (`actions.remedies.policy`).
 
-    `remedies` names a file laid over the table of what is done about what (``actions/engine/remedies.toml``).
+    `remedies` names a file laid over the table of what is done about what (``actions/remedies/remedies.toml``).
     """
 
     mode: Literal["observe", "confirm", "auto"] = "observe"

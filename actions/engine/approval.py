@@ -7,7 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from actions.engine.calls import digest_of
-from actions.engine.memory import Approval
+from actions.remedies.memory import Approval
 from trainwarden.records import ActionRecord
 
 HELD: Final = frozenset({"held", "held_until_s"})  # what a plan says while a brake is on

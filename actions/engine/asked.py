@@ -5,10 +5,10 @@ from __future__ import annotations
 from actions.brakes.history import NODES_OUT
 from actions.brakes.hold import Asked
 from actions.engine.approval import unapproved
-from actions.engine.memory import Case, Memory
-from actions.engine.policy import Rules
-from actions.engine.remedies import EvictNode, Remedies
 from actions.nodes.past import cleared_text
+from actions.remedies.memory import Case, Memory
+from actions.remedies.policy import Rules
+from actions.remedies.table import EvictNode, Remedies
 from trainwarden.commands.gate import CommandGate
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from actions.brakes.history import restart_loop_incident
-from actions.engine.memory import Memory, with_outcome
+from actions.remedies.memory import Memory, with_outcome
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actions import launchers
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from actions.engine.adoption import names
 from actions.engine.calls import VERBS, Away, LauncherCalls
-from actions.engine.policy import PolicyConfig
+from actions.remedies.adoption import names
+from actions.remedies.policy import PolicyConfig
 from trainwarden.launching import Report
 from trainwarden.records import ActionRecord, Outcome
 
@@ -22,11 +22,15 @@ LONGEST_PAUSE_S = 10.0
 
 
 class End(msgspec.Struct, frozen=True):
-    """What became of an action, and why; `unheard`: the launcher was never asked."""
+    """What became of an action, and why.
+
+    `unheard`: the launcher was never asked; `stale`: it refused, as the job had changed since. Nothing was done then.
+    """
 
     outcome: Outcome
     why: str
     unheard: bool = False
+    stale: bool = False
 
 
 class _Trail(msgspec.Struct):
@@ -131,10 +135,11 @@ class UnderWay:
             if action.kind == "rebalance":
                 trail.put_s, trail.job = now_s, action.job
                 return self._adopted(action, trail, now_s, now_s)
-            earlier = "the launcher had done it before the engine was restarted" if trail.inherited else ""
+            earlier = "the launcher had done it before the engine was restarted" if trail.inherited else report.text
             return self._end(action, "done", earlier)
         if report.state == "refused":
-            return self._end(action, "failed", f"the launcher refused: {report.text}")
+            refused = self._end(action, "failed", f"the launcher refused: {report.text}")
+            return msgspec.structs.replace(refused, stale=report.reason == "stale")
         if report.state == "failed":
             return self._end(action, "failed", f"the launcher could not: {report.text}")
         trail.inherited = False

@@ -96,7 +96,7 @@ class ActionLog:
         made = [
             Entry(
                 records=tuple(records),
-                incident=self._incidents.get(records[-1].incident),
+                incident=self._incidents.get(records[-1].cause),
                 word=self._word(records),
             )
             for records in self._records.values()
@@ -137,7 +137,7 @@ def entry_lines(entry: Entry) -> Iterator[str]:
         yield line(f"severity: {action.severity}" + (f", after {action.after}" if action.after else ""), 4)
     if isinstance(advice := action.plan.get("advice"), str):
         yield line(f"advice: {advice}", 4)
-    for number, said in enumerate(_evidence(entry.incident)):
+    for number, said in enumerate(_evidence(entry.incident) if action.command is None else ()):
         yield line(said if number else f"evidence: {said}", 8 if number else 4)
     yield line(f"by: {_by(entry)}", 4)
     told = [f"{one.outcome} {moment(one.finished_at_s or one.at_s)}" for one in entry.records]
@@ -224,6 +224,8 @@ def _evidence(incident: IncidentRecord | None) -> Iterator[str]:
 
 def _by(entry: Entry) -> str:
     action, word = entry.action, entry.word
+    if action.command is not None:
+        return f"the engine, as {action.by} had said"
     if word is not None and word.kind == "deny":
         return f"denied by {_speaker(word)} at {moment(word.at_s)}"
     if action.by is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from actions.nodes.states import NodeStates
 from dashboards.overview.job import JobOverview
 from trainwarden.clock import Clock
 from trainwarden.commands.silences import Silences
@@ -41,6 +42,8 @@ class Overview:
     silences : Silences
     said : dict of str to CommandRecord
         Approvals and denials by id, the first of each.
+    nodes : NodeStates
+        In which state each node is, by the bus alone.
     news : int
         Grows with each verdict, incident, action, event or command.
     """
@@ -62,6 +65,7 @@ class Overview:
         self._stops: dict[str, str | None] = {}
         self.silences = Silences()
         self.said: dict[str, CommandRecord] = {}
+        self.nodes = NodeStates()
         self._listeners: list[Callable[[Record], None]] = []
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
@@ -91,6 +95,11 @@ class Overview:
         """Who has stopped all acting (on `job`); None if nobody has."""
         return self._stops.get(job) or self._stops.get(EVERY_JOB)
 
+    def last_job_on(self, node: str) -> str | None:
+        """The job whose agent was heard of last on `node`; else one that the node was in trouble with."""
+        heard = {name: job.node_seen_s[node] for name, job in self.jobs.items() if node in job.node_seen_s}
+        return max(heard, key=heard.__getitem__) if heard else self.nodes.last_job_on(node)
+
     def listen(self, listener: Callable[[Record], None]) -> Callable[[], None]:
         """Have `listener` called with each new verdict, incident, action or event; the answer ends that."""
         with self.lock:
@@ -112,6 +121,7 @@ class Overview:
 
     def _take_one(self, message: Message) -> None:
         record = message.record
+        self.nodes.take(record, message.time_s)
         if isinstance(record, CommandRecord):
             if self._trust.refusal(message) is None:
                 self._take_command(record, message.offset)
@@ -153,6 +163,7 @@ class Overview:
             return
         self._forget_s = now_s + FORGET_EVERY_S
         self.silences.forget(now_s)
+        self.nodes.forget(now_s - FORGET_S)
         by_silence = sorted(self.jobs.values(), key=_heard_s)
         for place, job in enumerate(by_silence):
             silent = _heard_s(job) < now_s - FORGET_S and not job.open_incidents()

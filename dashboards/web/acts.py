@@ -1,4 +1,4 @@
-"""What a person may say to the engine over HTTP: a word on an action, stop, resume, silences."""
+"""What a person may say to the engine over HTTP: words on actions and nodes, stop, resume, reset, silences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from dashboards.overview.job import waits
 from dashboards.overview.overview import Overview
-from dashboards.web.asked import JobAsked, Nothing, SilenceAsked, WordAsked, body, query
+from dashboards.web.asked import CordonAsked, HealthyAsked, JobAsked, Nothing, SilenceAsked, WordAsked, body, query
 from dashboards.web.problems import Problem, answer
 from trainwarden.clock import Clock
 from trainwarden.commands import words
@@ -51,6 +51,10 @@ class Acts:
             Route("/api/v1/actions/{id:path}/deny", self.deny, methods=["POST"]),
             Route("/api/v1/stop", self.stop, methods=["POST"]),
             Route("/api/v1/resume", self.resume, methods=["POST"]),
+            Route("/api/v1/reset", self.reset, methods=["POST"]),
+            Route("/api/v1/nodes/{id:path}/set-healthy", self.set_healthy, methods=["POST"]),
+            Route("/api/v1/nodes/{id:path}/cordon", self.cordon, methods=["POST"]),
+            Route("/api/v1/nodes/{id:path}/uncordon", self.uncordon, methods=["POST"]),
             Route("/api/v1/silences", self.silence, methods=["POST"]),
             Route("/api/v1/silences", self.silences),
         ]
@@ -76,6 +80,24 @@ class Acts:
         """End a stop."""
         job = (await body(request, JobAsked)).job
         return await self._say(words.on_job("resume", job, _by(request), self._clock.now_s()))
+
+    async def reset(self, request: Request) -> Response:
+        """Let nodes be taken out again, now that somebody has looked."""
+        job = (await body(request, JobAsked)).job
+        return await self._say(words.on_job("reset", job, _by(request), self._clock.now_s()))
+
+    async def set_healthy(self, request: Request) -> Response:
+        """Say that a node is well."""
+        why = (await body(request, HealthyAsked)).why
+        return await self._say(words.set_healthy(_node(request), why, _by(request), self._clock.now_s()))
+
+    async def cordon(self, request: Request) -> Response:
+        """Have a node taken out of use."""
+        return await self._on_node("cordon", request, await body(request, CordonAsked))
+
+    async def uncordon(self, request: Request) -> Response:
+        """Have a node put back."""
+        return await self._on_node("uncordon", request, await body(request, CordonAsked))
 
     async def silence(self, request: Request) -> Response:
         """Until a moment nothing is done about some incidents, and nobody is told of them."""
@@ -149,6 +171,14 @@ class Acts:
                 return job.actions[action]
         raise Problem(404, f"there is no action '{action[:100]}'")
 
+    async def _on_node(self, word: words.NodeWord, request: Request, asked: CordonAsked) -> Response:
+        node, by, at_s = _node(request), _by(request), self._clock.now_s()
+        with self._overview.lock:
+            job = asked.job or self._overview.last_job_on(node)
+        if job is None:
+            raise Problem(422, f"nothing was heard of node {node[:100]}: name a job that its launcher runs")
+        return await self._say(words.on_node(word, node, job, by, at_s=at_s, why=asked.why))
+
     async def _say(self, command: CommandRecord) -> Response:
         await self.publish(command)
         return answer({"command": command_object(command)}, 202)
@@ -167,6 +197,20 @@ def _refusal(action: ActionRecord) -> Problem:
     return Problem(409, detail, outcome=action.outcome)
 
 
+def _node(request: Request) -> str:
+    """The node that `request` names.
+
+    Raises
+    ------
+    Problem
+        422 if nobody could read the name.
+    """
+    node = str(request.path_params["id"])
+    if not node.strip() or not node.isprintable() or len(node) > 512:
+        raise Problem(422, "that is no name of a node")
+    return node
+
+
 def _by(request: Request) -> str:
     return str(request.state.person.name)
 
@@ -178,6 +222,7 @@ def command_object(command: CommandRecord) -> dict[str, Any]:
         "kind": command.kind,
         "job": None if command.job == EVERY_JOB else command.job,
         "action": command.action,
+        "node": command.node,
         "plan_digest": command.plan_digest,
         "by": command.by,
         "at_s": command.at_s,

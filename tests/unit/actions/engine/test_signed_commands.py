@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.engine.memory import with_outcome
+from actions.remedies.memory import with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
 from trainwarden.commands.keys import Right, Signer, Trusted, new_signer
-from trainwarden.commands.words import latch
+from trainwarden.commands.words import latch, on_node
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Capabilities
 from trainwarden.records import CommandRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS
 
-KEYS = {name: new_signer(name) for name in ("ann", "engine-1", "eve", "serve")}
-RIGHTS: dict[str, tuple[Right, ...]] = {"ann": ("approve", "stop"), "engine-1": ("latch",)}
+KEYS = {name: new_signer(name) for name in ("ann", "bob", "engine-1", "eve", "serve")}
+RIGHTS: dict[str, tuple[Right, ...]] = {"ann": ("approve", "stop"), "bob": ("act",), "engine-1": ("latch",)}
 EVICT = "i1/evict/1"
 
 
@@ -71,6 +71,18 @@ def test_an_eviction_is_approved_by_a_signed_word_and_by_no_other(caplog: pytest
     said(rig, "approve", KEYS["ann"], EVICT)
     assert rig.launcher.asked == [("evict", EVICT)]
     assert rig.bus.actions()[-1].by == "ann"
+
+
+def test_a_node_is_taken_out_of_use_by_a_signed_word_of_who_may_act() -> None:
+    rig = signing(mode="auto")
+    rig.launcher.able = Capabilities(can=frozenset({"cordon"}))
+    for key in (None, KEYS["ann"], KEYS["bob"]):
+        assert rig.launcher.asked == []
+        by = "bob" if key is None else key.name
+        word = on_node("cordon", "n0", "job", by, at_s=rig.clock.now_s(), why=f"signed with {key and key.name}")
+        rig.tell(word if key is None else key.sign(word, rig.clock.now_s()))
+    assert rig.launcher.asked == [("cordon", f"{word.id}/cordon/1")]
+    assert (refused(rig, "unsigned"), refused(rig, "not_allowed")) == (1, 1)
 
 
 def test_a_stop_is_signed_too_and_a_replayed_resume_does_not_end_it_not_after_a_restart_either() -> None:

@@ -9,6 +9,7 @@ import msgspec
 from dashboards.explain.action_log import ActionLog, entry_lines, entry_object, taken, word_line, word_object
 from tests.engine_doubles import Rig
 from trainwarden.commands.trust import Trust
+from trainwarden.commands.words import on_node
 from trainwarden.launching import Capabilities
 from trainwarden.records import CommandRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
@@ -30,6 +31,23 @@ def asked(mode: str = "confirm") -> Rig:
     )
     rig.tell(rig.incident("i1", "gpu_lost", suspects=suspects, votes={"hard_event": 1.0}, metrics=("gpu_ecc",)))
     return rig
+
+
+def test_what_a_person_asked_for_names_that_person_and_no_incident() -> None:
+    rig = Rig(mode="confirm")
+    rig.launcher.able = Capabilities(can=frozenset({"cordon"}))
+    rig.tell(on_node("cordon", "n0", "job", "ann", at_s=1000.0, why="its fan is loud"))
+    log = log_of(rig)
+    (entry,), (word,) = log.entries(), log.words()
+    assert list(entry_lines(entry)) == [
+        f"1970-01-01 00:16:40 UTC cordon_node of node n0 of job job is done ({word.command.id}/cordon/1)",
+        "    why: its fan is loud",
+        "    by: the engine, as ann had said",
+        "    when: started 1970-01-01 00:16:40 UTC, done 1970-01-01 00:16:40 UTC",
+    ]
+    assert word_line(word) == "1970-01-01 00:16:40 UTC ann said cordon of job job, node n0: its fan is loud"
+    told = entry_object(entry)
+    assert (told["incident"], told["command"], told["by"]) == (None, word.command.id, "ann")
 
 
 def test_who_what_when_why_on_what_evidence_and_approved_by_whom() -> None:

@@ -19,7 +19,7 @@ from tests.asgi import Answer, ask
 from tests.doubles import ManualClock
 from tests.page_world import EVIL, NOW_S, Told, hostile, incident, overview_of, proposed, world
 from trainwarden.protocols import Message
-from trainwarden.records import CommandRecord
+from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
@@ -195,3 +195,14 @@ def test_a_stop_is_shown_with_who_said_it() -> None:
     assert "Acting is stopped</strong> by &lt;b&gt;ada&lt;/b&gt;" in text
     assert 'data-post="/api/v1/resume"' in text
     assert 'data-post="/api/v1/stop"' not in text
+
+
+def test_what_a_person_asked_for_leads_to_no_incident() -> None:
+    action = ActionRecord(
+        id="command/c/cordon/1", command="command/c", job="llama-70b", kind="cordon_node", outcome="done", at_s=NOW_S,
+        why="its fan is loud", plan={"nodes": ["node-03"]}, by="ann",
+    )  # fmt: skip
+    page = Site(overview_of([*world(), (NOW_S, action.job, action)])).get("/jobs/llama-70b")
+    assert page.status == 200
+    assert "cordon_node" in page.text
+    assert "its fan is loud</td>" in page.text

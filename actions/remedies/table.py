@@ -24,6 +24,7 @@ SEVERITY_OF: Final[Mapping[ActionKind, Severity]] = {
     "ignore": "sev3",  # reattempt: what is lost is sent again, what is slow goes on
     "rebalance": "sev3",
     "move_topology": "sev3",
+    "checkpoint_job": "sev2",  # nothing by itself, but the first half of a restart
     "restart_process": "sev2",
     "restart_job": "sev2",
     "evict_node": "sev1",
@@ -61,6 +62,10 @@ class Rebalance(Rung, frozen=True, kw_only=True, tag="rebalance"):
 
 class RestartJob(Rung, frozen=True, kw_only=True, tag="restart_job"):
     """All ranks again although the job still trains; once for each incident."""
+
+
+class CheckpointJob(Rung, frozen=True, kw_only=True, tag="checkpoint_job"):
+    """A checkpoint of a job that still trains, so that the restart after it loses no step (Falcon's S4)."""
 
 
 class StopJob(Rung, frozen=True, kw_only=True, tag="stop_job"):
@@ -103,7 +108,7 @@ class Ignore(Rung, frozen=True, kw_only=True, tag="ignore"):
     """Nothing that we could do helps: a person is told."""
 
 
-AnyRung = Rebalance | RestartProcess | RestartJob | StopJob | EvictNode | MoveTopology | Ignore
+AnyRung = Rebalance | RestartProcess | CheckpointJob | RestartJob | StopJob | EvictNode | MoveTopology | Ignore
 R = TypeVar("R", bound=Rung)
 
 
@@ -118,7 +123,7 @@ class Remedies:
     --------
     >>> table = load(None)
     >>> [rung.action for rung in table.rungs("slow_compute")], table.rungs("pipeline")
-    (['rebalance', 'restart_job'], ())
+    (['rebalance', 'checkpoint_job', 'restart_job'], ())
     >>> table.ladder("slow_compute").strategies[0]
     Strategy(kind='rebalance', overhead_s=0.5)
     """
@@ -166,7 +171,7 @@ def load(path: str | None) -> Remedies:
     ConfigError
         If the file cannot be read, is no TOML, or holds a mistake; one sentence that names file and kind.
     """
-    shipped = files("actions.engine").joinpath(SHIPPED).read_text(encoding="utf-8")
+    shipped = files("actions.remedies").joinpath(SHIPPED).read_text(encoding="utf-8")
     table = Remedies({}).replaced(tomllib.loads(shipped), SHIPPED)
     if path is None:
         return table
@@ -186,6 +191,8 @@ def _mistakes(kind: str, rungs: tuple[AnyRung, ...]) -> Iterator[str]:
     if kind == "metric_anomaly" and "evict_node" in actions:
         yield "metrics alone take no node out: they say that it is unlike others, not that it is at fault"
     yield from (f"{action} may be a rung only once" for action in actions if actions.count(action) > 1)
+    if actions[-1:] == ["checkpoint_job"]:
+        yield "checkpoint_job cures nothing: a restart has to come after it"
     if "stop_job" in actions[:-1]:
         yield "nothing can come after stop_job"
     for before, after in pairwise(rungs):

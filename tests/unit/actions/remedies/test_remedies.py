@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from actions.engine import remedies
 from actions.engine.calls import VERBS
-from actions.engine.policy import Rules
-from actions.engine.remedies import AnyRung, Rebalance, RestartProcess, StopJob
 from actions.planners.ladder import Strategy
+from actions.remedies import table as remedies
+from actions.remedies.policy import Rules
+from actions.remedies.table import AnyRung, Rebalance, RestartProcess, StopJob
 from tests.places import ROOT
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Verb
@@ -41,7 +41,7 @@ def test_what_is_done_about_what() -> None:
     evictions = {kind for kind in get_args(IncidentKind) if actions_against(kind) == ["evict_node"]}
     assert evictions == {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_down"}
     assert actions_against("user_error") == ["stop_job"]
-    assert actions_against("slow_compute") == ["rebalance", "restart_job"]
+    assert actions_against("slow_compute") == ["rebalance", "checkpoint_job", "restart_job"]
     assert actions_against("slow_link") == actions_against("congestion") == ["move_topology"]
 
 
@@ -50,7 +50,8 @@ def test_the_shipped_numbers_are_those_that_a_rung_without_any_has() -> None:
     assert SHIPPED.find("hang", RestartProcess) == RestartProcess()
     assert SHIPPED.find("hang", StopJob) == StopJob(after_restarts=3)
     strategies = SHIPPED.ladder("slow_compute").strategies
-    assert strategies == (Strategy("rebalance", 0.5), Strategy("restart_job", 600.0))
+    last = Strategy("checkpoint_job", 600.0), Strategy("restart_job", 600.0)
+    assert strategies == (Strategy("rebalance", 0.5), *last)
 
 
 def test_every_action_of_a_rung_is_a_verb_of_launchers_but_ignoring() -> None:
@@ -83,6 +84,10 @@ def test_an_operators_file_replaces_the_kinds_it_names_and_leaves_the_rest(tmp_p
         ('slow_compute = [{ action = "rebalance", overhead_s = -1 }]', "at rungs[0].overhead_s"),
         ('slow_compute = [{ action = "rebalance", overhead_s = "much" }]', "expected `float`, got `str`"),
         ('hang = [{ action = "ignore" }, { action = "ignore" }]', "hang: ignore may be a rung only once"),
+        (
+            'slow_compute = [{ action = "checkpoint_job" }]',
+            "slow_compute: checkpoint_job cures nothing: a restart has to come after it",
+        ),
         ('hang = [{ action = "stop_job" }, { action = "ignore" }]', "hang: nothing can come after stop_job"),
         (
             'slow_compute = [{ action = "restart_job", overhead_s = 9 }, { action = "rebalance", overhead_s = 1 }]',

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from actions.brakes.history import begun
-from actions.engine.memory import Case, Memory
-from actions.engine.policy import Rules
+from actions.remedies.memory import Case, Memory
+from actions.remedies.policy import Rules
 from trainwarden.launching import Capabilities, LauncherState
 from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
 
@@ -71,7 +71,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def actions(self) -> list[ActionRecord]:
         """Actions of this incident, oldest first."""
-        return self.memory.of_incident(self.case.incident.id)
+        return self.memory.of_cause(self.case.incident.id)
 
     def attempts(self, rung: str) -> list[ActionRecord]:
         """Actions of this incident's `rung`, oldest first."""

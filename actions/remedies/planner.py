@@ -8,10 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
-from actions.engine.rebalancing import rebalance, relief
-from actions.engine.remedies import (
+from actions.nodes.past import cleared_text
+from actions.remedies.rebalancing import rebalance, relief
+from actions.remedies.slow_job import checkpoint, restart_running
+from actions.remedies.table import (
     SEVERITY_OF,
     AnyRung,
+    CheckpointJob,
     EvictNode,
     Ignore,
     MoveTopology,
@@ -20,8 +23,7 @@ from actions.engine.remedies import (
     RestartProcess,
     StopJob,
 )
-from actions.engine.view import COOL_DOWN, OVER, Intent, View
-from actions.nodes.past import cleared_text
+from actions.remedies.view import COOL_DOWN, OVER, Intent, View
 from trainwarden.records import ActionKind, ActionRecord
 
 
@@ -45,8 +47,10 @@ def _next(view: View) -> Intent | None:
             return _stop(view, rung)
         case Rebalance():
             return rebalance(view, rung)
+        case CheckpointJob():
+            return checkpoint(view)
         case RestartJob():
-            return _restart_running(view)
+            return restart_running(view)
         case EvictNode():
             return _evict(view, rung)
         case MoveTopology():
@@ -105,8 +109,12 @@ def _in_turn(view: View) -> AnyRung | None:
 
 
 def _passed_over(action: ActionRecord) -> bool:
-    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for."""
-    return action.outcome == "skipped" and action.plan.get("held") != COOL_DOWN
+    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for.
+
+    A restart before the checkpoint that a brake holds would lose the steps that it is there to save.
+    """
+    held = action.plan.get("held")
+    return action.outcome == "skipped" and held != COOL_DOWN and not (held and action.kind == "checkpoint_job")
 
 
 def _only_shown(view: View, action: ActionRecord) -> bool:
@@ -167,7 +175,7 @@ def _after_opening(view: View, action: ActionRecord) -> bool:
 
     Detection's clock may be another than ours, so that is told by whose remedy it was, and clocks are asked last.
     """
-    incident, whose = view.case.incident, view.memory.cases.get(action.incident)
+    incident, whose = view.case.incident, view.memory.cases.get(action.cause)
     if action.incident == incident.id:
         return True
     if whose is not None and (closed_s := whose.incident.closed_at_s) is not None and closed_s < incident.opened_at_s:
@@ -193,7 +201,7 @@ def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecor
 def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
     said_s = view.memory.said_s.get(action.id)
-    return view.memory.accused_in(action.incident) == node and view.memory.nodes.cleared(node, said_s) is None
+    return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
 
 
 def _awaited(view: View, rung: EvictNode) -> bool:
@@ -226,18 +234,6 @@ def _stop(view: View, rung: StopJob) -> Intent | None:
     if (answer := view.answered(intent)) is not None:
         return answer
     return intent if view.failed() else None
-
-
-def _restart_running(view: View) -> Intent | None:
-    """A restart of a job that trains, but has lost more than that costs."""
-    seen = view.case.ladder.impact_s
-    intent = Intent(
-        id=view.next_id("restart"),
-        kind="restart_job",
-        why=f"{seen:.0f} s lost and cheaper remedies did not end it: {view.case.incident.reason}",
-        plan={"ranks": "all", "impact_s": round(seen, 3)},
-    )
-    return view.answered(intent) or view.cooled(intent)
 
 
 # --- what this launcher may not be able to do ------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from actions.brakes.history import NODES_OUT, begun
-from actions.engine import remedies
-from actions.engine.memory import Memory
+from actions.remedies import table as remedies
+from actions.remedies.memory import Memory
 from trainwarden.records import ActionKind, ActionRecord, Outcome
 
 

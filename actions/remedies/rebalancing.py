@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import carried_out
-from actions.engine.remedies import Rebalance
-from actions.engine.view import Intent, View
 from actions.planners import slow
+from actions.remedies.table import Rebalance
+from actions.remedies.view import Intent, View
 from trainwarden.errors import DataError
 from trainwarden.records import ActionRecord
 

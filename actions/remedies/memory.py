@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from actions.brakes.history import NODES_OUT, begun
-from actions.engine.adoption import Adoptions
 from actions.nodes.past import NodePasts
+from actions.nodes.words import NodeWords
 from actions.planners import slow
 from actions.planners.ladder import Ladder
+from actions.remedies.adoption import Adoptions
 from trainwarden.commands.latches import Latches
 from trainwarden.commands.silences import Silences
 from trainwarden.commands.words import EVERY_JOB
@@ -87,9 +88,10 @@ class Memory:
         self.silences = Silences()
         self.latches = Latches()
         self.nodes = NodePasts()
+        self.node_words = NodeWords()
         self.adoptions = adoptions or Adoptions()
         self._new_ladder = new_ladder
-        self._of_incident: dict[str, list[str]] = defaultdict(list)
+        self._of_cause: dict[str, list[str]] = defaultdict(list)
         self._of_job: dict[str, dict[str, None]] = defaultdict(dict)  # in the order in which they were heard of
         self._out: dict[str, None] = {}  # those that took nodes out, or are about to
         self._stops: dict[str, tuple[int, str | None]] = {}
@@ -126,7 +128,7 @@ class Memory:
     def _take_action(self, action: ActionRecord, at_s: float | None) -> None:
         known = self.actions.get(action.id)
         if known is None:
-            self._of_incident[action.incident].append(action.id)
+            self._of_cause[action.cause].append(action.id)
             self._of_job[action.job][action.id] = None
         self.nodes.take_action(action, at_s)
         if known is None or _follows(action, known):
@@ -150,8 +152,9 @@ class Memory:
             self.silences.take(command, offset)
         elif command.kind in ("latch", "reset"):
             self.latches.take(command, at_s)
-        elif command.kind == "set_healthy":
+        elif command.node is not None:
             self.nodes.take_command(command, at_s)
+            self.node_words.take(command, offset, command.at_s if at_s is None else at_s)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)
         elif command.action is not None and command.kind == "deny":
@@ -162,9 +165,9 @@ class Memory:
         here, everywhere = (self._stops.get(name, (0, None))[1] for name in (job, EVERY_JOB))
         return everywhere if here is None else here
 
-    def of_incident(self, incident: str) -> list[ActionRecord]:
-        """Actions of `incident`, oldest first."""
-        return [self.actions[name] for name in self._of_incident.get(incident, ())]
+    def of_cause(self, cause: str) -> list[ActionRecord]:
+        """Actions about an incident or a person's word, oldest first."""
+        return [self.actions[name] for name in self._of_cause.get(cause, ())]
 
     def accused_in(self, incident: str) -> str | None:
         """The node of the first suspect of `incident` that has one."""
@@ -180,16 +183,16 @@ class Memory:
         return [self.actions[name] for name in {**self._of_job.get(job, {}), **self._out}]
 
     def forget(self, before_s: float) -> None:
-        """Let go of incidents closed and last heard of before `before_s`, with their actions; so of other engines'."""
+        """Let go of incidents closed and last heard of before `before_s`, with their actions, and of other actions."""
         self.silences.forget(before_s)
         self.nodes.forget(before_s)
         self.adoptions.forget({action.job for action in self.under_way.values()})
         past = {name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s}
-        for name in past | (self._of_incident.keys() - self.cases.keys()):
-            if any(self.actions[action].at_s >= before_s for action in self._of_incident.get(name, ())):
+        for name in past | (self._of_cause.keys() - self.cases.keys()):
+            if any(self.actions[action].at_s >= before_s for action in self._of_cause.get(name, ())):
                 continue  # brakes count what was done since
             self.cases.pop(name, None)
-            for action in self._of_incident.pop(name, ()):
+            for action in self._of_cause.pop(name, ()):
                 of_job = self._of_job[self.actions[action].job]
                 of_job.pop(action, None)
                 if not of_job:

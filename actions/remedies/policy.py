@@ -10,8 +10,8 @@ import msgspec
 from actions.brakes.brakes import Brakes
 from actions.brakes.nodes import NodeLimits
 from actions.brakes.windows import Window
-from actions.engine import remedies
-from actions.engine.remedies import Remedies
+from actions.remedies import table
+from actions.remedies.table import Remedies
 from trainwarden.launching import Verb
 from trainwarden.records import ActionKind
 from trainwarden.settings import Config, EngineSettings, PositiveSeconds, parse
@@ -104,5 +104,5 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             mode=settings.mode,
             config=config,
             brakes=Brakes(settings, config.nodes, config.maintenance),
-            remedies=remedies.load(settings.remedies),
+            remedies=table.load(settings.remedies),
         )
