@@ -6,6 +6,8 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from trainwarden.errors import ConfigError
 
 _TEXT: Final = b"this port speaks TLS: ask by https://\n"
@@ -54,6 +56,50 @@ class ServerContext(ssl.SSLContext):
         assert isinstance(made, _Telling)
         made.outgoing = outgoing
         return made
+
+
+class PeerTls(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of one of several services that ask each other, all of them with certificates by the authority `ca`."""
+
+    ca: str
+    certificate: str
+    key: str
+
+    def serving(self) -> ssl.SSLContext:
+        """For answering: only who shows a certificate by `ca`.
+
+        Raises
+        ------
+        ConfigError
+            If a file cannot be used.
+        """
+        return server_context(self.certificate, self.key, self.ca, "tls")
+
+    def asking(self) -> ssl.SSLContext:
+        """For asking, with our certificate.
+
+        Raises
+        ------
+        ConfigError
+            If a file cannot be used.
+        """
+        return client_context(self.ca, self.certificate, self.key, "tls")
+
+
+def peer_tls(ca: str | Path | None, certificate: str | Path | None, key: str | Path | None) -> PeerTls | None:
+    """The files that settings or options name; None if they name none.
+
+    Raises
+    ------
+    ConfigError
+        If they name some and not all.
+    """
+    named = [None if path is None else str(path) for path in (ca, certificate, key)]
+    if named == [None, None, None]:
+        return None
+    if None in named:
+        raise ConfigError("tls: the authority (tls-ca), the certificate and its key need each other")
+    return PeerTls(ca=str(ca), certificate=str(certificate), key=str(key))
 
 
 def server_context(certificate: str, key: str, client_ca: str | None, setting: str) -> ServerContext:

@@ -12,6 +12,7 @@ from actions.launchers.leases.questions import Asker
 from actions.launchers.leases.words import DURATION_S, Answer, Ask, Lease
 from trainwarden.clock import Clock
 from trainwarden.errors import LauncherError
+from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.lease")
 
@@ -30,10 +31,14 @@ class LeaseClient:
         Its token, where it wants one.
     timeout_s : float
         For a connection, and for each part of an answer, in seconds.
+    tls : PeerTls, optional
+        With our certificate, where the service speaks TLS.
     """
 
-    def __init__(self, address: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        self._address, self._asker = address, Asker("lease service", token, timeout_s, MAX_BYTES)
+    def __init__(
+        self, address: str, token: str | None = None, timeout_s: float = TIMEOUT_S, *, tls: PeerTls | None = None
+    ) -> None:
+        self._address, self._asker = address, Asker("lease service", token, timeout_s, MAX_BYTES, tls=tls)
 
     def ask(self, ask: Ask) -> Answer:
         """What the service says to `ask`.

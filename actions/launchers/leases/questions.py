@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hmac
 import http.client
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import msgspec
 
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.metrics_http.server import MetricsServer
+from trainwarden.metrics_http.tls import PeerTls, trouble
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STOP_S: Final = 0.2  # between two looks at whether to stop
@@ -34,21 +36,26 @@ class Refusal(Exception):
         self.status = status
 
 
-def application(routes: Routes, token: str | None, most_bytes: int) -> WSGIApplication:
-    """Answers by `routes`; without `token` everybody, else all but ``GET /healthz`` want it."""
+def application(
+    routes: Routes, token: str | None, most_bytes: int, *, observe_token: str | None = None
+) -> WSGIApplication:
+    """Answers by `routes`; without `token` everybody, else all but ``GET /healthz`` want it, a GET that or another."""
     known = ", ".join(f"{method} {path}" for method, path in routes)
 
     def body_of(environ: WSGIEnvironment) -> bytes:
         route = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if route == ("GET", "/healthz"):
             return b'{"ok":true}'
+        # Read before it is refused: a connection closed with bytes unread takes the refusal along.
+        question = _read(environ, most_bytes) if route[0] == "POST" else b""
         if token is not None:
             said = environ.get("HTTP_AUTHORIZATION", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(said, b"Bearer " + token.encode()):
+            good = [token, observe_token] if route[0] == "GET" and observe_token is not None else [token]
+            if not any([hmac.compare_digest(said, b"Bearer " + one.encode()) for one in good]):
                 raise Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the one that is wanted here")
         if route not in routes:
             raise Refusal(HTTPStatus.NOT_FOUND, f"there are {known} and GET /healthz")
-        return routes[route](_read(environ, most_bytes) if route[0] == "POST" else b"")
+        return routes[route](question)
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
@@ -89,29 +96,56 @@ def decoded(question: bytes, kind: type[T]) -> T:
 
 class _Server(MetricsServer):
     longest_s = 1.0  # as long as an asker waits: who is silent keeps its place for no longer than that
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self.tls is None:
+            super().finish_request(request, client_address)
+        else:
+            self.answer_by_tls(request, client_address, self.tls)
 
 
 class QuestionServer:
     """Listens at `listen`, ``HOST:PORT``; port 0 is any that is free.
 
+    Parameters
+    ----------
+    observe_token : str, optional
+        By which a GET is answered as well.
+    tls : PeerTls, optional
+        Answers those alone whose certificate the same authority has signed.
+
     Raises
     ------
     ConfigError
-        If that cannot be listened on, or others than this machine would be answered without a token.
+        If that cannot be listened on, others than this machine would be answered without a token, or a file of `tls`
+        cannot be used.
     """
 
-    def __init__(self, listen: str, routes: Routes, *, token: str | None, most_bytes: int) -> None:
+    def __init__(
+        self,
+        listen: str,
+        routes: Routes,
+        *,
+        token: str | None,
+        most_bytes: int,
+        observe_token: str | None = None,
+        tls: PeerTls | None = None,
+    ) -> None:
         host, _, port = listen.rpartition(":")
         host = host.strip("[]")
         if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
             raise ConfigError(f"{listen} is no address; it is HOST:PORT")
         if token is None and host not in LOOPBACK:
             raise ConfigError(f"without a token only this machine is answered; {host} is open to others")
+        context = None if tls is None else tls.serving()
         try:
-            self._server = _Server(host, int(port), application(routes, token, most_bytes), None)
+            answers = application(routes, token, most_bytes, observe_token=observe_token)
+            self._server = _Server(host, int(port), answers, None)
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error
             raise ConfigError(f"{listen} cannot be listened on ({said})") from error
+        self._server.tls = context
         shown = f"[{host}]" if ":" in host else host
         self.address = f"{shown}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_STOP_S,), daemon=True)
@@ -141,9 +175,19 @@ class Asker:
         For a connection, and for each part of an answer, in seconds.
     most_bytes : int
         Of an answer.
+    tls : PeerTls, optional
+        Asks by https, those alone whose certificate the same authority has signed for that address.
+
+    Raises
+    ------
+    ConfigError
+        If a file of `tls` cannot be used.
     """
 
-    def __init__(self, whom: str, token: str | None, timeout_s: float, most_bytes: int) -> None:
+    def __init__(
+        self, whom: str, token: str | None, timeout_s: float, most_bytes: int, *, tls: PeerTls | None = None
+    ) -> None:
+        self._tls = None if tls is None else tls.asking()
         self._whom, self._timeout_s, self._most_bytes = whom, timeout_s, most_bytes
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
@@ -160,7 +204,7 @@ class Asker:
             If it refuses to answer.
         """
         try:
-            connection = http.client.HTTPConnection(address, timeout=self._timeout_s)
+            connection = self._connection(address)
             try:
                 connection.request("POST", path, msgspec.json.encode(question), self._headers)
                 response = connection.getresponse()
@@ -170,6 +214,11 @@ class Asker:
             if response.status == http.client.OK:
                 return msgspec.json.decode(body, type=kind)
         except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
-            raise LauncherUnavailable(f"{self._whom} at {address}: {error}") from error
+            raise LauncherUnavailable(f"{self._whom} at {address}: {trouble(error)}") from error
         said = body[:300].decode("utf-8", "replace")
         raise LauncherError(f"{self._whom} at {address}: {response.status} {said}")
+
+    def _connection(self, address: str) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(address, timeout=self._timeout_s)
+        return http.client.HTTPSConnection(address, timeout=self._timeout_s, context=self._tls)

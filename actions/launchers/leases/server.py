@@ -23,6 +23,7 @@ from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import DURATION_S, MOST_EPOCH, Ask
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.lease")
 
@@ -82,10 +83,21 @@ class LeaseServer:
         If that cannot be listened on, or others than this machine would be answered without a token.
     """
 
-    def __init__(self, listen: str, token: str | None, clock: Clock, duration_s: float = DURATION_S) -> None:
+    def __init__(
+        self,
+        listen: str,
+        token: str | None,
+        clock: Clock,
+        duration_s: float = DURATION_S,
+        *,
+        observe_token: str | None = None,
+        tls: PeerTls | None = None,
+    ) -> None:
         routes = _routes(LeaseTable(duration_s, clock.monotonic_s()), clock)
         try:
-            self._server = QuestionServer(listen, routes, token=token, most_bytes=MAX_BYTES)
+            self._server = QuestionServer(
+                listen, routes, token=token, most_bytes=MAX_BYTES, observe_token=observe_token, tls=tls
+            )
         except ConfigError as error:
             raise ConfigError(f"lease: {error}") from error
         self.address = self._server.address
