@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine_doubles import Killed, Rig
 from trainwarden.commands.words import NodeWord, on_job, on_node
-from trainwarden.launching import Capabilities, Operation, Targets, refused
+from trainwarden.launching import Capabilities, NodeState, Operation, Targets, refused
 from trainwarden.records import ActionRecord, CommandRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS
 
@@ -276,3 +276,16 @@ def test_a_launcher_whose_dry_run_refuses_it_is_told_in_its_words() -> None:
     one.tick(5.0)
     assert one.story() == [("command/c1/cordon/1", "started"), ("command/c1/cordon/1", "failed")]
     assert last(one).why == f"its fan is loud; the launcher refused: {text}"
+
+
+def test_of_many_words_a_few_are_begun_at_each_tick_in_their_order() -> None:
+    """As of a row of nodes: each takes a launcher's time, and incidents of all jobs wait for it."""
+    one = rig()
+    one.launcher.nodes["job"] = tuple(NodeState(node=f"n{number}") for number in range(25))
+    for number in range(25):
+        one.bus.publish(*_at(word(one, name=f"c{number}", node=f"n{number}")))
+    one.tell()
+    assert one.launcher.done == [f"command/c{number}/cordon/1" for number in range(10)]
+    one.tick()
+    one.tick()
+    assert one.launcher.done == [f"command/c{number}/cordon/1" for number in range(25)]

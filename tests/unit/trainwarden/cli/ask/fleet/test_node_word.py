@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.doubles import ManualClock
 from tests.engine_doubles import MemoryBus
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.fleet.node_word import answer, command_of
 from trainwarden.errors import ConfigError
 from trainwarden.records import ActionRecord, HeartbeatRecord, Outcome, Record
@@ -70,3 +73,17 @@ def test_the_answer_is_waited_for_and_no_longer(outcome: Outcome, stale: bool) -
     assert found is None or found.command == command.id
     assert clock.now_s() == (120.0 if found is None else 100.0)
     assert answer(bus, command, clock, 0.0) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_the_answer_is_heard_whatever_the_clock_here_says(tmp_path: Path, ahead_s: float) -> None:
+    bus, clock = EmbeddedBus(str(tmp_path / "bus.db")), ManualClock(time.time() + ahead_s)
+    command = command_of(bus, "cordon", "n7", "llama", at_s=clock.now_s(), why="")
+    done = ActionRecord(
+        id="a", command=command.id, job="llama", kind="cordon_node", outcome="done", at_s=time.time(), why="w"
+    )
+    for record in (command, done):
+        bus.publish(topic_of(record), "llama", record)
+    bus.flush()
+    assert answer(bus, command, clock, 5.0) == done
+    bus.close()
