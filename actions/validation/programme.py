@@ -63,7 +63,7 @@ def validate(
     at_s["gemm"] = monotonic_s()
     links = LinkStage(cast, wanted.link_s, wanted.link_limit_s, baseline.link_s)
     if "links" in wanted.checks:
-        links.run(left_out=compute.held_back)
+        links.run(left_out=compute.held_back | cast.crowded)
     at_s["links"] = monotonic_s()
     gone, late = cast.who_is_gone()
     cast.finish()
@@ -75,8 +75,8 @@ def validate(
         ranks=world_size,
         accused=tuple(_whole_nodes([*gone, *compute.accused, *links.accused, *wrong], cast)),
         noted=(*late, *compute.noted, *links.noted, *left_out),
-        unjudged=(*compute.unjudged, *links.unjudged),
-        judged=_judged(wanted.checks, compute, links, nodes),
+        unjudged=(*compute.unjudged, *links.unjudged, *cast.without_room()),
+        judged=() if cast.crowded else _judged(wanted.checks, compute, links, nodes),
         nodes=_ranks_of(cast),
         devices={rank: member.device for rank, member in sorted(cast.joined.items())},
         compute=_compute_times(compute.busy_s, compute.accused),

@@ -59,6 +59,11 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message_bytes: int | None = None
     error: str | None = None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether its device had no memory left: a job that stands still keeps what it has."""
+        return self.error is not None and "out of memory" in self.error.lower()
+
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What disk and memory of one node answered; an entry of `wrong` is one sentence by check."""
