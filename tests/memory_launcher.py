@@ -10,10 +10,12 @@ from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,
     Capabilities,
+    Findings,
     JobPhase,
     LauncherState,
     NodeState,
     Operation,
+    Progress,
     Report,
     Verb,
     refusal,
@@ -29,7 +31,7 @@ class MemoryLauncher:
 
     `failing` is raised by `submit`, `unreachable` by everything; `before` is called when an operation arrives. With
     `slow` an operation goes on until `finish`; else it is done at once. `only` makes it the launcher of that one job.
-    `nodes` are those of jobs that have more than one.
+    `nodes` are those of jobs that have more than one; `findings` is how the next validation ends.
     """
 
     def __init__(self, ranks: int = 4, only: str | None = None) -> None:
@@ -56,9 +58,12 @@ class MemoryLauncher:
         self.before: Callable[[], object] = lambda: None
         self.nodes: dict[str, tuple[NodeState, ...]] = {}
         self.polls = 0
+        self.pausable = False
+        self.findings = Findings()
         self._ranks = ranks
         self._under_way: dict[str, Operation] = {}
         self._failed: dict[str, str] = {}
+        self._found: dict[str, Findings] = {}
 
     def capabilities(self) -> Capabilities:
         self._reach()
@@ -74,6 +79,7 @@ class MemoryLauncher:
             nodes=self._nodes(job),
             ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
             under_way=tuple(self._under_way),
+            pausable=self.pausable,
         )  # fmt: skip
 
     def _nodes(self, job: str) -> tuple[NodeState, ...]:
@@ -124,6 +130,8 @@ class MemoryLauncher:
             self.cordoned.update(operation.targets.nodes)
         elif operation.kind == "uncordon":
             self.cordoned.difference_update(operation.targets.nodes)
+        elif operation.kind == "validate":
+            self._found[name] = self.findings
         elif operation.kind == "stop":
             self.phase = "ended"
 
@@ -152,4 +160,5 @@ class MemoryLauncher:
             return Report(operation=name, state="running", text="on its way")
         if name in self._failed:
             return Report(operation=name, state="failed", text=self._failed[name])
-        return Report(operation=name, state="done" if name in self.done else "unknown")
+        state: Progress = "done" if name in self.done else "unknown"
+        return Report(operation=name, state=state, findings=self._found.get(name))

@@ -8,6 +8,7 @@
     ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole
     ├── plan.json       the micro-batch plan in force, written whole by the launcher
     ├── pause.json      a request to stand still between two iterations (`trainwarden.hook.TrainingShare`)
+    ├── validation.json  what the launcher's last validation found, and validation.log
     ├── launcher.sock   the local launcher's control socket (mode 0600)
     └── launcher.json   the local launcher's durable state
 
@@ -31,6 +32,8 @@ LOGS = "logs"
 EVENTS = "events.jsonl"
 PLAN = "plan.json"
 PAUSE = "pause.json"
+VALIDATION = "validation.json"
+VALIDATION_LOG = "validation.log"
 AGENT_SOCKET = "agent.sock"
 LAUNCHER_SOCKET = "launcher.sock"
 LAUNCHER_STATE = "launcher.json"

@@ -141,6 +141,7 @@ class Acting:
 
     def end(self, action: ActionRecord, end: End) -> None:
         """Record how `action` ended."""
+        action = msgspec.structs.replace(action, plan={**action.plan, **end.found})
         self.outbox.end(with_outcome(action, end.outcome, self._clock.now_s(), end.why), self.memory)
 
     def skip(self, action: ActionRecord, now_s: float, why: str | Hold) -> None:

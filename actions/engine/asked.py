@@ -8,7 +8,7 @@ from actions.engine.approval import unapproved
 from actions.nodes.past import cleared_text
 from actions.remedies.memory import Case, Memory
 from actions.remedies.policy import Rules
-from actions.remedies.table import EvictNode, Remedies
+from actions.remedies.table import EvictNode, Remedies, Validate
 from trainwarden.commands.gate import CommandGate
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord
@@ -34,11 +34,14 @@ def asked_of(
 
 
 def _accused(memory: Memory, remedies: Remedies, job: str) -> set[str]:
-    """Nodes that open incidents of `job` accuse of what a node is taken out for."""
+    """Nodes that open incidents of `job` accuse of what a node is taken out for, on more than a suspicion."""
     accusing = (
         case
         for case in memory.cases.values()
-        if case.open and case.incident.job == job and remedies.find(case.incident.kind, EvictNode) is not None
+        if case.open
+        and case.incident.job == job
+        and remedies.find(case.incident.kind, EvictNode) is not None
+        and remedies.find(case.incident.kind, Validate) is None
     )
     firsts = ((memory.accused_in(case.incident.id), case.first_said_s) for case in accusing)
     return {node for node, said_s in firsts if node is not None and memory.nodes.cleared(node, said_s) is None}

@@ -40,6 +40,7 @@ VERBS: Final[Mapping[ActionKind, Verb]] = {
     "stop_job": "stop",
     "cordon_node": "cordon",
     "uncordon_node": "uncordon",
+    "validate": "validate",
 }
 T = TypeVar("T")
 
@@ -185,7 +186,10 @@ def operation_of(action: ActionRecord, generation: int, by: str) -> Operation:
         kind=verb,
         expected_generation=generation,
         targets=Targets(nodes=tuple(action.plan.get("nodes", ()))),
-        plan=Plan(micro_batches=tuple(int(count) for count in action.plan.get("micro_batches", ()))),
+        plan=Plan(
+            micro_batches=tuple(int(count) for count in action.plan.get("micro_batches", ())),
+            checks=tuple(action.plan.get("checks", ())),
+        ),
         why=action.why[:MAX_SENTENCE_CHARS],
         by=by,
     )

@@ -6,13 +6,15 @@ accepted it; so a lost answer, a killed engine or a killed launcher repeats noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from actions.engine.calls import VERBS, Away, LauncherCalls
 from actions.remedies.adoption import names
 from actions.remedies.policy import PolicyConfig
+from actions.validation.question import answer
 from trainwarden.launching import Report
 from trainwarden.records import ActionRecord, Outcome
 
@@ -22,7 +24,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class End(msgspec.Struct, frozen=True):
-    """What became of an action, and why.
+    """What became of an action, and why. `found` goes with its plan.
 
     `unheard`: the launcher was never asked; `stale`: it refused, as the job had changed since. Nothing was done then.
     """
@@ -31,6 +33,7 @@ class End(msgspec.Struct, frozen=True):
     why: str
     unheard: bool = False
     stale: bool = False
+    found: Mapping[str, Any] = {}
 
 
 class _Trail(msgspec.Struct):
@@ -135,6 +138,9 @@ class UnderWay:
             if action.kind == "rebalance":
                 trail.put_s, trail.job = now_s, action.job
                 return self._adopted(action, trail, now_s, now_s)
+            if action.kind == "validate":
+                found = answer(action.plan, report.findings)
+                return msgspec.structs.replace(self._end(action, "done", found.said), found=found.plan)
             earlier = "the launcher had done it before the engine was restarted" if trail.inherited else report.text
             return self._end(action, "done", earlier)
         if report.state == "refused":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
-from actions.nodes.past import cleared_text
+from actions.remedies.isolating import asks_again, evict, move, unproved, validate
 from actions.remedies.rebalancing import rebalance, relief
 from actions.remedies.slow_job import checkpoint, restart_running
 from actions.remedies.table import (
@@ -22,6 +22,7 @@ from actions.remedies.table import (
     RestartJob,
     RestartProcess,
     StopJob,
+    Validate,
 )
 from actions.remedies.view import COOL_DOWN, OVER, Intent, View
 from trainwarden.records import ActionKind, ActionRecord
@@ -40,6 +41,11 @@ def _next(view: View) -> Intent | None:
     if not view.case.open:
         return _withdrawn(view) or _relief(view)
     rung = _in_turn(view)
+    return None if rung is None else _by(view, rung)
+
+
+def _by(view: View, rung: AnyRung) -> Intent | None:
+    """What `rung` would do now."""
     match rung:
         case RestartProcess():
             return _restart(view, rung)
@@ -52,13 +58,14 @@ def _next(view: View) -> Intent | None:
         case RestartJob():
             return restart_running(view)
         case EvictNode():
-            return _evict(view, rung)
+            return evict(view, rung, _restarts_in_vain(view, rung))
         case MoveTopology():
-            return _move(view)
+            return move(view)
+        case Validate():
+            return validate(view, rung)
         case Ignore():
-            return view.for_a_person("ignore", f"nothing here helps against {incident.kind}; a person must look")
-        case None:
-            return None
+            nothing = f"nothing here helps against {view.case.incident.kind}; a person must look"
+            return view.for_a_person("ignore", nothing)
 
 
 def _graded(view: View, intent: Intent) -> Intent:
@@ -66,11 +73,12 @@ def _graded(view: View, intent: Intent) -> Intent:
 
     Beside it stand whom it blames, and what is to be said of a node that is blamed again and again.
     """
-    severity, node = SEVERITY_OF[intent.kind], view.accused()
+    severity, node = SEVERITY_OF[intent.kind], intent.blames or view.accused()
     advice = view.memory.nodes.advice(node, view.now_s)
     plan = intent.plan if advice is None else {**intent.plan, "advice": advice}
     intent = msgspec.structs.replace(intent, blames=node, plan=plan)
-    milder = [a for a in view.actions if a.outcome in ("done", "failed") and SEVERITY_OF[a.kind] > severity]
+    tried = (a for a in view.actions if a.outcome in ("done", "failed") and a.kind != "validate")  # that cures nothing
+    milder = [a for a in tried if SEVERITY_OF[a.kind] > severity]
     if intent.after is not None or not milder:
         return msgspec.structs.replace(intent, severity=severity)
     last = max(milder, key=ended_s)
@@ -90,9 +98,13 @@ def _in_turn(view: View) -> AnyRung | None:
     """
     tried = {a.kind for a in view.actions if carried_out(a) or _passed_over(a) or _only_shown(view, a)}
     held = {a.kind for a in view.actions if a.outcome == "skipped" and a.plan.get("held")}
+    rungs = view.rules.remedies.rungs(view.case.incident.kind)
+    if asks_again(view):
+        tried.discard("validate")
+    if doubted := unproved(view):
+        tried, held = tried | doubted, held - doubted
     strategy = view.case.ladder.due(tried)
     due = None if strategy is None else strategy.kind
-    rungs = view.rules.remedies.rungs(view.case.incident.kind)
     for place in reversed(range(len(rungs))):
         rung = rungs[place]
         if isinstance(rung, StopJob) and rung.after_restarts is not None:
@@ -234,36 +246,6 @@ def _stop(view: View, rung: StopJob) -> Intent | None:
     if (answer := view.answered(intent)) is not None:
         return answer
     return intent if view.failed() else None
-
-
-# --- what this launcher may not be able to do ------------------------------------------------------------------------
-
-
-def _evict(view: View, rung: EvictNode) -> Intent | None:
-    """The most suspected node out of the job, if the launcher can; else its own words for a person."""
-    incident, able = view.case.incident, view.capabilities()
-    if able is not None and (why_not := able.refusal("evict")) is not None:
-        return view.for_a_person("evict_node", why_not)
-    if (node := view.accused()) is None:
-        return view.for_a_person("evict_node", "no node is under suspicion; a person must look")
-    if (word := view.memory.nodes.cleared(node, view.case.first_said_s)) is not None:
-        return view.for_a_person("evict_node", cleared_text(word))
-    why, after = f"{incident.kind}: {incident.reason}", None
-    if rung.after_restarts is not None and (restarts := _restarts_in_vain(view, rung)):
-        why = f"{len(restarts)} restarts for {node} within {rung.within_s:.0f} s have not helped: {incident.reason}"
-        after = restarts[-1].id
-    intent = Intent(id=view.next_id("evict"), kind="evict_node", why=why, plan={"nodes": [node]}, after=after)
-    if (answer := view.answered(intent)) is not None:
-        return answer
-    return None if able is None else view.cooled(intent)
-
-
-def _move(view: View) -> Intent | None:
-    able = view.capabilities()
-    if able is None:
-        return None
-    why_not = able.refusal("move") or "where the ranks should go is not worked out here yet; a person must"
-    return view.for_a_person("move_topology", why_not)
 
 
 # --- an incident that has closed -------------------------------------------------------------------------------------

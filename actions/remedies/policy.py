@@ -33,6 +33,7 @@ _DEADLINES_S: Final[Mapping[Verb, float]] = {
     "uncordon": 60.0,
     "evict": 86_400.0,
     "replace": 86_400.0,
+    "validate": 900.0,
 }
 
 

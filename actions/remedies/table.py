@@ -25,6 +25,7 @@ SEVERITY_OF: Final[Mapping[ActionKind, Severity]] = {
     "rebalance": "sev3",
     "move_topology": "sev3",
     "checkpoint_job": "sev2",  # nothing by itself, but the first half of a restart
+    "validate": "sev3",
     "restart_process": "sev2",
     "restart_job": "sev2",
     "evict_node": "sev1",
@@ -104,11 +105,22 @@ class MoveTopology(Cure, frozen=True, kw_only=True, tag="move_topology"):
     """Ranks change places."""
 
 
+class Validate(Rung, frozen=True, kw_only=True, tag="validate"):
+    """The suspects are measured against their peers; no eviction after it in the row without their being confirmed.
+
+    A job is validated again only `rest_s` after the last time, as it stands still meanwhile.
+    """
+
+    rest_s: Seconds = 1800.0
+
+
 class Ignore(Rung, frozen=True, kw_only=True, tag="ignore"):
     """Nothing that we could do helps: a person is told."""
 
 
-AnyRung = Rebalance | RestartProcess | CheckpointJob | RestartJob | StopJob | EvictNode | MoveTopology | Ignore
+AnyRung = (
+    Rebalance | RestartProcess | CheckpointJob | RestartJob | StopJob | EvictNode | MoveTopology | Validate | Ignore
+)
 R = TypeVar("R", bound=Rung)
 
 
@@ -123,7 +135,7 @@ class Remedies:
     --------
     >>> table = load(None)
     >>> [rung.action for rung in table.rungs("slow_compute")], table.rungs("pipeline")
-    (['rebalance', 'checkpoint_job', 'restart_job'], ())
+    (['rebalance', 'validate', 'evict_node', 'checkpoint_job', 'restart_job'], ())
     >>> table.ladder("slow_compute").strategies[0]
     Strategy(kind='rebalance', overhead_s=0.5)
     """
@@ -188,7 +200,8 @@ def load(path: str | None) -> Remedies:
 def _mistakes(kind: str, rungs: tuple[AnyRung, ...]) -> Iterator[str]:
     """What is wrong with well-formed rungs, or with their order."""
     actions = [rung.action for rung in rungs]
-    if kind == "metric_anomaly" and "evict_node" in actions:
+    before_eviction = actions[: actions.index("evict_node")] if "evict_node" in actions else ["validate"]
+    if kind == "metric_anomaly" and "validate" not in before_eviction:
         yield "metrics alone take no node out: they say that it is unlike others, not that it is at fault"
     yield from (f"{action} may be a rung only once" for action in actions if actions.count(action) > 1)
     if actions[-1:] == ["checkpoint_job"]:

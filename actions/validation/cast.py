@@ -40,13 +40,15 @@ class Talk(Protocol):
 class Cast:
     """The ranks of one validation, by way of `talk`.
 
-    A rank that does not answer an order in time is asked no other; at the end it is asked once more.
+    A rank that does not answer an order in time is asked no other; at the end it is asked once more. Those whose
+    devices have no memory left for a check are `crowded`.
     """
 
     def __init__(self, talk: Talk, world_size: int) -> None:
         self._talk = talk
         self._number = 0
         self._silent: dict[int, list[str]] = {}
+        self.crowded: set[int] = set()
         self.joined = talk.join()
         self._places = {**talk.places(), **{rank: member.node for rank, member in self.joined.items()}}
         self.absent = tuple(rank for rank in range(world_size) if rank not in self.joined)
@@ -88,6 +90,7 @@ class Cast:
             budget_s=order.budget_s, limit_s=order.limit_s,
         )  # fmt: skip
         reports = self._talk.ask(order)
+        self.crowded |= {rank for rank, report in reports.items() if report.crowded}
         for rank in order.ranks:
             if rank not in reports:
                 self._silent.setdefault(rank, []).append(f"no report of {what} within {order.limit_s:.0f} s")

@@ -62,7 +62,7 @@ class ComputeStage:
         throttled = judgement.throttled(reports)
         wrong = {rank for rank, report in reports.items() if report.wrong}
         for rank, report in sorted(reports.items()):
-            if report.error is not None:
+            if report.error is not None and not report.crowded:
                 self._accuse("gpu_lost", rank, f"cannot compute ({report.error})", None, ("its burn-in",))
         if suspects := {*slow, *throttled, *wrong}:
             self._confirm(suspects, slow, throttled, reports, reference)

@@ -52,7 +52,8 @@ class LinkStage:
             reports = self._cast.links(one, self._budget_s, self._limit_s)
             self.passes += 1
             times |= link_times(reports.values())
-            dead |= {pair for pair in one if all(rank in reports and reports[rank].error is not None for rank in pair)}
+            able = [pair for pair in one if not self._cast.crowded & set(pair)]
+            dead |= {pair for pair in able if all(rank in reports and reports[rank].error is not None for rank in pair)}
         return times, dead
 
     def _ratios(self, times: Mapping[Pair, LinkTime], dead: Iterable[Pair], reference: Reference) -> dict[Pair, float]:

@@ -13,7 +13,8 @@ from actions.validation.cast import Cast, Talk
 from actions.validation.compute import ComputeStage
 from actions.validation.connections import LinkStage
 from actions.validation.judgement import link_name
-from actions.validation.results import CHECKS, Check, ComputeTime, Finding, LinkTime, NodeReport, Validation
+from actions.validation.results import ComputeTime, Finding, LinkTime, NodeReport, Validation
+from trainwarden.launching import CHECKS, Check
 from trainwarden.records import IncidentKind
 
 
@@ -62,19 +63,23 @@ def validate(
     at_s["gemm"] = monotonic_s()
     links = LinkStage(cast, wanted.link_s, wanted.link_limit_s, baseline.link_s)
     if "links" in wanted.checks:
-        links.run(left_out=compute.held_back)
+        links.run(left_out=compute.held_back | cast.crowded)
     at_s["links"] = monotonic_s()
     gone, late = cast.who_is_gone()
     cast.finish()
     nodes = cast.node_reports()
     wrong, left_out = _of_nodes(nodes, cast)
     at_s["nodes"] = monotonic_s()
+    crowded = [
+        f"rank {rank} on {cast.node(rank)}: its device has no memory left for it" for rank in sorted(cast.crowded)
+    ]
     names = [*at_s]
     result = Validation(
         ranks=world_size,
         accused=tuple(_whole_nodes([*gone, *compute.accused, *links.accused, *wrong], cast)),
         noted=(*late, *compute.noted, *links.noted, *left_out),
-        unjudged=(*compute.unjudged, *links.unjudged),
+        unjudged=(*compute.unjudged, *links.unjudged, *crowded),
+        judged=() if crowded else _judged(wanted.checks, compute, links, nodes),
         nodes=_ranks_of(cast),
         devices={rank: member.device for rank, member in sorted(cast.joined.items())},
         compute=_compute_times(compute.busy_s, compute.accused),
@@ -90,6 +95,18 @@ def validate(
             {link_name(*pair, cast.joined): one.usual_s for pair, one in links.times.items()},
         )
     return result
+
+
+def _judged(
+    checks: Iterable[Check], compute: ComputeStage, links: LinkStage, nodes: Iterable[NodeReport]
+) -> tuple[Check, ...]:
+    """Those of `checks` in which all that came could be compared with something."""
+    left_out = {check for report in nodes for check in report.left_out}
+    done: dict[Check, bool] = {
+        "gemm": bool(compute.busy_s) and not compute.unjudged,
+        "links": bool(links.times) and not links.unjudged,
+    }
+    return tuple(check for check in checks if done.get(check, check not in left_out))
 
 
 def _compute_times(busy_s: Mapping[int, float], accused: Iterable[Finding]) -> tuple[ComputeTime, ...]:

@@ -7,10 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from trainwarden.launching import Check
 from trainwarden.records import IncidentKind, Rank
-
-Check = Literal["gemm", "links", "disk", "memory"]
-CHECKS: tuple[Check, ...] = ("gemm", "links", "disk", "memory")
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +59,11 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message_bytes: int | None = None
     error: str | None = None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether its device had no memory left: a job that stands still keeps what it has."""
+        return self.error is not None and "out of memory" in self.error.lower()
+
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What disk and memory of one node answered; an entry of `wrong` is one sentence by check."""
@@ -109,13 +112,15 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """How a validation ended.
 
     `noted` is what a person should know though nobody is accused of it, `unjudged` what could not be compared with
-    anything. `compute`, `links` and `mb_per_s` (by node) are the measurements; `took_s` is what each part of them took.
+    anything; `judged` are the checks in which all could. `compute`, `links` and `mb_per_s` (by node) are the
+    measurements; `took_s` is what each part of them took.
     """
 
     ranks: int
     accused: tuple[Finding, ...]
     noted: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
+    judged: tuple[Check, ...] = ()
     nodes: Mapping[str, tuple[Rank, ...]] = {}
     devices: Mapping[Rank, str] = {}
     compute: tuple[ComputeTime, ...] = ()

@@ -27,6 +27,7 @@ EXIT: Final = PHASE_CODE["exit"]
 MAX_COUNT: Final = 2**53  # larger numbers are damage
 _KIND: Final = "step_ring"
 _BY_ROW: Final = ("_steps", "_epochs", "_ends_s", "_quiet", "_repaced")
+LONG_PAUSES: Final = (PHASE_CODE["checkpoint"], PHASE_CODE["evaluation"])
 KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 
 
@@ -212,9 +213,9 @@ class HeartbeatBoard:
     """What every rank was doing when its node last said so; arrays [ranks], NaN or -1 where nothing is known.
 
     `clock_s` is the node's own clock at its last word, comparable within the node alone; it never steps where the node
-    says `HeartbeatRecord.monotonic_s`. Durations are `still_s`, since step, calls or incarnation last changed, and
-    `stopped_for_s`, since the kernel has called the process stopped (NaN: it is not); `cpu_at_progress_s` is the CPU
-    time at that change. `time_s` and `progress_s` are the same in wall time, as labels.
+    says `HeartbeatRecord.monotonic_s`. Durations are `still_s`, since step, calls or incarnation last changed or a long
+    pause ended, and `stopped_for_s`, since the kernel has called the process stopped (NaN: it is not);
+    `cpu_at_progress_s` is the CPU time at that change. `time_s` and `progress_s` are the same in wall time, as labels.
     """
 
     def __init__(self) -> None:
@@ -277,6 +278,8 @@ class HeartbeatBoard:
             | (self.incarnation[columns] != beats.incarnation)
         )
         moved |= np.isnan(self._moved_at_s[columns])
+        # Who comes back from a long pause has gone on, though its first call and step are still to come.
+        moved |= np.isin(self.phase[columns], LONG_PAUSES) & ~np.isin(beats.phase, LONG_PAUSES)
         self._moved_at_s[columns] = np.where(moved, clock_s, self._moved_at_s[columns])
         self.cpu_at_progress_s[columns] = np.where(moved, cpu_s, self.cpu_at_progress_s[columns])
         begun = stopped & np.isnan(self._stopped_at_s[columns])

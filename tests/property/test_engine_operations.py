@@ -14,15 +14,17 @@ from tests.engine_doubles import Killed, Rig
 from tests.examples import examples
 from tests.memory_launcher import ALONE
 from trainwarden.commands.words import NodeWord, on_node
-from trainwarden.launching import NODE_VERBS, Capabilities, Verb
+from trainwarden.launching import NODE_VERBS, Accused, Capabilities, Findings, Verb
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 from trainwarden.topics import COMMANDS, INCIDENTS
 
-KINDS = st.sampled_from(["crash", "hang", "gpu_lost", "user_error", "slow_compute"])
+KINDS = st.sampled_from(["crash", "hang", "gpu_lost", "user_error", "slow_compute", "metric_anomaly"])
 SLOW = {
     "healthy_iteration_s": 0.3, "iteration_s": 0.6, "slow_iterations": 5, "ranks": [0, 1, 2, 3],
     "compute_s": [0.3, 0.3, 0.6, 0.3], "micro_batches": [6, 6, 6, 6],
 }  # fmt: skip
+WELL = Findings(judged=("gemm", "links"), nodes=("n7",))
+GUILTY = Findings(accused=(Accused(kind="slow_compute", text="rank 2", ranks=(2,), nodes=("n7",)),), nodes=("n7",))
 SUSPECTS = (Suspect(score=1.0, reason="Xid 79", rank=2, node="n7"),)
 
 
@@ -35,7 +37,8 @@ class Engine(RuleBasedStateMachine):
         patience = {"launcher_deadline_s": 86_400.0, "operation_deadline_s": dict.fromkeys(get_args(Verb), 86_400.0)}
         self.rig = Rig(actions_per_hour=1000, cool_down_s=0.0, policy=patience)
         self.rig.launcher.slow = True
-        self.rig.launcher.able = Capabilities(can=frozenset({"restart", "rebalance", "stop", "evict"}) | ALONE)
+        verbs: frozenset[Verb] = frozenset({"restart", "rebalance", "stop", "evict", "validate"})
+        self.rig.launcher.able = Capabilities(can=verbs | ALONE)
         self.incidents: dict[str, IncidentRecord] = {}
         self.kill_next, self.words = False, 0
         self.rig.launcher.before = self._arrive
@@ -60,7 +63,7 @@ class Engine(RuleBasedStateMachine):
             return
         incident = self.rig.incident(f"i{len(self.incidents)}", kind, evidence=SLOW, suspects=SUSPECTS)
         self.incidents[incident.id] = incident
-        self.rig.launcher.phase = "running" if kind in ("hang", "slow_compute", "gpu_lost") else "failed"
+        self.rig.launcher.phase = "failed" if kind in ("crash", "user_error") else "running"
         self._tell(incident)
 
     @precondition(lambda self: self.incidents)
@@ -104,6 +107,19 @@ class Engine(RuleBasedStateMachine):
     @rule(error=st.sampled_from([None, None, "no room"]))
     def the_launcher_gets_on(self, error: str | None) -> None:
         self.rig.launcher.finish(next(iter(self.rig.launcher._under_way)), error)
+
+    @rule(findings=st.sampled_from([WELL, GUILTY, Findings()]), pausable=st.booleans())
+    def what_a_validation_finds_and_whether_the_loop_takes_part(self, findings: Findings, pausable: bool) -> None:
+        self.rig.launcher.findings, self.rig.launcher.pausable = findings, pausable
+
+    @invariant()
+    def nobody_is_evicted_for_a_suspicion_that_no_measurement_has_confirmed(self) -> None:
+        for operation in self.rig.launcher.operations:
+            incident = operation.id.split("/")[0]
+            if operation.kind == "evict" and self.incidents[incident].kind in ("metric_anomaly", "slow_compute"):
+                answers = [a for a in self.rig.bus.actions() if a.id.startswith(f"{incident}/validate/")]
+                assert any(answer.plan.get("confirmed") == ["n7"] for answer in answers)
+                assert GUILTY in self.rig.launcher._found.values()
 
     @invariant()
     def nothing_is_started_or_carried_out_twice(self) -> None:

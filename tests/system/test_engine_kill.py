@@ -23,8 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.control import AskState, ControlServer, Poll, Reply, Request
-from actions.launchers.local.coordinator import CAPABILITIES
+from actions.launchers.local.control import CAPABILITIES, AskState, ControlServer, Poll, Reply, Request
 from trainwarden import rundir
 from trainwarden.bus.address import connect
 from trainwarden.launching import LauncherState, Report, refusal

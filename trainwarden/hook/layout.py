@@ -71,6 +71,7 @@ class Words(NamedTuple):
     accelerator: int  # place in ACCELERATORS; 0: none has been seen at work
     timing: int  # place in TIMINGS
     timed: int  # newest step of which it is settled what the device says
+    standing: int  # 1 if the loop takes part in pauses, 1 more than the request's number while it stands still; else 0
 
 
 # Where the writer finds them.
@@ -78,7 +79,7 @@ class Words(NamedTuple):
     AT_MAGIC, AT_VERSION, AT_PID, AT_RANK, AT_WORLD, AT_START_NS, AT_OFFSET_NS, AT_PHASE, AT_CALLS, AT_P2P, AT_RECORDED,
     AT_STEP, AT_STEP_END, AT_MICRO, AT_SOURCE, AT_PLAN, AT_PLAN_STEP, AT_PAUSES, AT_ROLE, AT_OWN_NS, AT_CODE, AT_ERRORS,
     AT_ATTEMPT, AT_FIRST, AT_START_TICKS, AT_PID_NAMESPACE, AT_ACCELERATOR, AT_TIMING,
-    AT_TIMED,
+    AT_TIMED, AT_STANDING,
 ) = range(len(Words._fields))  # fmt: skip
 NO_CODE = -(2**62)  # the process has not ended yet
 

@@ -67,6 +67,7 @@ class Header(NamedTuple):
     accelerator: str = ""  # what it computes on, where that works behind the host's back; empty: nothing of the kind
     timing: str = ""  # "on" if its steps are timed there by events, else why not; see TIMINGS
     timed: int = 0  # newest step, by its serial number, of which it is settled what the device says
+    stands: int | None = None  # number of the pause for which it stands still, 0: none; None: it takes part in none
 
 
 class Step(NamedTuple):
@@ -150,6 +151,7 @@ def _header_of(words: Words) -> Header:
         accelerator=ACCELERATORS[words.accelerator],
         timing=TIMINGS[words.timing],
         timed=words.timed,
+        stands=words.standing - 1 if words.standing > 0 else None,
     )
 
 

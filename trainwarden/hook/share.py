@@ -9,24 +9,19 @@ negative the minimum tells whether all are equal.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .layout import CHECKPOINT, EXIT, PHASES, START
+from .layout import AT_STANDING, CHECKPOINT, EXIT, PHASES, START
 from .memory import let_through
-from .plan import MicroBatchPlan, micro_batches
+from .plan import MicroBatchPlan, PauseFile, micro_batches
 from .process import current
 from .watches import hide, loaded
 
-_LONGEST_PAUSE_S = 1500.0  # gloo, and detection, take half an hour of standing still for a hang
 _PATIENCE_H = 24  # whoever comes late is for the job's own groups to judge: this one must not end it before them
-_NAP_S = 0.05
-_MOST_PAUSE_BYTES = 65_536
 # Classes whose forward or backward pass does something with other ranks, or with a whole batch, in every micro-batch.
 _UNEVEN = {
     "_BatchNorm": "BatchNorm: its running averages take in one entry for each micro-batch of a rank",
@@ -92,58 +87,6 @@ class MicroBatch:
         """Around forward and backward pass: gradients are exchanged by the last micro-batch alone."""
         no_sync = getattr(self.model, "no_sync", None)
         return contextlib.nullcontext() if self.last or no_sync is None else no_sync()
-
-
-class PauseFile:
-    """Requests to stand still, in ``pause.json`` of the run folder: ``{"number": 1, "until_s": 1.8e9}``.
-
-    Numbers rise; `until_s` is the wall time at which the job goes on in any case, 25 minutes after it stopped at the
-    latest. Before that it goes on once the file is gone or asks for something else.
-
-    Parameters
-    ----------
-    path : str
-        Empty: nobody asks.
-    wall_s, monotonic_s, sleep : callable
-    """
-
-    def __init__(
-        self,
-        path: str,
-        wall_s: Callable[[], float] = time.time,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.path = path
-        self.wall_s, self.monotonic_s, self.sleep = wall_s, monotonic_s, sleep
-        self.over = 0  # the newest that has been obeyed
-
-    def newest(self) -> int:
-        """Number of the request that stands; 0 if there is none, or it is over."""
-        number, until_s = self._read()
-        return number if until_s > self.wall_s() else 0
-
-    def obey(self, number: int) -> None:
-        """Stand still for request `number`; one that has been obeyed is over."""
-        if number <= self.over:
-            return
-        self.over = number
-        found, until_s = self._read()
-        end_s = self.monotonic_s() + min(until_s - self.wall_s(), _LONGEST_PAUSE_S)
-        while found == number and self.monotonic_s() < end_s:
-            self.sleep(_NAP_S)
-            found, _ = self._read()
-
-    def _read(self) -> tuple[int, float]:
-        try:
-            with open(self.path, "rb") as file:
-                found = json.loads(file.read(_MOST_PAUSE_BYTES))
-            number, until_s = found["number"], found["until_s"]
-            if type(number) is int and 0 < number < 2**62 and type(until_s) in (int, float):
-                return number, float(until_s)
-        except Exception:
-            let_through()  # there is mostly none
-        return 0, 0.0
 
 
 class TrainingShare:
@@ -215,7 +158,9 @@ class TrainingShare:
             self.plan.adopt(plan)
         if pause > self.pauses.over:
             with phase("evaluation"):
+                _tell_standing(1 + pause)
                 self.pauses.obey(pause)
+        _tell_standing(1)
         _declare(number, self.counts[self.plan.place])
         first = sum(self.counts[: self.plan.place])
         count = self.counts[self.plan.place]
@@ -227,6 +172,7 @@ class TrainingShare:
         if self.work is not None:
             self.work.wait()
             self.work = None
+        _tell_standing(0)
 
     def _agreed(self) -> tuple[int, int]:
         """The newest plan and pause that all ranks had read as the step before began; at first, those they have now."""
@@ -279,6 +225,16 @@ def _tell_refusal(refusal: str | None) -> None:
         hook = current()
         if hook is not None and refusal:
             hook.memory.uneven = refusal
+    except Exception:
+        let_through()
+
+
+def _tell_standing(word: int) -> None:
+    """So that nobody waits for a loop that takes part in no pauses, and what is measured meanwhile is alone."""
+    try:
+        hook = current()
+        if hook is not None and hook.live:
+            hook.words[AT_STANDING] = word
     except Exception:
         let_through()
 

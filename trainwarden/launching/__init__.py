@@ -15,9 +15,13 @@ a launcher whose generation has risen since then refuses it, so nobody acts on w
 
 from trainwarden.launching.launcher import Launcher
 from trainwarden.launching.words import (
+    CHECKS,
     MAX_SENTENCE_CHARS,
     NODE_VERBS,
+    Accused,
     Capabilities,
+    Check,
+    Findings,
     Generation,
     JobPhase,
     LauncherState,
@@ -37,9 +41,13 @@ from trainwarden.launching.words import (
 )
 
 __all__ = [
+    "CHECKS",
     "MAX_SENTENCE_CHARS",
     "NODE_VERBS",
+    "Accused",
     "Capabilities",
+    "Check",
+    "Findings",
     "Generation",
     "JobPhase",
     "Launcher",

@@ -7,10 +7,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from trainwarden.records import Rank
+from trainwarden.records import IncidentKind, Rank
 
 Verb = Literal[
     "restart", "rebalance", "move", "stop", "pause", "resume", "checkpoint", "cordon", "uncordon", "evict", "replace",
+    "validate",
 ]  # fmt: skip
 NODE_VERBS: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon", "evict", "replace"})
 """Verbs whose targets are nodes; they may take hours and leave the job's ranks to go on meanwhile."""
@@ -18,6 +19,8 @@ NODE_VERBS: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon", "evict", "
 JobPhase = Literal["pending", "running", "paused", "failed", "restarting", "stopping", "ended"]
 NodeCondition = Literal["healthy", "suspect", "cordoned", "lost", "spare"]
 Progress = Literal["unknown", "accepted", "running", "done", "failed", "refused"]
+Check = Literal["gemm", "links", "disk", "memory"]
+CHECKS: Final[tuple[Check, ...]] = ("gemm", "links", "disk", "memory")
 Refusal = Literal["unsupported", "stale", "unknown_job", "unknown_target", "unfit", "over"]
 
 OperationId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -59,7 +62,8 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `generation` rises with every operation that is accepted and whenever the launcher itself starts anew; it never
     falls. `attempt` counts the starts of the job's ranks from 0. `under_way` are operations without an end. `step`
-    and `micro_batches` (by rank) are as far as the launcher knows.
+    and `micro_batches` (by rank) are as far as the launcher knows. `pausable`: all ranks would stand still between two
+    iterations if they were asked to.
     """
 
     job: str
@@ -71,6 +75,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     under_way: tuple[str, ...] = ()
     step: int | None = None
     micro_batches: tuple[int, ...] = ()
+    pausable: bool = False
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,9 +86,13 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a verb needs to know besides its targets: `micro_batches` by rank for ``rebalance``."""
+    """What a verb needs to know besides its targets: `micro_batches` by rank for ``rebalance``.
+
+    For ``validate`` the `checks` to be made, of the targets and of whoever is measured beside them.
+    """
 
     micro_batches: tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,17 +111,41 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str = "engine"
 
 
+class Accused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Somebody whom a validation accuses: `ranks` on `nodes`, or the `link` between two of them that are both well."""
+
+    kind: IncidentKind
+    text: Sentence
+    ranks: tuple[Rank, ...] = ()
+    nodes: tuple[str, ...] = ()
+    link: tuple[Rank, Rank] | None = None
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a ``validate`` ended: whom it accuses, of what.
+
+    `judged` are the checks of which all that was asked for could be compared with something: who is accused of nothing
+    there is well. `nodes` are those whose ranks came.
+    """
+
+    accused: tuple[Accused, ...] = ()
+    judged: tuple[Check, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far an operation is. ``unknown``: never accepted here; only then may it be submitted (again).
 
     `text` is the progress while it lasts, the reason where it ``failed`` or was ``refused``; `reason` is a refusal's
-    for programs. ``done`` and ``failed`` are for good: later polls and repeats are told the same.
+    for programs. ``done`` and ``failed`` are for good: later polls and repeats are told the same. `findings` come with
+    a ``validate`` that is ``done``.
     """
 
     operation: str
     state: Progress
     text: str = ""
     reason: Refusal | None = None
+    findings: Findings | None = None
 
     @property
     def ended(self) -> bool:

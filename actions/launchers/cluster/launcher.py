@@ -121,12 +121,12 @@ class NodeLauncher:
                 self._runner.advance()
                 self._advance()
                 self._leading.advance()
+            over = self._orders.over
+            assert over is not None
+            if over.why:
+                self._runner.say(f"the job is over: {over.why}")
         finally:
             self._close()
-        over = self._orders.over
-        assert over is not None
-        if over.why:
-            self._runner.say(f"the job is over: {over.why}")
         return over.code
 
     def _close(self) -> None:

@@ -75,7 +75,7 @@ class LeaderTable:
     def misfit(self, report: Report, now_s: float) -> Over | None:
         """Why the node of `report` cannot take part; None if it can. To be asked before `hear`."""
         if report.shape != self._shape:
-            return Over(MISFIT_CODE, f"{report.node} was started with other numbers than the leader: {report.shape}")
+            return Over(MISFIT_CODE, f"{report.node} was started by {report.shape}, but the leader by {self._shape}")
         if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
             return None
         if len(self._living(now_s)) >= self._shape.nodes + self._shape.spares:

@@ -17,6 +17,7 @@ from actions.launchers.cluster.words import Order, Patience, Report, Shape
 from actions.launchers.leases.questions import Refusal, Routes, decoded
 from actions.launchers.leases.words import Lease
 from trainwarden.clock import Clock
+from trainwarden.errors import ConfigError
 
 log = logging.getLogger("trainwarden.cluster")
 
@@ -51,6 +52,7 @@ class Leading:
         self._held_epoch = 1
         self._search: Search | None = None
         self._search_s = 0.0
+        self._wrong: str | None = None
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
@@ -71,6 +73,9 @@ class Leading:
                 lease = None
             if lease is None:
                 return Order(holder=self._holder, epoch=self._held_epoch, leads=False)
+            if report.shape != self._shape and report.newest is not None and report.life in report.newest.roster:
+                self._wrong = f"this launcher was started by {self._shape}, but the job that runs by {report.shape}"
+                return Order(holder=self._holder, epoch=lease.epoch, leads=False)
             now_s = self._clock.monotonic_s()
             table = self._table_of(lease, now_s)
             over = table.misfit(report, now_s)
@@ -82,8 +87,16 @@ class Leading:
             )  # fmt: skip
 
     def advance(self) -> None:
-        """Do what is due although nobody says anything; to be called several times a second."""
+        """Do what is due although nobody says anything; to be called several times a second.
+
+        Raises
+        ------
+        ConfigError
+            If this launcher was started with other numbers than the job that it leads: it has to go, not the job.
+        """
         with self._lock:
+            if self._wrong is not None:
+                raise ConfigError(self._wrong)
             lease = self._leadership.leads()
             if lease is None:
                 self._table = self._search = None

@@ -39,6 +39,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
 
+    def __str__(self) -> str:
+        """The options of `trainwarden launch` that say this."""
+        return (
+            f"--nnodes {self.nodes} --min-nodes {self.least_nodes} --spares {self.spares} --nproc {self.ranks} "
+            f"--max-restarts {self.restarts}"
+        )
+
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """How long a leader waits for whom, in seconds.

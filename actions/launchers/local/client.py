@@ -8,8 +8,16 @@ from pathlib import Path
 import msgspec
 
 from actions.launchers.local import journal
-from actions.launchers.local.control import MAX_LINE_BYTES, AskState, Poll, Reply, Request, Submit, short_path
-from actions.launchers.local.coordinator import CAPABILITIES
+from actions.launchers.local.control import (
+    CAPABILITIES,
+    MAX_LINE_BYTES,
+    AskState,
+    Poll,
+    Reply,
+    Request,
+    Submit,
+    short_path,
+)
 from trainwarden import rundir
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused

@@ -8,15 +8,30 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from trainwarden.errors import ConfigError
-from trainwarden.launching import LauncherState, Operation, OperationId, Report
+from trainwarden.launching import Capabilities, LauncherState, Operation, OperationId, Report
 
 MAX_LINE_BYTES = 1 << 20  # a split over 100,000 ranks fits
 MAX_CLIENTS = 16
 SEND_TIMEOUT_S = 1.0  # a client that does not read its answer must not hold up the ranks
+CAPABILITIES: Final = Capabilities(
+    can=frozenset({"restart", "rebalance", "stop", "validate"}),
+    cannot={
+        "move": "this launcher cannot move ranks; a person must",
+        "pause": "this launcher cannot pause a job: its silence would be taken for a hang",
+        "resume": "this launcher cannot resume a job, as it never pauses one",
+        "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",
+        "cordon": "this launcher cannot cordon a node; a person must",
+        "uncordon": "this launcher cannot uncordon a node; a person must",
+        "evict": "this launcher cannot evict a node; a person must",
+        "replace": "this launcher cannot replace a node; a person must",
+    },
+)
+"""What the local launcher does, and why not the rest."""
 
 
 class AskState(msgspec.Struct, frozen=True, tag="state", tag_field="do"):

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Final, Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal
 
 from actions.launchers.checkpoints.resumption import Resumption
-from actions.launchers.local.control import Poll, Reply, Request, Submit
+from actions.launchers.local.control import CAPABILITIES, Poll, Reply, Request, Submit
 from actions.launchers.local.journal import CUT_SHORT, Journal
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.node_runner import Failure
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.run_events import EventFile
+from actions.launchers.local.validating import Runner, Validating
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.launching import (
-    Capabilities,
     JobPhase,
     LauncherState,
     NodeState,
@@ -37,19 +35,6 @@ log = logging.getLogger("trainwarden.supervisor")
 
 STOPPED_CODE = 143  # what a shell shows for SIGTERM
 STARTED_OVER_CODE = 1  # of a job that was stopped because it did not go on from its checkpoint
-CAPABILITIES: Final = Capabilities(
-    can=frozenset({"restart", "rebalance", "stop"}),
-    cannot={
-        "move": "this launcher cannot move ranks; a person must",
-        "pause": "this launcher cannot pause a job: its silence would be taken for a hang",
-        "resume": "this launcher cannot resume a job, as it never pauses one",
-        "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",
-        "cordon": "this launcher cannot cordon a node; a person must",
-        "uncordon": "this launcher cannot uncordon a node; a person must",
-        "evict": "this launcher cannot evict a node; a person must",
-        "replace": "this launcher cannot replace a node; a person must",
-    },
-)
 
 
 class SupervisorConfig(LaunchSettings, frozen=True, kw_only=True):
@@ -64,22 +49,6 @@ class SupervisorConfig(LaunchSettings, frozen=True, kw_only=True):
         return graces[self.mode]
 
 
-class Runner(Protocol):
-    """What the coordinator asks of the node runner (`actions.launchers.local.node_runner.NodeRunner`)."""
-
-    @property
-    def failure(self) -> Failure | None: ...
-    @property
-    def failed(self) -> Collection[int]: ...
-    @property
-    def running(self) -> Collection[int]: ...
-    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None: ...
-    def ask_to_stop(self, ranks: Sequence[int]) -> None: ...
-    def step(self) -> int | None: ...
-    def first_steps(self) -> Mapping[int, int | None]: ...
-    def say(self, sentence: str) -> None: ...
-
-
 class Coordinator:
     """The job's state machine; `exit_code` is the job's once `over`."""
 
@@ -88,6 +57,8 @@ class Coordinator:
         self._plan = PlanFile(place.run_dir / rundir.PLAN)
         self._journal = Journal(place, self._plan.operation)
         self._events = EventFile(place)
+        self._validating = Validating(place, runner, clock)
+        self._validated_s = float("-inf")  # a job that is down waits again for whom may restart it
         self._waiting: deque[Operation] = deque()
         self._current: Operation | None = None
         self._resumption = Resumption(place.checkpoints, clock, config.resume_s)
@@ -108,7 +79,9 @@ class Coordinator:
         """``failed`` waits for a restart; ``ended`` is a job whose ranks are all gone for good."""
         if self._ending is not None:
             return "stopping" if self._runner.running else "ended"
-        if self._current is not None:
+        if self._validating.stage == "measures" and self._runner.running:
+            return "paused"
+        if self._current is not None and self._current.kind != "validate":
             return "stopping" if self._ends_the_job(self._current) else "restarting"
         if self._runner.failure is not None:
             return "failed"
@@ -130,10 +103,12 @@ class Coordinator:
         """Stop everything for good; the first failure's code wins over `code`."""
         if self._ending is None:
             self._ending = self._runner.failure.code if self._runner.failure is not None else code
+            self._validating.cancel()
             self._runner.ask_to_stop(range(self._place.ranks))
 
     def close(self) -> None:
         """Note that nothing more will come of what is under way."""
+        self._validating.cancel()
         for operation in self._journal.under_way:
             self._journal.end(operation, CUT_SHORT)
 
@@ -147,7 +122,8 @@ class Coordinator:
         if failure is None or self._current is not None or self._ending is not None:
             return
         nothing_to_wait_for = self._config.mode == "observe" and not self._runner.running
-        if nothing_to_wait_for or self._clock.monotonic_s() - failure.at_s >= self._config.failure_grace_s:
+        since_s = max(failure.at_s, self._validated_s)
+        if nothing_to_wait_for or self._clock.monotonic_s() - since_s >= self._config.failure_grace_s:
             self.end(failure.code)
 
     # --- what is asked -----------------------------------------------------------------------------------------------
@@ -183,6 +159,10 @@ class Coordinator:
         if operation.kind == "rebalance":
             why_not = self._plan.refusal(operation.plan.micro_batches, self._place.ranks)
             return None if why_not is None else refused(operation, "unfit", why_not)
+        if operation.kind == "validate" and self._runner.failure is None and not self._validating.possible:
+            return refused(operation, "unfit", "the training loop takes no part in pauses; a job that is down can be")
+        if strangers := [node for node in operation.targets.nodes if node != self._place.node]:
+            return refused(operation, "unknown_target", f"{strangers[0]} is no node of this launcher")
         wrong = [rank for rank in operation.targets.ranks or () if rank >= self._place.ranks]
         if wrong:
             why_not = f"rank {wrong[0]} is not one of the job's {self._place.ranks}"
@@ -203,6 +183,7 @@ class Coordinator:
             under_way=self._journal.under_way,
             step=self._runner.step(),
             micro_batches=self._plan.micro_batches,
+            pausable=self._validating.possible,
         )
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -213,6 +194,10 @@ class Coordinator:
             if self._current is None:
                 self._current = self._waiting.popleft()
                 self._begin(self._current)
+            if self._current.kind == "validate":
+                if not self._measured(self._current):
+                    return
+                continue
             left = [rank for rank in self._targets(self._current) if rank in self._runner.running]
             if left:  # waits for the ends of ranks that were asked to stop
                 self._journal.running(self._current, f"waits for {len(left)} ranks to end")
@@ -223,10 +208,20 @@ class Coordinator:
             self._finish(self._current)
 
     def _targets(self, operation: Operation) -> Sequence[int]:
-        if operation.kind == "rebalance":
+        if operation.kind in ("rebalance", "validate"):
             return ()
         ranks = operation.targets.ranks
         return range(self._place.ranks) if ranks is None else sorted(set(ranks))
+
+    def _measured(self, operation: Operation) -> bool:
+        """Whether the validation `operation`, one step further now, has come to its end."""
+        outcome = self._validating.advance()
+        if outcome is None:
+            self._journal.running(operation, self._validating.stage)
+            return False
+        self._current, self._validated_s = None, self._clock.monotonic_s()
+        self._journal.end(operation.id, outcome.error, outcome.findings)
+        return True
 
     def _ends_the_job(self, operation: Operation) -> bool:
         return operation.kind == "stop" and len(self._targets(operation)) == self._place.ranks
@@ -236,6 +231,8 @@ class Coordinator:
         if operation.kind == "restart":
             self._prove("it was restarted again before its first step")
             self._events.restart(operation, "started", self._journal.attempt + 1, self._clock.now_s())
+        elif operation.kind == "validate":
+            self._validating.begin(operation)
         self._runner.ask_to_stop(self._targets(operation))
 
     def _finish(self, operation: Operation) -> None:

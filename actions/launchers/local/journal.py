@@ -15,7 +15,7 @@ import msgspec
 
 from actions.launchers.local.ranks import Place
 from trainwarden import rundir
-from trainwarden.launching import MAX_SENTENCE_CHARS, Operation, Progress, Report
+from trainwarden.launching import MAX_SENTENCE_CHARS, Findings, Operation, Progress, Report
 from trainwarden.state import load_json, save_json
 
 log = logging.getLogger("trainwarden.supervisor")
@@ -29,6 +29,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
 
     state: Progress
     text: str = ""
+    findings: Findings | None = None
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -53,7 +54,7 @@ def read(run_dir: Path) -> Kept:
 def report(kept: Kept, operation: str) -> Report:
     """How far `operation` is by `kept`."""
     entry = kept.operations.get(operation, Entry("unknown"))
-    return Report(operation=operation, state=entry.state, text=entry.text)
+    return Report(operation=operation, state=entry.state, text=entry.text, findings=entry.findings)
 
 
 class Journal:
@@ -105,9 +106,9 @@ class Journal:
         """Note that `operation` has begun; not worth a write of its own."""
         self._kept.operations[operation.id] = Entry("running", text)
 
-    def end(self, operation: str, error: str | None = None) -> None:
-        """Note for good that `operation` is done, or that it failed for the reason `error`."""
-        entry = Entry("done") if error is None else Entry("failed", error[:MAX_SENTENCE_CHARS])
+    def end(self, operation: str, error: str | None = None, findings: Findings | None = None) -> None:
+        """Note for good that `operation` is done, with what it found, or that it failed for the reason `error`."""
+        entry = Entry("done", findings=findings) if error is None else Entry("failed", error[:MAX_SENTENCE_CHARS])
         self._kept.operations[operation] = entry
         self.save()
 

@@ -22,6 +22,7 @@ from trainwarden.clock import Clock
 log = logging.getLogger("trainwarden.supervisor")
 
 SWEEP_S = 10.0  # between two looks at what ranks that live have let go of
+NO_RANK = -1
 CANNOT_START_CODE = 126  # what a shell shows for a command that cannot be run
 
 
@@ -67,6 +68,11 @@ class NodeRunner:
         How often a start is tried with another port, where somebody else has taken the one that was chosen.
     adopt : bool
         Whether this process has no other children than ranks, so that what they leave can be told by that.
+
+    Attributes
+    ----------
+    beside : int or None
+        A child of this process that is no rank, and left alone.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class NodeRunner:
         self._kill_at_s: float | None = None
         self._ended: deque[_Ended] = deque()  # in the order of their ends
         self._orphans = Orphans(adopt=adopt)
+        self.beside: int | None = None
         self._swept_s = 0.0
         self._failures: dict[int, Failure] = {}  # by rank, the first one first
 
@@ -206,6 +213,11 @@ class NodeRunner:
         headers = (process.header() for process in self._running.values())
         return max((header.step for header in headers if header), default=None)
 
+    def stands(self) -> Mapping[int, int | None]:
+        """Which pause each rank that runs stands still for, 0 for none; None where its loop takes part in none."""
+        headers = {rank: process.header() for rank, process in self._running.items()}
+        return {rank: None if header is None else header.stands for rank, header in headers.items()}
+
     def first_steps(self) -> Mapping[int, int | None]:
         """The first step of each rank that has finished one since its start; None where the script numbers none."""
         for process in self._running.values():
@@ -272,4 +284,5 @@ class NodeRunner:
     def _sweep(self) -> int:
         self._swept_s = self._clock.monotonic_s()
         gone = {ended.process.rank for ended in self._ended}
-        return self._orphans.sweep({rank: one.pid for rank, one in self._running.items() if rank not in gone})
+        alive = {rank: one.pid for rank, one in self._running.items() if rank not in gone}
+        return self._orphans.sweep(alive if self.beside is None else {**alive, NO_RANK: self.beside})

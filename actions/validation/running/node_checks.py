@@ -12,7 +12,8 @@ from typing import Final
 
 import psutil
 
-from actions.validation.results import Check, NodeReport
+from actions.validation.results import NodeReport
+from trainwarden.launching import Check
 
 DISK_BYTES: Final = 64 << 20
 MEMORY_SHARE: Final = 0.02  # of what is available: room for the job's own start stays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,6 +14,7 @@ import typer
 from trainwarden.cli.shared.options import Checkpoints, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.launching import CHECKS
 from trainwarden.settings import Settings, checkpoints_of, load
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 PORT: Final = 29_555
 """Beside torchrun's 29500 and its rendezvous' 29400: the store of a job is never ours."""
 LOOPBACK: Final = "127.0.0.1"
+READY: Final = "ready"
 
 
 def validate(
@@ -46,6 +49,7 @@ def validate(
     join: Annotated[
         float, typer.Option("--join", min=1.0, max=3600.0, help="Seconds in which ranks must come.")
     ] = 60.0,
+    when_told: Annotated[bool, typer.Option("--when-told", hidden=True)] = False,
     json: Json = None,
     config: ConfigFile = None,
 ) -> int:
@@ -62,6 +66,8 @@ def validate(
     numbers = (nproc, nnodes, node_rank, master_addr)
     options: dict[str, Any] = {"port": port, "checkpoints": checkpoints_of(settings, checkpoints), "join_s": join}
     place = place_of(numbers, os.environ, settings, options)
+    if when_told and not told():
+        return 0
     result = run(place, checks=checks, burn_in_s=burn_in, baseline=baseline)
     if isinstance(result, int):
         return result
@@ -118,6 +124,15 @@ def place_of(
     )  # fmt: skip
 
 
+def told() -> bool:
+    """Say that torch is there, and wait until standard input has a line; False if it ends without one.
+
+    So whoever stops a job for us stops it for what is measured, not for an import of many seconds.
+    """
+    print(READY, flush=True)  # noqa: T201 - to the launcher that has started us
+    return bool(sys.stdin.readline())
+
+
 def needs_torch() -> None:
     """Import torch, with its C++ silent and our hook asleep: this is no training process.
 
@@ -144,7 +159,6 @@ def run(place: Place, *, checks: str, burn_in_s: float, baseline: Path | None) -
     """
     from actions.validation.baseline import Baseline
     from actions.validation.programme import Wanted
-    from actions.validation.results import CHECKS
     from actions.validation.running.node import Node, Stopped
 
     named = tuple(one.strip() for one in checks.split(",") if one.strip())

@@ -359,7 +359,7 @@ def test_a_mistake_in_the_users_code_ends_the_job_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "action"), [("gpu_lost", "evict_node"), ("congestion", "move_topology"), ("log_storm", "ignore")]
+    ("kind", "action"), [("gpu_lost", "evict_node"), ("metric_anomaly", "validate"), ("log_storm", "ignore")]
 )
 def test_what_needs_a_person_is_said_once(kind: str, action: str) -> None:
     rig = Rig()

@@ -11,7 +11,7 @@ from actions.engine.calls import VERBS
 from actions.planners.ladder import Strategy
 from actions.remedies import table as remedies
 from actions.remedies.policy import Rules
-from actions.remedies.table import AnyRung, Rebalance, RestartProcess, StopJob
+from actions.remedies.table import AnyRung, Rebalance, RestartProcess, StopJob, Validate
 from tests.places import ROOT
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Verb
@@ -41,8 +41,9 @@ def test_what_is_done_about_what() -> None:
     evictions = {kind for kind in get_args(IncidentKind) if actions_against(kind) == ["evict_node"]}
     assert evictions == {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_down"}
     assert actions_against("user_error") == ["stop_job"]
-    assert actions_against("slow_compute") == ["rebalance", "checkpoint_job", "restart_job"]
-    assert actions_against("slow_link") == actions_against("congestion") == ["move_topology"]
+    assert actions_against("slow_compute") == ["rebalance", "validate", "evict_node", "checkpoint_job", "restart_job"]
+    assert actions_against("slow_link") == actions_against("congestion") == ["validate", "move_topology"]
+    assert actions_against("metric_anomaly") == ["validate", "evict_node"]
 
 
 def test_the_shipped_numbers_are_those_that_a_rung_without_any_has() -> None:
@@ -50,8 +51,9 @@ def test_the_shipped_numbers_are_those_that_a_rung_without_any_has() -> None:
     assert SHIPPED.find("hang", RestartProcess) == RestartProcess()
     assert SHIPPED.find("hang", StopJob) == StopJob(after_restarts=3)
     strategies = SHIPPED.ladder("slow_compute").strategies
-    last = Strategy("checkpoint_job", 600.0), Strategy("restart_job", 600.0)
-    assert strategies == (Strategy("rebalance", 0.5), *last)
+    first = (Strategy("rebalance", 0.5), Strategy("validate", 60.0))
+    assert strategies == (*first, *(Strategy(kind, 600.0) for kind in ("evict_node", "checkpoint_job", "restart_job")))
+    assert SHIPPED.find("slow_compute", Validate) == Validate(overhead_s=60.0)
 
 
 def test_every_action_of_a_rung_is_a_verb_of_launchers_but_ignoring() -> None:
@@ -79,6 +81,10 @@ def test_an_operators_file_replaces_the_kinds_it_names_and_leaves_the_rest(tmp_p
         ("hang = [{ persist_s = 5 }]", "hang: missing required field `action` at rungs[0]"),
         ('hang = [{ action = "restart_process", persist = 5 }]', "hang: unknown key `persist` at rungs[0]"),
         ('metric_anomaly = [{ action = "evict_node" }]', "metric_anomaly: metrics alone take no node out"),
+        (
+            'metric_anomaly = [{ action = "evict_node" }, { action = "validate" }]',
+            "metric_anomaly: metrics alone take no node out",
+        ),
         ('hang = [{ action = "evict_node", at_most = 5 }]', "hang: unknown key `at_most` at rungs[0]"),
         ('slow_compute = [{ action = "rebalance", relief_ratio = 0.5 }]', "at rungs[0].relief_ratio"),
         ('slow_compute = [{ action = "rebalance", overhead_s = -1 }]', "at rungs[0].overhead_s"),

@@ -130,6 +130,27 @@ def test_a_rank_that_its_control_group_holds_back_is_named_so_and_its_links_are_
     assert not any(3 in (one.sender, one.receiver) for one in result.links)
 
 
+@pytest.mark.parametrize("checks", [("gemm", "links"), ("links",)])
+def test_a_device_that_has_no_memory_left_is_not_judged_and_not_lost(checks):
+    """A job that stands still keeps its devices' memory."""
+    world = World(cuda=True)
+    measured, linked = world.gemm, world.link
+    full = {"error": "CUDA out of memory. Tried to allocate 128.00 MiB"}
+    world.gemm = lambda order, rank: RankReport(rank=rank, **full) if rank == 2 else measured(order, rank)
+
+    def link(order, rank):
+        peer = next(one for pair in order.pairs for one in pair if rank in pair and one != rank)
+        if 2 in (rank, peer):
+            return RankReport(rank=rank, peer=peer, **(full if rank == 2 else {"error": "nothing came through"}))
+        return linked(order, rank)
+
+    world.link = link
+    result = judged(world, checks=checks)
+    assert result.accused == ()
+    assert result.judged == ()
+    assert "rank 2 on node-1: its device has no memory left for it" in result.unjudged
+
+
 def test_where_all_are_held_back_alike_nobody_is_named():
     world = World()
     world.stood = dict.fromkeys(range(8), 0.8)

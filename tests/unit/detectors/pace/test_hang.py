@@ -81,6 +81,19 @@ def mute(waited_s: float) -> Mapping[str, Any]:
     return {}
 
 
+def paused(waited_s: float) -> Mapping[str, Any]:
+    """All stand still between two iterations, as they were asked to, and meet in the next collective call."""
+    return {"phase": "evaluation" if waited_s < 35.0 else "wait"}
+
+
+def test_ranks_that_have_stood_still_together_are_given_time_to_go_on() -> None:
+    watch, hung_s, _ = standing_still(paused)
+    assert hung_s is not None
+    assert 37.0 <= hung_s <= 38.0
+    assert watch.hang is not None
+    assert watch.hang.kind == "all_waiting"
+
+
 @pytest.mark.parametrize(
     ("beat", "kind", "culprits", "earliest_s", "latest_s"),
     [

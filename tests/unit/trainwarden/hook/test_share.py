@@ -20,7 +20,8 @@ from actions.planners.microbatches import even
 from tests.examples import examples
 from tests.hook_doubles import header_of, set_everywhere
 from trainwarden.hook import Hook, TrainingShare
-from trainwarden.hook.share import PauseFile, uneven_model
+from trainwarden.hook.plan import PauseFile
+from trainwarden.hook.share import uneven_model
 
 
 class World:
@@ -319,10 +320,10 @@ def test_all_stand_still_before_the_same_step_and_say_so(
 ) -> None:  # fmt: skip
     target = make()
     found = shares(2, 2)
-    stood: list[tuple[int, str]] = []
+    stood: list[tuple[int, str, int | None]] = []
     for rank, share in enumerate(found):
         share.pauses.sleep = lambda seconds, rank=rank: (
-            stood.append((rank, header_of(target).phase))
+            stood.append((rank, header_of(target).phase, header_of(target).stands))
             or put(  # type: ignore[misc,func-returns-value]
                 tmp_path / f"node{rank}", "pause.json", {}
             )
@@ -331,6 +332,10 @@ def test_all_stand_still_before_the_same_step_and_say_so(
     put(tmp_path / "node0", "pause.json", {"number": 1, "until_s": time.time() + 60.0})
     run(found, 3)
     assert stood == []
+    assert header_of(target).stands == 0
     put(tmp_path / "node1", "pause.json", {"number": 1, "until_s": time.time() + 60.0})
     run(found, 3)
-    assert stood == [(0, "evaluation"), (1, "evaluation")]
+    assert stood == [(0, "evaluation", 1), (1, "evaluation", 1)]
+    assert header_of(target).stands == 0
+    found[0].close()
+    assert header_of(target).stands is None

@@ -18,6 +18,7 @@ from actions.launchers.leases.questions import Refusal
 from actions.launchers.leases.words import Lease
 from tests.doubles import ManualClock
 from tests.examples import examples
+from trainwarden.errors import ConfigError
 
 SHAPE: Final = Shape(nodes=2, least_nodes=2)
 PIECES: Final = [b"-1", b"9" * 30, b"null", b'""', b"1e9", b"[", b"{"]
@@ -103,6 +104,17 @@ def test_a_node_of_another_shape_is_sent_home_and_counts_for_nothing() -> None:
     assert order.over.code == 2
     assert not order.run
     assert leader.ask("a").over is None
+
+
+def test_a_leader_that_was_started_with_other_numbers_than_the_job_that_runs_goes_and_not_the_job() -> None:
+    leader = Leader()
+    other = Shape(nodes=3, least_nodes=2)
+    running = Attempt(epoch=1, number=1, roster=("c", "d", "e"), master="c", port=1)
+    order = leader.ask("c", shape=other, newest=running)
+    assert not order.leads
+    assert order.over is None
+    with pytest.raises(ConfigError, match=r"--nnodes 2 .* but the job that runs by --nnodes 3"):
+        leader.leading.advance()
 
 
 def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ class FakeRunner:
         self.resumed_from: list[Path | None] = []
         self.steps: dict[int, int | None] = {}
         self.said: list[str] = []
+        self.beside: int | None = None
+        self.standing: dict[int, int | None] = {}
 
     def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
         for rank in ranks:
@@ -70,6 +72,9 @@ class FakeRunner:
 
     def first_steps(self) -> dict[int, int | None]:
         return self.steps
+
+    def stands(self) -> dict[int, int | None]:
+        return {rank: self.standing.get(rank) for rank in self.running}
 
     def say(self, sentence: str) -> None:
         self.said.append(sentence)

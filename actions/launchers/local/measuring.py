@@ -1,0 +1,104 @@
+"""`trainwarden validate` as a child of the launcher: started, looked after, its result read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from actions.launchers.local.ranks import Place
+from trainwarden import rundir
+from trainwarden.launching import Accused, Check, Findings
+
+_READY = b"ready"  # trainwarden.cli.run.validate
+_EXEC = Path(__file__).with_name("rank_exec.py")
+
+
+class Outcome(NamedTuple):
+    """How a validation ended: `findings`, or one sentence why there are none."""
+
+    findings: Findings | None
+    error: str | None = None
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """What is read of the object that `trainwarden validate --json` writes."""
+
+    accused: tuple[Accused, ...]
+    nodes: dict[str, tuple[int, ...]]
+    judged: tuple[Check, ...] = ()
+
+
+class Measurement:
+    """A validation of the places of all ranks of `place`, which waits for `begin`; it ends with the launcher.
+
+    Raises
+    ------
+    OSError
+        If there is no memory or process slot for it.
+    """
+
+    def __init__(self, place: Place, checks: Sequence[Check]) -> None:
+        self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
+        self._target.unlink(missing_ok=True)
+        command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid())]
+        command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
+        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told"]
+        environ = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        self.pid = self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has imported what it needs: that takes seconds, in which nobody has to stand still."""
+        try:
+            return _READY in self._log.read_bytes().split(b"\n")
+        except OSError:
+            return False
+
+    def begin(self) -> None:
+        """Let it measure."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which is seen by that
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it with all that it has started, at once. Safe twice."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def outcome(self) -> Outcome:
+        """What it found, once it has ended."""
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            found = msgspec.json.decode(self._target.read_bytes(), type=_Result)
+        except (OSError, msgspec.DecodeError):
+            return Outcome(None, f"the validation ended with code {code} and no result: {self._last_words()}")
+        return Outcome(Findings(accused=found.accused, judged=found.judged, nodes=tuple(found.nodes)))
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").split("\n")
+        except OSError:
+            return "it has left no log"
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1][:300] if said else "it said nothing"

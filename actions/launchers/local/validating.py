@@ -1,0 +1,161 @@
+"""A validation in the middle of a job: the ranks stand still or are gone, what is measured is alone, and all go on.
+
+Nothing here waits: `advance` is called ten times a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from actions.launchers.local.measuring import Measurement, Outcome
+from actions.launchers.local.node_runner import Failure
+from actions.launchers.local.ranks import Place
+from trainwarden import rundir
+from trainwarden.clock import Clock
+from trainwarden.launching import CHECKS, Check, Operation
+from trainwarden.state import save_json
+
+log = logging.getLogger("trainwarden.supervisor")
+
+START_S: Final = 120.0  # imports of torch take 3 s of a processor, on busy machines many times that
+STAND_S: Final = 60.0  # the ranks agree on a pause a step ahead: two steps of half a minute
+LIMIT_S: Final = 300.0  # measured: 15 s for eight ranks on two busy cores; training stands still meanwhile
+SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so much later
+
+
+class Runner(Protocol):
+    """What is asked of the node runner (`actions.launchers.local.node_runner.NodeRunner`)."""
+
+    beside: int | None
+
+    @property
+    def failure(self) -> Failure | None: ...
+    @property
+    def failed(self) -> Collection[int]: ...
+    @property
+    def running(self) -> Collection[int]: ...
+    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None: ...
+    def ask_to_stop(self, ranks: Sequence[int]) -> None: ...
+    def step(self) -> int | None: ...
+    def first_steps(self) -> Mapping[int, int | None]: ...
+    def stands(self) -> Mapping[int, int | None]: ...
+    def say(self, sentence: str) -> None: ...
+
+
+class Validating:
+    """At most one validation at a time: its process comes first, then the ranks stand still, then it measures.
+
+    Parameters
+    ----------
+    measure : callable
+        Starts the measurement of a place.
+
+    Attributes
+    ----------
+    stage : str
+        What it does, for people.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        runner: Runner,
+        clock: Clock,
+        measure: Callable[[Place, Sequence[Check]], Measurement] = Measurement,
+    ) -> None:
+        self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
+        self._pause = place.run_dir / rundir.PAUSE
+        self._number = 0
+        self._until_s = 0.0
+        self._child: Measurement | None = None
+        self._error: str | None = None
+        self._down = False
+        self.stage: Literal["", "starts", "waits for the ranks", "measures"] = ""
+        self._go_on()
+
+    @property
+    def possible(self) -> bool:
+        """Whether all ranks would stand still between two iterations if they were asked to."""
+        stands = self._runner.stands()
+        return len(stands) == self._place.ranks and None not in stands.values()
+
+    def begin(self, operation: Operation) -> None:
+        """Start its process, while the ranks go on."""
+        self.stage, self._error, self._until_s = "starts", None, self._clock.monotonic_s() + START_S
+        self._down = bool(self._runner.failed)
+        try:
+            self._child = self._measure(self._place, operation.plan.checks or CHECKS)
+        except OSError as error:  # no memory or process slot
+            self._error = f"the validation could not be started ({error.strerror})"
+        else:
+            self._runner.beside = self._child.pid
+
+    def advance(self) -> Outcome | None:
+        """One step further; the end once there is one, with the ranks let go."""
+        outcome = self._outcome()
+        if outcome is not None:
+            self.cancel()
+        return outcome
+
+    def cancel(self) -> None:
+        """End what is under way, and let the ranks go on. Safe twice."""
+        if self._child is not None:
+            self._child.kill()
+        self._child, self._runner.beside, self.stage = None, None, ""
+        self._go_on()
+
+    def _outcome(self) -> Outcome | None:
+        child, now_s = self._child, self._clock.monotonic_s()
+        if self._error is not None or child is None:
+            return Outcome(None, self._error)
+        if not self._runner.running and not self._runner.failed:
+            return Outcome(None, "the job ended before it was validated")
+        if self._runner.failed and not self._down and self.stage != "measures":
+            return Outcome(None, "the job failed before it was validated")  # its restart must not wait for this
+        missing = self._missing()
+        if self.stage == "measures" and missing:
+            return Outcome(None, f"rank {missing[0]} went on before all was measured")
+        if child.ended:
+            return child.outcome()
+        if now_s >= self._until_s:
+            return Outcome(None, self._too_late(missing))
+        if self.stage == "starts" and child.ready:
+            self.stage, self._until_s = "waits for the ranks", now_s + STAND_S
+            self._gather()
+        elif self.stage == "waits for the ranks" and not missing:
+            self.stage, self._until_s = "measures", now_s + LIMIT_S
+            child.begin()
+        return None
+
+    def _missing(self) -> list[int]:
+        """Ranks that run and do not stand still for this validation."""
+        stands = self._runner.stands()
+        return [rank for rank in self._runner.running if stands.get(rank) != self._number]
+
+    def _too_late(self, missing: Sequence[int]) -> str:
+        if self.stage == "starts":
+            return f"the validation was not ready within {START_S:.0f} s"
+        if self.stage == "measures":
+            return f"it was not measured within {LIMIT_S:.0f} s"
+        return f"{len(missing)} of {self._place.ranks} ranks did not stand still within {STAND_S:.0f} s"
+
+    def _gather(self) -> None:
+        """Ask the ranks to stand still. Of a job that has failed those that are left are ended, as by its restart."""
+        self._number += 1  # none of these ranks has heard of it: they end with this launcher
+        if self._down:
+            self._runner.ask_to_stop(range(self._place.ranks))
+            return
+        until_s = self._clock.now_s() + STAND_S + LIMIT_S + SPARE_S
+        try:
+            save_json(self._pause, {"number": self._number, "until_s": until_s})
+        except OSError as error:
+            self._error = f"the ranks could not be asked to stand still ({error.strerror})"
+
+    def _go_on(self) -> None:
+        try:
+            self._pause.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("ranks are not let go before their pause ends", extra={"fields": {"error": str(error)}})

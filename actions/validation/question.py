@@ -1,0 +1,123 @@
+"""Suspects put to the test: whom a validation is asked about, and whether its answer confirms or clears them.
+
+Only what was measured confirms: a process of the validation that ended or hung says nothing about a device for sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from trainwarden.launching import Accused, Check, Findings
+from trainwarden.records import IncidentKind, Suspect
+
+Verdict = Literal["confirmed", "cleared", "undecided"]
+
+_DEVICE: Final[frozenset[IncidentKind]] = frozenset({"slow_compute", "silent_corruption", "gpu_lost"})
+_LINK: Final[frozenset[IncidentKind]] = frozenset({"slow_link"})
+_LOST: Final[frozenset[IncidentKind]] = frozenset({"crash", "hang", "node_lost"})  # of the validation's own processes
+_ABOUT: Final[Mapping[IncidentKind, tuple[Check, ...]]] = {
+    "slow_compute": ("gemm",),
+    "slow_link": ("links",),
+    "congestion": ("links",),
+}
+
+
+class Question(NamedTuple):
+    """Nodes under suspicion, most suspected first, their suspected ranks as far as known, and the checks to be made."""
+
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """As the record of an action has it."""
+        return {"nodes": list(self.nodes), "ranks": list(self.ranks), "checks": list(self.checks)}
+
+
+class Answer(NamedTuple):
+    """What became of the suspicion, the nodes that are at fault by themselves, and one sentence."""
+
+    verdict: Verdict
+    nodes: tuple[str, ...]
+    said: str
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """As the record of an action has it."""
+        return {"verdict": self.verdict, "confirmed": list(self.nodes)}
+
+
+def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
+    """What to ask about the suspects of an incident of `kind`; without a node among them there is nobody to ask about.
+
+    Examples
+    --------
+    >>> question("slow_compute", [Suspect(score=0.9, reason="slow", rank=3, node="n1")])
+    Question(nodes=('n1',), ranks=(3,), checks=('gemm',))
+    """
+    named = [one for one in suspects if one.node is not None]
+    return Question(
+        nodes=tuple(dict.fromkeys(one.node for one in named if one.node is not None)),
+        ranks=tuple(dict.fromkeys(one.rank for one in named if one.rank is not None)),
+        checks=_ABOUT.get(kind, ("gemm", "links")),
+    )
+
+
+def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
+    """What `findings` say of the suspects of `plan`, the `Question.plan` that was asked.
+
+    A suspect is cleared only if its node took part, all checks that were asked for could be judged and nobody of the
+    validation itself was lost.
+
+    Examples
+    --------
+    >>> asked = Question(("n1",), (3,), ("gemm",)).plan
+    >>> slow = Accused(kind="slow_compute", text="rank 3 on n1 is slow", ranks=(3,), nodes=("n1",))
+    >>> answer(asked, Findings(accused=(slow,), judged=("gemm",), nodes=("n0", "n1")))
+    Answer(verdict='confirmed', nodes=('n1',), said='confirmed: rank 3 on n1 is slow')
+    >>> answer(asked, Findings(judged=("gemm",), nodes=("n0", "n1"))).verdict
+    'cleared'
+    >>> answer(asked, Findings(nodes=("n0", "n1"))).said
+    'undecided: gemm could not be judged'
+    """
+    nodes, ranks, checks = _words(plan, "nodes"), set(plan.get("ranks", ())), _words(plan, "checks")
+    if findings is None:
+        return Answer("undecided", (), "undecided: the launcher did not say what was found")
+    telling = (_DEVICE if "gemm" in checks else frozenset()) | (_LINK if "links" in checks else frozenset())
+    against = [one for one in findings.accused if one.kind in telling and _hits(one, nodes, ranks)]
+    if against:
+        guilty = {node for one in against if one.link is None for node in one.nodes}
+        named = tuple(node for node in nodes if node in guilty)
+        return Answer("confirmed", named, f"confirmed: {_texts(against)}")
+    if (why := _doubt(findings, nodes, ranks, checks)) is not None:
+        return Answer("undecided", (), f"undecided: {why}")
+    others = f"; accused are others: {_texts(findings.accused)}" if findings.accused else ""
+    return Answer("cleared", (), f"cleared: {', '.join(nodes)} measured as well as its peers{others}")
+
+
+def _hits(one: Accused, nodes: Iterable[str], ranks: set[int]) -> bool:
+    """Whether `one` is among the suspects: by rank where both sides name ranks, else by node."""
+    if ranks and one.ranks:
+        return not ranks.isdisjoint(one.ranks)
+    return not {*nodes}.isdisjoint(one.nodes)
+
+
+def _doubt(findings: Findings, nodes: Iterable[str], ranks: set[int], checks: Iterable[str]) -> str | None:
+    """Why nobody is cleared by `findings`, though nothing that tells was found against the suspects."""
+    if dark := [one for one in findings.accused if one.kind in _LOST or _hits(one, nodes, ranks)]:
+        return _texts(dark)
+    if absent := [node for node in nodes if node not in findings.nodes]:
+        return f"{', '.join(absent)} did not take part"
+    if missing := [check for check in checks if check not in findings.judged]:
+        return f"{' and '.join(missing)} could not be judged"
+    return None
+
+
+def _texts(accused: Iterable[Accused]) -> str:
+    return "; ".join(one.text for one in accused)
+
+
+def _words(plan: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(map(str, plan.get(name, ())))
