@@ -98,7 +98,17 @@ class Cordons:
         return False
 
     def _continue(self, action: ActionRecord, word: _Word, now_s: float) -> None:
-        self._acting.go_on(action, now_s, lambda: self._why_not(word, now_s))
+        self._acting.go_on(action, now_s, lambda: self._foreign(action, word) or self._why_not(word, now_s))
+
+    def _foreign(self, action: ActionRecord, word: _Word) -> str | None:
+        """Why `action`, found on the bus as begun, is not what `word` asks for; None if it is."""
+        said = word.command
+        asked = KINDS[said.kind], said.job, [said.node]
+        return (
+            None
+            if (action.kind, action.job, action.plan.get("nodes")) == asked
+            else f"{said.id} asks for no such thing"
+        )
 
     def _why_not(self, word: _Word, now_s: float) -> str | Hold | None:
         """Why it should not be done, or not now, whatever the launcher can."""

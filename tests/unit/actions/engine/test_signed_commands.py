@@ -15,7 +15,7 @@ from trainwarden.commands.keys import Right, Signer, Trusted, new_signer
 from trainwarden.commands.words import latch, on_node
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Capabilities
-from trainwarden.records import CommandRecord, Suspect
+from trainwarden.records import ActionRecord, CommandRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS
 
 KEYS = {name: new_signer(name) for name in ("ann", "bob", "engine-1", "eve", "serve")}
@@ -83,6 +83,26 @@ def test_a_node_is_taken_out_of_use_by_a_signed_word_of_who_may_act() -> None:
         rig.tell(word if key is None else key.sign(word, rig.clock.now_s()))
     assert rig.launcher.asked == [("cordon", f"{word.id}/cordon/1")]
     assert (refused(rig, "unsigned"), refused(rig, "not_allowed")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "forged", [{"plan": {"nodes": ["n8"]}}, {"kind": "evict_node"}, {"kind": "uncordon_node"}, {"kind": "stop_job"}]
+)
+def test_an_action_written_down_under_a_signed_word_does_what_was_said_and_nothing_else(forged: dict[str, Any]) -> None:
+    rig = signing(mode="auto")
+    rig.launcher.able = Capabilities(can=frozenset({"cordon", "uncordon", "evict", "stop"}))
+    word = KEYS["bob"].sign(on_node("cordon", "n0", "job", "bob", at_s=rig.clock.now_s(), why="w"), rig.clock.now_s())
+    rig.bus.publish(COMMANDS, "job", word)
+    action = ActionRecord(
+        id=f"{word.id}/cordon/9", command=word.id, job="job", kind="cordon_node", outcome="started",
+        at_s=rig.clock.now_s(), why="w", plan={"nodes": ["n0"]}, generation=1,
+    )  # fmt: skip
+    rig.bus.publish(ACTIONS, "job", msgspec.structs.replace(action, **forged))
+    rig.bus.flush()
+    rig.restart_engine()
+    for _ in range(5):
+        rig.tick(1.0)
+    assert [(one.kind, one.targets.nodes) for one in rig.launcher.operations] in ([], [("cordon", ("n0",))])
 
 
 def test_a_stop_is_signed_too_and_a_replayed_resume_does_not_end_it_not_after_a_restart_either() -> None:

@@ -10,6 +10,7 @@ import typer
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.speak import speak
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.commands.words import NodeWord, on_node
 from trainwarden.errors import ConfigError
@@ -17,7 +18,7 @@ from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, HeartbeatRecord
 from trainwarden.settings import load
-from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS
+from trainwarden.topics import ACTIONS, HEARTBEATS
 
 HEARD_S: Final = 120.0  # of heartbeats, one a second of each node
 OVERLAP_S: Final = 60.0  # a bus of several brokers has several clocks
@@ -41,16 +42,16 @@ def say(
     *,
     wait_s: float,
     bus: str | None,
+    key: Path | None,
     config: Path | None,
     json: str | None,
 ) -> int:
     """Say it to the engines, wait for what one of them makes of it, and tell that."""
-    voice, clock = Voice(json), SystemClock()
+    voice, clock, settings = Voice(json), SystemClock(), load(config)
     with open_bus(bus, config) as connected:
         command = command_of(connected, word, node, job, at_s=clock.now_s(), why=why)
-        connected.publish(COMMANDS, command.job, command)
-        connected.flush()
-        to = address_of(bus, load(config), None)
+        command = speak(connected, command, key, settings)
+        to = address_of(bus, settings, None)
         voice.say(f"said to the engines on {to}: {word} {node}, by the launcher of job {command.job}")
         action = answer(connected, command, clock, wait_s)
     if action is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwarden.cli.ask.fleet.node_word import Job, Node, Wait, Why, say
-from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json, KeyFile
 
 
 def uncordon(
@@ -13,6 +13,7 @@ def uncordon(
     job: Job = None,
     wait: Wait = 20.0,
     bus: BusAddress = None,
+    key: KeyFile = None,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
@@ -20,4 +21,4 @@ def uncordon(
 
     Example: trainwarden uncordon n7 --why "new fan"
     """
-    return say("uncordon", node, job, why, wait_s=wait, bus=bus, config=config, json=json)
+    return say("uncordon", node, job, why, wait_s=wait, bus=bus, key=key, config=config, json=json)

@@ -10,8 +10,10 @@ import pytest
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.actions import actions
+from trainwarden.cli.ask.fleet.cordon import cordon
 from trainwarden.cli.ask.fleet.nodes import nodes
 from trainwarden.cli.ask.fleet.set_healthy import set_healthy
+from trainwarden.cli.ask.fleet.uncordon import uncordon
 from trainwarden.cli.ask.silences import silences
 from trainwarden.cli.setup.check_config import check_config
 from trainwarden.cli.setup.key import key
@@ -71,7 +73,11 @@ def test_each_says_what_the_key_may_and_is_told_before_what_it_may_not(world: Wo
     assert actions("stop", config=config, key=ann) == 0
     assert silences("add", node="n7", lasts="1h", config=config, key=bob) == 0
     assert set_healthy("n7", config=config, key=bob) == 0
-    told = [("ann", True), ("bob", True), ("bob", True)]
+    for word in (cordon, uncordon):
+        assert word("n7", job="j", wait=0.0, config=config, key=bob) == 0
+        with pytest.raises(ConfigError, match=r"'ann' may not say (un)?cordon: it takes the right 'act'"):
+            word("n7", job="j", wait=0.0, config=config, key=ann)
+    told = [("ann", True), *[("bob", True)] * 4]
     assert world.on_bus() == told
     for word in ("stop", "resume"):
         with pytest.raises(ConfigError, match=f"{word}: the engine would not hear it: 'bob' may not say {word}"):
