@@ -18,7 +18,7 @@ from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, HeartbeatRecord
 from trainwarden.settings import load
-from trainwarden.topics import ACTIONS, HEARTBEATS
+from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS
 
 HEARD_S: Final = 120.0  # of heartbeats, one a second of each node
 OVERLAP_S: Final = 60.0  # a bus of several brokers has several clocks
