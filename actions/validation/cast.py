@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from actions.validation.judgement import LEAST_PEERS
 from actions.validation.results import Finding, Joined, NodeReport, Order, RankReport
 from actions.validation.schedules import Pair
 from trainwarden.records import IncidentKind
@@ -37,6 +38,40 @@ class Talk(Protocol):
         ...
 
 
+class Named(NamedTuple):
+    """Whom a validation is about: all ranks, if neither ranks nor nodes are named."""
+
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ranks or self.nodes)
+
+
+def chosen(joined: Mapping[int, Joined], named: Named) -> dict[int, Joined]:
+    """The ranks that are named, with more others beside them than they are, on four nodes if there are so many.
+
+    The others come from as many nodes as possible, so the median is theirs whoever of the named is slow.
+
+    Examples
+    --------
+    >>> joined = {r: Joined(rank=r, node=f"n{r // 2}", local_rank=r % 2, device="cpu") for r in range(12)}
+    >>> sorted(chosen(joined, Named(ranks=(5,)))), sorted(chosen(joined, Named(nodes=("n0",))))
+    ([0, 2, 4, 5, 6], [0, 1, 2, 4, 6])
+    """
+    if not named:
+        return dict(joined)
+    picked = {r: one for r, one in joined.items() if r in named.ranks or one.node in named.nodes}
+    if not picked:
+        return {}
+    least = max(len(picked), LEAST_PEERS - 1) + len(picked)
+    for rank, one in sorted(joined.items(), key=lambda item: (item[1].local_rank, item[0])):
+        nodes = {other.node for other in picked.values()}
+        if len(picked) < least or (len(nodes) < LEAST_PEERS and one.node not in nodes):
+            picked.setdefault(rank, one)
+    return picked
+
+
 class Cast:
     """The ranks of one validation, by way of `talk`.
 
@@ -44,19 +79,26 @@ class Cast:
     devices have no memory left for a check are `crowded`.
     """
 
-    def __init__(self, talk: Talk, world_size: int) -> None:
+    def __init__(self, talk: Talk, world_size: int, named: Named) -> None:
         self._talk = talk
         self._number = 0
         self._silent: dict[int, list[str]] = {}
         self.crowded: set[int] = set()
         self.joined = talk.join()
         self._places = {**talk.places(), **{rank: member.node for rank, member in self.joined.items()}}
-        self.absent = tuple(rank for rank in range(world_size) if rank not in self.joined)
+        self._named = named
+        self.chosen = chosen(self.joined, named)
+        self.absent = tuple(rank for rank in range(world_size) if rank not in self.joined and self._is_meant(rank))
 
     @property
     def present(self) -> tuple[int, ...]:
         """The ranks that have answered everything so far."""
-        return tuple(rank for rank in sorted(self.joined) if rank not in self._silent)
+        return tuple(rank for rank in sorted(self.chosen) if rank not in self._silent)
+
+    def _is_meant(self, rank: int) -> bool:
+        """Whether a rank that has not come was asked about; of one without a known node nobody can say."""
+        node = self._places.get(rank)
+        return not self._named or rank in self._named.ranks or (node in self._named.nodes if node else True)
 
     def burn_in(self, ranks: Iterable[int], budget_s: float, limit_s: float) -> Mapping[int, RankReport]:
         """A burn-in of `ranks`, all at the same time."""
@@ -103,7 +145,10 @@ class Cast:
         back = self._ask(Order(number=0, what="answer", ranks=still, limit_s=ASKED_AGAIN_S), "a plain question")
         ended = self._talk.ended()
         accused = [self._gone("node_lost", rank, "never came", ()) for rank in self.absent if rank not in ended]
+        accused += [self._unknown(node) for node in self._named.nodes if node not in self._places.values()]
         for rank, how in sorted(ended.items()):
+            if rank in self.joined and rank not in self.chosen:
+                continue
             accused.append(self._gone("crash", rank, how, tuple(self._silent.get(rank, ()))))
         noted = []
         for rank in sorted(self._silent):
@@ -133,6 +178,10 @@ class Cast:
             nodes=nodes,
             witnesses=witnesses,
         )
+
+    def _unknown(self, node: str) -> Finding:
+        there = ", ".join(dict.fromkeys(self._places.values()))
+        return Finding(kind="node_lost", text=f"no rank of {node} has come; there are {there}", nodes=(node,))
 
     def finish(self) -> None:
         """Let all ranks go."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 
 from actions.validation.baseline import Baseline
-from actions.validation.cast import Cast, Talk
+from actions.validation.cast import Cast, Named, Talk
 from actions.validation.compute import ComputeStage
 from actions.validation.connections import LinkStage
 from actions.validation.judgement import link_name
@@ -21,13 +21,14 @@ from trainwarden.records import IncidentKind
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which checks, and how much of a device's and a link's time each repeat of them may take.
 
-    `link_limit_s` is after how long one transfer between two ranks counts as none.
+    `link_limit_s` is after how long one transfer between two ranks counts as none. `named` are those whom it is about.
     """
 
     checks: tuple[Check, ...] = CHECKS
     burn_in_s: float = 0.1
     link_s: float = 0.1
     link_limit_s: float = 3.0
+    named: Named = Named()
 
 
 def validate(
@@ -55,7 +56,7 @@ def validate(
         In any case, whoever hangs or dies: each order to ranks has a limit.
     """
     at_s = {"start": monotonic_s()}
-    cast = Cast(talk, world_size)
+    cast = Cast(talk, world_size, wanted.named)
     at_s["join"] = monotonic_s()
     compute = ComputeStage(cast, wanted.burn_in_s, baseline.busy_s)
     if "gemm" in wanted.checks:
@@ -67,18 +68,19 @@ def validate(
     at_s["links"] = monotonic_s()
     gone, late = cast.who_is_gone()
     cast.finish()
-    nodes = cast.node_reports()
+    meant = {member.node for member in cast.chosen.values()} if wanted.named else None
+    nodes = [report for report in cast.node_reports() if meant is None or report.node in meant]
     wrong, left_out = _of_nodes(nodes, cast)
     at_s["nodes"] = monotonic_s()
     names = [*at_s]
     result = Validation(
-        ranks=world_size,
+        ranks=len(cast.chosen) + len(cast.absent),
         accused=tuple(_whole_nodes([*gone, *compute.accused, *links.accused, *wrong], cast)),
         noted=(*late, *compute.noted, *links.noted, *left_out),
         unjudged=(*compute.unjudged, *links.unjudged, *cast.without_room()),
         judged=() if cast.crowded else _judged(wanted.checks, compute, links, nodes),
         nodes=_ranks_of(cast),
-        devices={rank: member.device for rank, member in sorted(cast.joined.items())},
+        devices={rank: member.device for rank, member in sorted(cast.chosen.items())},
         compute=_compute_times(compute.busy_s, compute.accused),
         links=_link_times(links.times, links.accused),
         mb_per_s={report.node: report.mb_per_s for report in nodes if report.mb_per_s},
@@ -123,7 +125,7 @@ def _link_times(times: Mapping[tuple[int, int], LinkTime], accused: Iterable[Fin
 
 def _ranks_of(cast: Cast) -> dict[str, tuple[int, ...]]:
     nodes: dict[str, tuple[int, ...]] = {}
-    for rank, member in sorted(cast.joined.items()):
+    for rank, member in sorted(cast.chosen.items()):
         nodes[member.node] = (*nodes.get(member.node, ()), rank)
     return nodes
 

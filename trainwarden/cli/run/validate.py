@@ -18,6 +18,7 @@ from trainwarden.launching import CHECKS
 from trainwarden.settings import Settings, checkpoints_of, load
 
 if TYPE_CHECKING:
+    from actions.validation.programme import Wanted
     from actions.validation.results import Validation
     from actions.validation.running.node import Place
 
@@ -25,6 +26,7 @@ PORT: Final = 29_555
 """Beside torchrun's 29500 and its rendezvous' 29400: the store of a job is never ours."""
 LOOPBACK: Final = "127.0.0.1"
 READY: Final = "ready"
+MOST_DIGITS: Final = 8
 
 
 def validate(
@@ -38,6 +40,12 @@ def validate(
         str | None, typer.Option("--master-addr", metavar="HOST", help="Where rank 0 is; else MASTER_ADDR.")
     ] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="Of the validation's own store.")] = PORT,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", metavar="A,B,...", help="Whom it is about; else everybody.")
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", metavar="N,M,...", help="The same, by names of nodes.")
+    ] = None,
     checks: Annotated[str, typer.Option("--checks", help="Those to make, separated by commas.")] = (
         "gemm,links,disk,memory"
     ),
@@ -68,7 +76,7 @@ def validate(
     place = place_of(numbers, os.environ, settings, options)
     if when_told and not told():
         return 0
-    result = run(place, checks=checks, burn_in_s=burn_in, baseline=baseline)
+    result = run(place, wanted_of(place, checks, burn_in, ranks, nodes), baseline)
     if isinstance(result, int):
         return result
     from actions.validation.words import lines
@@ -149,27 +157,44 @@ def needs_torch() -> None:
         raise ConfigError("validate: torch is not installed here; pip install torch") from error
 
 
-def run(place: Place, *, checks: str, burn_in_s: float, baseline: Path | None) -> Validation | int:
-    """The result of this place's part; a signal's exit code where one has ended it.
+def wanted_of(place: Place, checks: str, burn_in_s: float, ranks: str | None, nodes: str | None) -> Wanted:
+    """What is asked, by the options.
 
     Raises
     ------
     ConfigError
-        If `checks` names what there is none of.
+        If there is no such check or no such rank.
     """
-    from actions.validation.baseline import Baseline
+    from actions.validation.cast import Named
     from actions.validation.programme import Wanted
+
+    words = _words(checks)
+    if unknown := [one for one in words if one not in CHECKS]:
+        raise ConfigError(f"validate: --checks knows {', '.join(CHECKS)}, not '{unknown[0]}'")
+    numbers = _words(ranks or "")
+    for one in numbers:
+        if not (one.isascii() and one.isdigit() and len(one) < MOST_DIGITS and int(one) < place.world_size):
+            raise ConfigError(f"validate: --ranks are numbers below {place.world_size}, not '{one}'")
+    named = Named(ranks=tuple(map(int, numbers)), nodes=_words(nodes or ""))
+    if not named and (ranks is not None or nodes is not None):
+        raise ConfigError("validate: --ranks and --nodes name at least one")
+    return Wanted(checks=words, burn_in_s=burn_in_s, named=named)  # type: ignore[arg-type]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+
+
+def run(place: Place, wanted: Wanted, baseline: Path | None) -> Validation | int:
+    """The result of this place's part; a signal's exit code where one has ended it."""
+    from actions.validation.baseline import Baseline
     from actions.validation.running.node import Node, Stopped
 
-    named = tuple(one.strip() for one in checks.split(",") if one.strip())
-    if unknown := [one for one in named if one not in CHECKS]:
-        raise ConfigError(f"validate: --checks knows {', '.join(CHECKS)}, not '{unknown[0]}'")
     if place.world_size == place.ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine's own name need not resolve
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _frame: asked.append(n))
-    wanted = Wanted(checks=named, burn_in_s=burn_in_s)  # type: ignore[arg-type]
     try:
         return Node(place, wanted, lambda: bool(asked)).run(Baseline(baseline))
     except Stopped:
