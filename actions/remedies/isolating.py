@@ -69,7 +69,7 @@ def validate(view: View, rung: Validate) -> Intent | None:
     intent = Intent(id=view.next_id("validate"), kind="validate", why=why, plan=asked.plan)
     if able is not None and (why_not := able.refusal("validate")) is not None:
         return msgspec.structs.replace(intent, refused=f"{why_not}; a person may, with trainwarden validate")
-    if not asked.nodes:
+    if not (asked.nodes or asked.of_all):
         return msgspec.structs.replace(intent, refused="no node is under suspicion; a person must look")
     if view.rules.mode_of(intent.kind) == "observe":
         return intent

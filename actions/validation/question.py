@@ -5,7 +5,7 @@ Only what was measured confirms: a process of the validation that ended or hung 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from trainwarden.launching import Accused, Check, Findings
@@ -24,11 +24,15 @@ _ABOUT: Final[Mapping[IncidentKind, tuple[Check, ...]]] = {
 
 
 class Question(NamedTuple):
-    """Nodes under suspicion, most suspected first, their suspected ranks as far as known, and the checks to be made."""
+    """Nodes under suspicion, most suspected first, their suspected ranks as far as known, and the checks to be made.
+
+    Where many links are slow and nobody is suspected, it is about all (`of_all`).
+    """
 
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
     checks: tuple[Check, ...]
+    of_all: bool = False
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -50,18 +54,19 @@ class Answer(NamedTuple):
 
 
 def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
-    """What to ask about the suspects of an incident of `kind`; without a node among them there is nobody to ask about.
+    """What to ask about the suspects of an incident of `kind`; where none has a node, only congestion is asked about.
 
     Examples
     --------
     >>> question("slow_compute", [Suspect(score=0.9, reason="slow", rank=3, node="n1")])
-    Question(nodes=('n1',), ranks=(3,), checks=('gemm',))
+    Question(nodes=('n1',), ranks=(3,), checks=('gemm',), of_all=False)
     """
     named = [one for one in suspects if one.node is not None]
     return Question(
         nodes=tuple(dict.fromkeys(one.node for one in named if one.node is not None)),
         ranks=tuple(dict.fromkeys(one.rank for one in named if one.rank is not None)),
         checks=_ABOUT.get(kind, ("gemm", "links")),
+        of_all=kind == "congestion" and not named,
     )
 
 
@@ -82,7 +87,8 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     >>> answer(asked, Findings(nodes=("n0", "n1"))).said
     'undecided: gemm could not be judged'
     """
-    nodes, ranks, checks = _words(plan, "nodes"), set(plan.get("ranks", ())), _words(plan, "checks")
+    nodes, checks = _words(plan, "nodes"), _words(plan, "checks")
+    ranks = {rank for rank in _list(plan, "ranks") if isinstance(rank, int)}
     if findings is None:
         return Answer("undecided", (), "undecided: the launcher did not say what was found")
     telling = (_DEVICE if "gemm" in checks else frozenset()) | (_LINK if "links" in checks else frozenset())
@@ -94,17 +100,20 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     if (why := _doubt(findings, nodes, ranks, checks)) is not None:
         return Answer("undecided", (), f"undecided: {why}")
     others = f"; accused are others: {_texts(findings.accused)}" if findings.accused else ""
-    return Answer("cleared", (), f"cleared: {', '.join(nodes)} measured as well as its peers{others}")
+    well = f"{', '.join(nodes)} measured as well as its peers" if nodes else "all measured alike"
+    return Answer("cleared", (), f"cleared: {well}{others}")
 
 
-def _hits(one: Accused, nodes: Iterable[str], ranks: set[int]) -> bool:
-    """Whether `one` is among the suspects: by rank where both sides name ranks, else by node."""
+def _hits(one: Accused, nodes: Collection[str], ranks: set[int]) -> bool:
+    """Whether `one` is among the suspects: by rank where both sides name ranks, else by node; all are, if none is."""
+    if not nodes:
+        return True
     if ranks and one.ranks:
         return not ranks.isdisjoint(one.ranks)
     return not {*nodes}.isdisjoint(one.nodes)
 
 
-def _doubt(findings: Findings, nodes: Iterable[str], ranks: set[int], checks: Iterable[str]) -> str | None:
+def _doubt(findings: Findings, nodes: Collection[str], ranks: set[int], checks: Iterable[str]) -> str | None:
     """Why nobody is cleared by `findings`, though nothing that tells was found against the suspects."""
     if dark := [one for one in findings.accused if one.kind in _LOST or _hits(one, nodes, ranks)]:
         return _texts(dark)
@@ -120,4 +129,10 @@ def _texts(accused: Iterable[Accused]) -> str:
 
 
 def _words(plan: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    return tuple(map(str, plan.get(name, ())))
+    return tuple(map(str, _list(plan, name)))
+
+
+def _list(plan: Mapping[str, Any], name: str) -> list[Any]:
+    """A list of the plan, which came over the bus; empty if it is none."""
+    found = plan.get(name)
+    return found if isinstance(found, list) else []

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actions.validation.question import answer
 from tests.engine_doubles import Killed, Rig
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.launching import Accused, Capabilities, Findings, NodeState
@@ -95,6 +96,31 @@ def test_of_a_slow_link_between_two_nodes_that_are_well_neither_is_evicted() -> 
     one.tick(1.0)
     assert kinds(one) == ["validate"]
     assert last(one, "validate").plan["verdict"] == "confirmed"
+
+
+PORT = Accused(kind="slow_link", text="every link that was tried of n3 is slow", nodes=("n3",), ranks=(6, 7))
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdict", "moved"),
+    [
+        (Findings(accused=(PORT,), judged=("links",), nodes=NODES), "confirmed", True),
+        (Findings(judged=("links",), nodes=NODES), "cleared", False),
+        (Findings(nodes=NODES), "undecided", True),
+    ],
+)
+def test_congestion_that_nobody_is_suspected_of_is_looked_for_everywhere(
+    findings: Findings, verdict: str, moved: bool
+) -> None:
+    one = rig(findings)
+    one.tell(one.incident(kind="congestion"))
+    one.tick(1.0)
+    (asked,) = one.launcher.operations
+    assert (asked.kind, asked.targets.nodes, asked.plan.checks) == ("validate", (), ("links",))
+    answer = last(one, "validate")
+    assert answer.plan["verdict"] == verdict
+    assert ("n3" in answer.why) == (verdict == "confirmed")
+    assert any(action.kind == "move_topology" for action in one.bus.actions()) == moved
 
 
 def test_whom_new_evidence_no_longer_suspects_is_not_evicted() -> None:
@@ -207,6 +233,12 @@ def operation_of_the_record(one: Rig) -> Any:
     (action,) = one.bus.actions()
     assert action.generation is not None
     return operation_of(action, action.generation, "engine")
+
+
+@pytest.mark.parametrize("plan", [{}, {"nodes": 5, "ranks": 3, "checks": None}, {"nodes": ["n7"], "ranks": [[1], "x"]}])
+def test_an_answer_to_a_damaged_question_evicts_nobody(plan: dict[str, Any]) -> None:
+    found = answer(plan, GUILTY)
+    assert found.verdict != "confirmed" or found.nodes == ()
 
 
 def test_what_is_observed_is_only_shown_and_what_is_confirmed_is_asked_first() -> None:

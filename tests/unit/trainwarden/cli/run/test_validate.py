@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainwarden.cli.run.validate import place_of, run
+from trainwarden.cli.run.validate import place_of, wanted_of
 from trainwarden.errors import ConfigError
 from trainwarden.settings import Settings
 
@@ -51,6 +51,23 @@ def test_what_does_not_fit_is_one_sentence(how, said):
         place(**how)
 
 
-def test_an_unknown_check_is_one_sentence():
-    with pytest.raises(ConfigError, match="not 'gem'"):
-        run(place(2), checks="gem,links", burn_in_s=0.1, baseline=None)
+@pytest.mark.parametrize(
+    ("checks", "ranks", "nodes", "said"),
+    [
+        ("gem,links", None, None, "not 'gem'"),
+        ("gemm", "0,2", None, "numbers below 2, not '2'"),
+        ("gemm", "-1", None, "not '-1'"),
+        ("gemm", "1e9", None, "not '1e9'"),
+        ("gemm", "9" * 5000, None, "numbers below 2"),
+        ("gemm", None, " , ", "name at least one"),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_sentence(checks, ranks, nodes, said):
+    with pytest.raises(ConfigError, match=said):
+        wanted_of(place(2), checks, 0.1, ranks, nodes)
+
+
+def test_whom_it_is_about():
+    named = wanted_of(place(8), "gemm", 0.1, "5,3,5", "n7").named
+    assert (named.ranks, named.nodes) == ((5, 3), ("n7",))
+    assert not wanted_of(place(8), "gemm", 0.1, None, None).named
