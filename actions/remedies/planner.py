@@ -10,7 +10,7 @@ import msgspec
 from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
 from actions.nodes.past import cleared_text
 from actions.remedies.rebalancing import rebalance, relief
-from actions.remedies.slow_job import checkpoint, restart_running
+from actions.remedies.slow_job import checkpoint, restart_running, unmeasured
 from actions.remedies.table import (
     SEVERITY_OF,
     AnyRung,
@@ -262,8 +262,7 @@ def _move(view: View) -> Intent | None:
     able = view.capabilities()
     if able is None:
         return None
-    why_not = able.refusal("move") or "where the ranks should go is not worked out here yet; a person must"
-    return view.for_a_person("move_topology", why_not)
+    return view.for_a_person("move_topology", able.refusal("move") or unmeasured(view))
 
 
 # --- an incident that has closed -------------------------------------------------------------------------------------
