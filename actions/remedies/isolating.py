@@ -12,6 +12,7 @@ import msgspec
 
 from actions.brakes.history import carried_out, ended_s
 from actions.nodes.past import cleared_text
+from actions.remedies.slow_job import unmeasured
 from actions.remedies.table import EvictNode, RestartProcess, Validate
 from actions.remedies.view import Intent, View
 from actions.validation.question import question
@@ -53,12 +54,11 @@ def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Inten
 
 
 def move(view: View) -> Intent | None:
-    """Ranks to other places: nobody here works out where."""
+    """Ranks to other places: what the launcher, or else a plan, is short of."""
     able = view.capabilities()
     if able is None:
         return None
-    why_not = able.refusal("move") or "where the ranks should go is not worked out here yet; a person must"
-    return view.for_a_person("move_topology", why_not)
+    return view.for_a_person("move_topology", able.refusal("move") or unmeasured(view))
 
 
 def validate(view: View, rung: Validate) -> Intent | None:

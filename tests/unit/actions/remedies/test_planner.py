@@ -147,3 +147,32 @@ def test_a_restart_of_a_slow_job_that_a_brake_held_back_goes_ahead_when_it_is_of
     rig.tick(3000.0)
     rig.tell(rig.command("resume"))
     assert rig.story()[-2:] == [("i1/restart/1", "started"), ("i1/restart/1", "done")]
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        (None, "the job's layout, which is not known whole (nobody has told it); a person must"),
+        (
+            {"world_size": 4, "sizes": {"tp": 2}, "sources": ["settings"]},
+            "the job's layout, which is not known whole (tp 2; context and data and pipeline not known; from settings);"
+            " a person must",
+        ),
+        (
+            {"world_size": 4, "sizes": {"tp": 2, "cp": 1, "dp": 1, "pp": 2}, "sources": ["settings"]},
+            "what its groups exchange and its links carry, which nobody measures yet; a person may ask"
+            " trainwarden plan topology",
+        ),
+    ],
+)
+def test_a_launcher_that_moves_ranks_is_given_no_plan_that_was_guessed(
+    layout: dict[str, Any] | None, said: str
+) -> None:
+    rig = Rig()
+    rig.launcher.able, rig.launcher.phase = Capabilities(can=frozenset({"move"})), "running"
+    rig.tell(rig.incident(kind="slow_link", evidence=SLOW if layout is None else {**SLOW, "layout": layout}))
+    rig.tick(100.0)
+    assert (rig.launcher.asked, [action.why for action in rig.bus.actions()]) == (
+        [],
+        [f"where ranks should go follows from {said}"],
+    )
