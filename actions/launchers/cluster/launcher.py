@@ -81,6 +81,7 @@ class NodeLauncher:
         self._lock = threading.Lock()  # of the orders and of what is told of the ranks
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
+        self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
         self._connect()
 
@@ -191,10 +192,13 @@ class NodeLauncher:
         failure = self._runner.failure
         with self._lock:
             self._ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
+            self._awaits_step = attempt.step is not None
             self._first_step, self._port = None, places.free_port(self._host)
 
     def _first_step_of_all(self) -> int | None:
-        """The lowest first step of the ranks, once each has finished one that has a number."""
+        """The lowest first step of the ranks, once each has finished one that has a number; asked where it matters."""
+        if not self._awaits_step or self._first_step is not None:
+            return self._first_step
         first = self._runner.first_steps()
         known = [step for step in first.values() if step is not None]
         return min(known) if len(known) == self._place.ranks else None
