@@ -5,6 +5,7 @@ All nodes are of one machine, so their clocks are one, and what the ranks write 
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +53,10 @@ def test_a_rank_that_crashes_has_all_restarted_in_place_within_ten_seconds(testb
     assert set(job.end().values()) == {0}
     job.check()
     assert places == {one.rank: one.node for one in job.lines() if one.attempt == 1}
+    for node in job.nodes:  # what its agent passes on
+        events = [json.loads(line) for line in (tmp_path / node.name / "events.jsonl").read_text().splitlines()]
+        told = [(one["id"], one["fields"]["attempt"]) for one in events if one["kind"] == "restart"]
+        assert told == [("restart/j/attempt/1.2/started", 1), ("restart/j/attempt/1.2/done", 1)]
 
 
 @nodes(5)

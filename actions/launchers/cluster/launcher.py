@@ -24,9 +24,11 @@ from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.questions import LOOPBACK, QuestionServer
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command
+from actions.launchers.local.run_events import EventFile
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
+from trainwarden.launching import Operation
 from trainwarden.state import load_json, save_json
 
 log = logging.getLogger("trainwarden.cluster")
@@ -76,11 +78,13 @@ class NodeLauncher:
         rundir.prepare(place.run_dir)
         self._selector = selectors.DefaultSelector()
         self._runner = NodeRunner(self._place, environ, self._selector, clock, stop_grace_s=stop_grace_s)
+        self._events = EventFile(self._place)
         self._kept = _kept(place.run_dir / ALLEGIANCE)
         self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
         self._lock = threading.Lock()  # of the orders and of what is told of the ranks
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
+        self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
         self._connect()
 
@@ -183,6 +187,8 @@ class NodeLauncher:
         first, folder = node_rank * self._place.ranks, self._place.checkpoints
         resume_from = None if folder is None or attempt.checkpoint is None else folder / attempt.checkpoint
         ranks = range(first, first + self._place.ranks)
+        if attempt.number > 1:
+            self._tell(attempt, "started")
         self._runner.say(f"attempt {attempt.number}: ranks {ranks[0]} to {ranks[-1]} of {world.nodes} nodes start here")
         try:
             self._runner.start(ranks, attempt.number - 1, resume_from, world)
@@ -191,10 +197,24 @@ class NodeLauncher:
         failure = self._runner.failure
         with self._lock:
             self._ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
+            self._awaits_step = attempt.step is not None
             self._first_step, self._port = None, places.free_port(self._host)
+        if attempt.number > 1:
+            self._tell(attempt, "done")
+
+    def _tell(self, attempt: Attempt, stage: str) -> None:
+        """Put a fact of the restart where the node's agent finds it; all nodes tell one and the same."""
+        number = f"{attempt.epoch}.{attempt.number}"
+        restart = Operation(
+            id=f"{self._place.job}/attempt/{number}", job=self._place.job, kind="restart", by="leader",
+            expected_generation=attempt.number - 1, why=f"the leader has all ranks start again: attempt {number}",
+        )  # fmt: skip
+        self._events.restart(restart, stage, attempt.number - 1, self._clock.now_s())
 
     def _first_step_of_all(self) -> int | None:
-        """The lowest first step of the ranks, once each has finished one that has a number."""
+        """The lowest first step of the ranks, once each has finished one that has a number; asked where it matters."""
+        if not self._awaits_step or self._first_step is not None:
+            return self._first_step
         first = self._runner.first_steps()
         known = [step for step in first.values() if step is not None]
         return min(known) if len(known) == self._place.ranks else None

@@ -65,7 +65,7 @@ class LeaderTable:
     @property
     def next_s(self) -> float:
         """How long a node is to wait between two reports, in seconds."""
-        return max(self._patience.poll_s, len(self._members) / REPORTS_PER_S)
+        return max(self._patience.poll_s, max(self._shape.nodes, len(self._members)) / REPORTS_PER_S)
 
     def news(self) -> list[str]:
         """What was decided since the last question, in sentences."""
@@ -147,13 +147,14 @@ class LeaderTable:
 
     def _watch(self, now_s: float) -> None:
         assert self.attempt is not None
-        attempt, reports = self.attempt, []
+        attempt, lost_s, reports = self.attempt, self._lost_s, []
         for life in attempt.roster:
-            if now_s - self._heard_s(life) >= self._lost_s:
-                self._stop(f"{life} is lost: nothing was heard of it for {self._lost_s:.0f} s", now_s)
+            member = self._members.get(life)
+            if now_s - (self._began_s if member is None else member.heard_s) >= lost_s:
+                self._stop(f"{life} is lost: nothing was heard of it for {lost_s:.0f} s", now_s)
                 return
-            if life in self._members:
-                reports.append(self._members[life].report)
+            if member is not None:
+                reports.append(member.report)
         reports = [one for one in reports if one.ran == attempt.id]
         for one in reports:
             if one.state == "failed":
@@ -197,7 +198,8 @@ class LeaderTable:
         return self._members[life].heard_s if life in self._members else self._began_s
 
     def _living(self, now_s: float) -> list[Report]:
-        return [one.report for one in self._members.values() if now_s - one.heard_s < self._lost_s]
+        lost_s = self._lost_s
+        return [one.report for one in self._members.values() if now_s - one.heard_s < lost_s]
 
     def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
@@ -222,10 +224,11 @@ class LeaderTable:
 
     def _forget(self, now_s: float) -> None:
         """Let go of nodes that are long silent and take part in nothing."""
-        roster = () if self.attempt is None else self.attempt.roster
-        for life, one in list(self._members.items()):
-            if life not in roster and now_s - one.heard_s >= self._lost_s:
-                self._news.append(f"{one.report.node} is gone ({life})")
+        roster, lost_s = () if self.attempt is None else self.attempt.roster, self._lost_s
+        silent = [life for life, one in self._members.items() if now_s - one.heard_s >= lost_s]
+        for life in silent:
+            if life not in roster:
+                self._news.append(f"{self._members[life].report.node} is gone ({life})")
                 del self._members[life]
 
 
