@@ -76,7 +76,8 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     for `person_grace_s`; in ``observe`` mode the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie
     `stop_grace_s`. A restart is done when the job has gone on from its newest checkpoint, or cannot be seen to within
     `resume_s`. Where somebody else has taken the port that the ranks were to meet at, all start again with another one,
-    at most `port_tries` times a start, before that counts as a failure.
+    at most `port_tries` times a start, before that counts as a failure. Several nodes speak TLS with those alone whose
+    certificate `tls_ca` has signed, and show `tls_certificate`.
     """
 
     checkpoints: str | None = None
@@ -86,6 +87,9 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     cascade_grace_s: PositiveSeconds = 3.0
     stop_grace_s: PositiveSeconds = 3.0
     port_tries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
 
 
 class ArchiveSettings(Config, frozen=True, kw_only=True):
@@ -238,10 +242,7 @@ def sentence_of(message: str) -> str:
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from `path` (TOML) with ``TRAINWARDEN_SECTION_KEY`` variables laid over it.
-
-    Top-level keys are ``TRAINWARDEN_JOB``, ``_NODE``, ``_BUS``, ``_RUN_DIR``, ``_STATE_DIR``; one level down
-    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of the sections (`agent`, `detection`, `engine`...).
+    """Settings from `path` (TOML) with ``TRAINWARDEN_JOB``, ``TRAINWARDEN_ENGINE_MODE`` and the like laid over it.
 
     Raises
     ------

@@ -29,6 +29,7 @@ from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
+from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.state import load_json, save_json
 
 log = logging.getLogger("trainwarden.cluster")
@@ -40,11 +41,12 @@ FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
-    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``."""
+    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS."""
 
     rdzv: str
     shape: Shape
     token: str | None = None
+    tls: PeerTls | None = None
     patience: Patience = Patience()
 
 
@@ -93,16 +95,18 @@ class NodeLauncher:
         meeting, job, clock = self._meeting, self._place.job, self._clock
         routes: dict[tuple[str, str], Callable[[bytes], bytes]] = {}
         shown = f"[{self._host}]" if ":" in self._host else self._host
-        self._server = QuestionServer(f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES)
+        self._server = QuestionServer(f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, tls=meeting.tls)
         elector = LeaderElector(job, self._life, self._server.address)
-        self._keeper = LeaseKeeper(elector, LeaseClient(meeting.rdzv, meeting.token).ask, clock)
+        self._keeper = LeaseKeeper(elector, LeaseClient(meeting.rdzv, meeting.token, tls=meeting.tls).ask, clock)
         self._leading = Leading(
             job, self._life, self._keeper, clock,
             shape=meeting.shape, patience=meeting.patience, checkpoints=self._place.checkpoints,
         )  # fmt: skip
         routes.update(self._leading.routes())
-        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock)
-        self._reporter = Reporter(self._orders, self._keeper, self._report, self._lock, clock, token=meeting.token)
+        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, tls=meeting.tls)
+        self._reporter = Reporter(
+            self._orders, self._keeper, self._report, self._lock, clock, token=meeting.token, tls=meeting.tls
+        )
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:
         """Take part until the job is over, or, after `stop()`, end it everywhere.

@@ -8,6 +8,7 @@ import threading
 from actions.launchers.leases.server import LeaseServer
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.cluster")
 
@@ -18,8 +19,10 @@ class LeaseHost:
     Others than this machine are told nothing without `token` (`LeaseServer`), and other machines cannot listen there.
     """
 
-    def __init__(self, address: str, token: str | None, clock: Clock, between_s: float = 1.0) -> None:
-        self._address, self._token, self._clock, self._between_s = address, token, clock, between_s
+    def __init__(
+        self, address: str, token: str | None, clock: Clock, between_s: float = 1.0, *, tls: PeerTls | None = None
+    ) -> None:
+        self._address, self._token, self._clock, self._between_s, self._tls = address, token, clock, between_s, tls
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-host", daemon=True)
 
@@ -35,7 +38,7 @@ class LeaseHost:
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                server = LeaseServer(self._address, self._token, self._clock)
+                server = LeaseServer(self._address, self._token, self._clock, tls=self._tls)
             except ConfigError:  # another machine's address, or somebody serves there already
                 self._closed.wait(self._between_s)
                 continue

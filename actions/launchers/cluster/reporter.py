@@ -14,6 +14,7 @@ from actions.launchers.leases.questions import Asker
 from actions.launchers.leases.words import Lease
 from trainwarden.clock import Clock
 from trainwarden.errors import LauncherError
+from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.cluster")
 
@@ -34,10 +35,10 @@ class Reporter:
 
     def __init__(
         self, orders: NodeOrders, keeper: LeaseKeeper, report: Callable[[], Report], lock: threading.Lock,
-        clock: Clock, *, token: str | None,
+        clock: Clock, *, token: str | None, tls: PeerTls | None = None,
     ) -> None:  # fmt: skip
         self._orders, self._keeper, self._report, self._lock, self._clock = orders, keeper, report, lock, clock
-        self._asker = Asker("leader", token, TIMEOUT_S, MAX_BYTES)
+        self._asker = Asker("leader", token, TIMEOUT_S, MAX_BYTES, tls=tls)
         self._wake, self._closed = threading.Event(), False
         self._leader: Lease | None = None  # that is obeyed
         self._until_s = float("-inf")  # its time

@@ -83,6 +83,7 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     from actions.launchers.local.ranks import Place
     from collectors.nccl_profiler import build as nccl_profiler
     from trainwarden.clock import BootClock
+    from trainwarden.metrics_http.tls import peer_tls
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
@@ -101,7 +102,9 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     )  # fmt: skip
     assert asked.rdzv is not None
     token = None if asked.token_file is None else read_token(asked.token_file)
-    meeting = Meeting(rdzv=asked.rdzv, shape=shape, token=token, patience=Patience(join_s=asked.join_wait_s))
+    tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
+    patience = Patience(join_s=asked.join_wait_s)
+    meeting = Meeting(rdzv=asked.rdzv, shape=shape, token=token, tls=tls, patience=patience)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
     launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
     return launcher.run(lambda: bool(stopped))
