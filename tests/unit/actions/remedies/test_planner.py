@@ -172,7 +172,5 @@ def test_a_launcher_that_moves_ranks_is_given_no_plan_that_was_guessed(
     rig.launcher.able, rig.launcher.phase = Capabilities(can=frozenset({"move"})), "running"
     rig.tell(rig.incident(kind="slow_link", evidence=SLOW if layout is None else {**SLOW, "layout": layout}))
     rig.tick(100.0)
-    assert (rig.launcher.asked, [action.why for action in rig.bus.actions()]) == (
-        [],
-        [f"where ranks should go follows from {said}"],
-    )
+    moves = [action.why for action in rig.bus.actions() if action.kind == "move_topology"]
+    assert (rig.launcher.asked, moves) == ([], [f"where ranks should go follows from {said}"])
