@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dashboards.alerts.alert import RUNBOOKS, Alert, duration
-from dashboards.alerts.table import OF_JOBS, OF_SERVICES, RECORDINGS
+from dashboards.alerts.recordings import RECORDINGS
+from dashboards.alerts.table import OF_JOBS, OF_SERVICES
 
 
 def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:

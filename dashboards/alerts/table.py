@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.alerts.alert import Alert, Recording
+from dashboards.alerts.alert import Alert
 
 _JOB: Final = '{{ reReplaceAll "[^A-Za-z0-9._-]" "_" $labels.training_job }}'
 """A job's name as part of a command that somebody will paste into a shell."""
@@ -22,25 +22,6 @@ _WHO: Final = "{{ $labels.service }}{{ with $labels.instance }} at {{ . }}{{ end
 _DOCTOR: Final = "trainwarden doctor --config trainwarden.toml"
 _FAILED: Final = 'trainwarden_actions_total{outcome="failed"}'
 _LOOPS: Final = ("detector", "engine", "trainer", "archive", "serve")
-
-RECORDINGS: Final = (
-    Recording("trainwarden:incidents_open:sum", "sum by (training_job) (trainwarden_incidents_open)"),
-    Recording(
-        "trainwarden:iteration_slowdown:ratio",
-        "max by (training_job) (trainwarden_iteration_seconds) / "
-        "max by (training_job) (trainwarden_iteration_healthy_seconds)",
-    ),
-    Recording(
-        "trainwarden:rank_wait:ratio",
-        "max by (training_job, rank) (trainwarden_rank_wait_seconds) / "
-        "(max by (training_job, rank) (trainwarden_rank_wait_seconds) + "
-        "max by (training_job, rank) (trainwarden_rank_compute_seconds))",
-    ),
-    Recording(
-        "trainwarden:heartbeat_age:seconds",
-        "time() - max by (service, instance) (trainwarden_heartbeat_timestamp_seconds)",
-    ),
-)
 
 
 def _increased(*names: str) -> str:
@@ -268,6 +249,13 @@ OF_SERVICES: Final = (
         "trainwarden_engine_latched >= 1",
         "too many nodes were taken out; none is any more until a person has looked",
         "trainwarden actions",
+        severity="sev2",
+    ),
+    Alert(
+        "TrainwardenCommandsRefused",
+        _increased("trainwarden_engine_commands_refused_total"),
+        "somebody commands the engine without a right to ({{ $labels.reason }})",
+        "trainwarden actions --since 1h",
         severity="sev2",
     ),
     Alert(

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import cache
 
-from dashboards.alerts.table import RECORDINGS
+from dashboards.alerts.recordings import RECORDINGS
 from dashboards.exposition import families
 from tests.house import parsed
 from tests.places import ROOT
@@ -20,6 +20,7 @@ PLACES = {
     "trainer_offline/service": ("trainer",),
     "trainer_offline/archive": ("archive",),
     "dashboards": ("serve",),
+    "trainwarden/commands": ("engine",),
     "trainwarden/service_loop.py": LOOPS,
     "trainwarden/self_metrics.py": ("agent", *LOOPS),
 }

@@ -11,7 +11,8 @@ from typing import NoReturn
 import pytest
 import yaml
 
-from dashboards.alerts.table import ALERTS, RECORDINGS
+from dashboards.alerts.recordings import RECORDINGS
+from dashboards.alerts.table import ALERTS
 from dashboards.generated import FOLDER, generated, main
 from tests.contract.dashboards.metric_names import known_names, names_in
 
