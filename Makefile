@@ -10,6 +10,8 @@ TORCH_INDEX ?=
 QUICK := not system and not thorough
 # Where tests of real processes lie: collecting all others takes a minute of a processor (tests/contract/test_house.py).
 SYSTEM := tests/system tests/contract
+EVERYWHERE := --doctest-modules --ignore=tests/scripts --ignore=examples \
+	trainwarden collectors detectors trainer_offline actions dashboards tests
 # So many system tests at once: some wait most of their time, so three keep two cores busy.
 WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -39,12 +41,13 @@ demo: install
 
 # Everything CI runs: style, types, layers, unit, contract, property, doctest, then real processes and servers.
 # Real processes on a shared machine can be starved: what failed is shown, then run once more and must pass.
+AGAIN = || { echo "--- what failed, once more ---"; \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
 test: export TRAINWARDEN_THOROUGH := 1
 test: QUICK := not system
+test: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))
 test: check system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m system --durations=25 $(SYSTEM) || \
-		{ echo "--- what failed, once more ---"; \
-		  $(BIN)/python -m pytest -m system --last-failed --last-failed-no-failures none $(SYSTEM); }
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m system --durations=25 $(SYSTEM) $(call AGAIN,-m system $(SYSTEM))
 
 # Two processes; under three minutes on two cores; a quarter of the drawn cases and no test that takes seconds; no
 # network, no servers.
@@ -53,8 +56,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(QUICK)' --doctest-modules --ignore=tests/scripts --ignore=examples \
-		trainwarden collectors detectors trainer_offline actions dashboards tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(QUICK)' $(EVERYWHERE) $(ONCE_MORE)
 
 bench: install
 	$(BIN)/trainwarden bench
@@ -76,7 +78,7 @@ kafka: install system
 
 # The image's Dockerfile, its steps done in a chroot over a Debian of our own (root, buildah, debootstrap; minutes).
 image: export TRAINWARDEN_REQUIRE_SERVERS := 1
-image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,kubernetes,compression
+image: export TRAINWARDEN_IMAGE_EXTRAS ?= detect,train,serve,signing,kubernetes,compression
 image: install
 	docker/system-packages.sh all
 	$(BIN)/python -m pytest tests/system/test_image.py

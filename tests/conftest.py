@@ -15,12 +15,13 @@ from hypothesis import settings
 
 from collectors.nccl_profiler import build
 from tests import nccl_player
-from tests.examples import THOROUGH
-from tests.servers.kafka import KafkaBroker, ServerMissing
+from tests.examples import SAME_CASES, THOROUGH
+from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing, archive_classes
 
 SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
 
-settings.register_profile("shared", max_examples=100 if THOROUGH else 25, deadline=None)  # machines are shared
+MOST = 100 if THOROUGH else 25
+settings.register_profile("shared", max_examples=MOST, deadline=None, derandomize=SAME_CASES)  # machines are shared
 settings.load_profile("shared")
 # tslearn is compared with on a few small series; compiling it takes longer than all of them.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
@@ -81,7 +82,8 @@ def own_kafka_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
 @contextmanager
 def _started(folder: Path) -> Iterator[KafkaBroker]:
     try:
-        broker = KafkaBroker(folder)
+        archive_classes(folder.with_name("archive"))
+        broker = KafkaBroker(folder, options=BRIEF)
     except ServerMissing as missing:
         _refuse(str(missing))
     broker.start()

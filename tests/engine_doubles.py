@@ -8,9 +8,12 @@ from typing import Any
 import msgspec
 
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from tests.doubles import ManualClock
 from tests.memory_launcher import MemoryLauncher
+from trainwarden.commands.gate import CommandGate
+from trainwarden.commands.keys import Signer, Trusted
+from trainwarden.commands.trust import Trust
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentRecord, Record
@@ -105,8 +108,12 @@ class Rig:
     """An engine with its surroundings; `tick` plays one round of the service loop.
 
     The ranks adopt every split at once, unless `adopting` is turned off. `remedies` are rungs by kind of incident, laid
-    over the shipped table; `settings` those of the engine.
+    over the shipped table; `settings` those of the engine. With `trusted` keys words have to be signed, by the engine
+    with `signer`; both count from `restart_engine` on.
     """
+
+    trusted: tuple[Trusted, ...] = ()
+    signer: Signer | None = None
 
     def __init__(self, remedies: dict[str, Any] | None = None, **settings: Any) -> None:
         self.bus, self.launcher, self.clock = MemoryBus(), MemoryLauncher(), ManualClock(1000.0)
@@ -138,7 +145,8 @@ class Rig:
         self.bus.queued.clear()
         rules = Rules.of(self.settings)
         rules = msgspec.structs.replace(rules, remedies=rules.remedies.replaced(self.remedies, "the test"))
-        self.engine = EngineHandler(rules, self.launcher, self.clock, self.metrics)
+        gate = CommandGate(Trust(self.trusted), self.signer, self.clock, self.metrics)
+        self.engine = EngineHandler(rules, self.launcher, self.clock, self.metrics, gate=gate)
         self.share_out(self.owned)
 
     def share_out(self, owned: frozenset[int]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,
@@ -11,7 +13,6 @@ from trainwarden.launching import (
     Findings,
     JobPhase,
     LauncherState,
-    NodeCondition,
     NodeState,
     Operation,
     Progress,
@@ -75,15 +76,18 @@ class MemoryLauncher:
         return LauncherState(
             job=job, phase=self.phase, generation=self.generation, attempt=self.attempt,
             micro_batches=self.micro_batches,
-            nodes=self.nodes.get(job, (self._only_node(),)),
+            nodes=self._nodes(job),
             ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
             under_way=tuple(self._under_way),
             pausable=self.pausable,
         )  # fmt: skip
 
-    def _only_node(self) -> NodeState:
-        state: NodeCondition = "cordoned" if "n0" in self.cordoned else "healthy"
-        return NodeState(node="n0", ranks=tuple(range(self._ranks)), state=state)
+    def _nodes(self, job: str) -> tuple[NodeState, ...]:
+        only = (NodeState(node="n0", ranks=tuple(range(self._ranks))),)
+        return tuple(
+            msgspec.structs.replace(one, state="cordoned") if one.node in self.cordoned else one
+            for one in self.nodes.get(job, only)
+        )
 
     def submit(self, operation: Operation) -> Report:
         self.before()
@@ -146,7 +150,8 @@ class MemoryLauncher:
         if operation.kind == "rebalance" and (len(counts) != self._ranks or (total and sum(counts) != total)):
             return refused(operation, "unfit", "the counts do not fit the job")
         nodes = operation.targets.nodes
-        if operation.kind in NODE_VERBS and (not nodes or (operation.kind in ALONE and nodes != ("n0",))):
+        own = {node.node for node in self._nodes(operation.job)}
+        if operation.kind in NODE_VERBS and (not nodes or (operation.kind in ALONE and not own.issuperset(nodes))):
             return refused(operation, "unknown_target", "no node of its own was named")
         return None
 

@@ -12,7 +12,7 @@ from dashboards.overview.overview import Overview
 from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from tests.doubles import ManualClock
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.protocols import Message
 from trainwarden.records import (
     ActionRecord,
@@ -27,8 +27,11 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
 NOW_S = 1_000_000.0
-OBSERVE, ACT = "observing-token-of-a-test", "acting-token-of-a-test"
-TOKENS = Tokens({digest_of(OBSERVE): Person("looker", "observe"), digest_of(ACT): Person("on-call", "act")})
+OBSERVE, APPROVE, ACT = "observing-token-of-a-test", "approving-token-of-a-test", "acting-token-of-a-test"
+TOKENS = Tokens({
+    digest_of(OBSERVE): Person("looker", "observe"), digest_of(APPROVE): Person("pager", "approve"),
+    digest_of(ACT): Person("on-call", "act"),
+})  # fmt: skip
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -74,6 +77,7 @@ class Web:
         self.metrics = SelfMetrics("serve")
         self.published: list[CommandRecord] = []
         self.away = False
+        self.refused: str | None = None
         self.app = build(Parts(self.overview, TOKENS, self.metrics, self.clock, self._publish, **parts))
         self.client = Client(self.app)
         self._offsets = 0
@@ -81,6 +85,8 @@ class Web:
     def _publish(self, command: CommandRecord) -> None:
         if self.away:
             raise BusUnavailable("away by the test")
+        if self.refused is not None:
+            raise ConfigError(self.refused)
         self.published.append(command)
 
     def tell(self, *records: Record) -> None:

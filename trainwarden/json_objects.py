@@ -54,6 +54,7 @@ def action_object(record: ActionRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "incident": record.incident,
+        "command": record.command,
         "kind": record.kind,
         "outcome": record.outcome,
         "at_s": record.at_s,

@@ -39,7 +39,7 @@ class SelfMetrics:
         self._service = service
         self._lock = threading.Lock()
         self._families: dict[str, Counter | Gauge] = {}
-        self._children: dict[tuple[str, tuple[tuple[str, str], ...]], Counter | Gauge] = {}
+        self._children: dict[tuple[object, ...], Counter | Gauge] = {}
         self.gauge("build_info", "Version of this service.", 1.0, version=__version__)
 
     def count(self, name: str, help_text: str, amount: float = 1.0, **labels: str) -> None:
@@ -78,7 +78,7 @@ class SelfMetrics:
     def _child(
         self, kind: type[Counter] | type[Gauge], full: str, help_text: str, labels: Mapping[str, str]
     ) -> Counter | Gauge:
-        key = (full, tuple(sorted(labels.items())))
+        key = (full, *labels.items())  # in the caller's order: two of them are two ways to one child
         child = self._children.get(key)
         if child is not None:
             return child

@@ -54,9 +54,9 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
 
 
 class EngineSettings(Config, frozen=True, kw_only=True):
-    """The action engine: what it may do and how often; `policy` holds limits (`actions.engine.policy`).
+    """The action engine: what it may do and how often; `policy` holds limits (`actions.remedies.policy`).
 
-    `remedies` names a file laid over the table of what is done about what (``actions/engine/remedies.toml``).
+    `remedies` names a file laid over the table of what is done about what (``actions/remedies/remedies.toml``).
     """
 
     mode: Literal["observe", "confirm", "auto"] = "observe"
@@ -76,7 +76,8 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     for `person_grace_s`; in ``observe`` mode the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie
     `stop_grace_s`. A restart is done when the job has gone on from its newest checkpoint, or cannot be seen to within
     `resume_s`. Where somebody else has taken the port that the ranks were to meet at, all start again with another one,
-    at most `port_tries` times a start, before that counts as a failure.
+    at most `port_tries` times a start, before that counts as a failure. Several nodes speak TLS with those alone whose
+    certificate `tls_ca` has signed, and show `tls_certificate`.
     """
 
     checkpoints: str | None = None
@@ -86,6 +87,9 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     cascade_grace_s: PositiveSeconds = 3.0
     stop_grace_s: PositiveSeconds = 3.0
     port_tries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
 
 
 class ArchiveSettings(Config, frozen=True, kw_only=True):
@@ -131,21 +135,29 @@ class TrainerSettings(Config, frozen=True, kw_only=True):
 class ServeSettings(Config, frozen=True, kw_only=True):
     """The API, the page and the metrics of all jobs: where it listens, and who may ask.
 
-    `tokens` is a file with a line ``NAME ROLE TOKEN`` for each; without it only this machine may be listened on, and a
-    token is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Files of
-    secrets check signed webhooks; of the chat's members only `slack_users` (their ids) may act. `notices` are tables of
-    who is told (`dashboards.notices.targets`).
+    `tokens` names files with lines ``NAME ROLE TOKEN``; without one only this machine may be listened on, and a token
+    is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Clients need
+    a certificate that `tls_client_ca` has signed. Files of secrets check signed webhooks; of the chat's members only
+    `slack_users` (their ids) may act. `notices` are tables of who is told (`dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"
-    tokens: str | None = None
+    tokens: str | tuple[str, ...] | None = None
     hosts: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
     grafana_secret_file: str | None = None
     slack_secret_file: str | None = None
     slack_users: tuple[str, ...] = ()
     notices: tuple[dict[str, Any], ...] = ()
+
+
+class CommandsSettings(Config, frozen=True, kw_only=True):
+    """The file of the `key` that signs our words to the engine, and that of the keys that are `trusted` (None: all)."""
+
+    key: str | None = None
+    trusted: str | None = None
 
 
 class RunsSettings(Config, frozen=True, kw_only=True):
@@ -192,6 +204,7 @@ class Settings(Config, frozen=True, kw_only=True):
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)
     serve: ServeSettings = msgspec.field(default_factory=ServeSettings)
     runs: RunsSettings = msgspec.field(default_factory=RunsSettings)
+    commands: CommandsSettings = msgspec.field(default_factory=CommandsSettings)
 
 
 def checkpoints_of(settings: Settings, named: Path | None = None) -> Path | None:
@@ -229,10 +242,7 @@ def sentence_of(message: str) -> str:
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from `path` (TOML) with ``TRAINWARDEN_SECTION_KEY`` variables laid over it.
-
-    Top-level keys are ``TRAINWARDEN_JOB``, ``_NODE``, ``_BUS``, ``_RUN_DIR``, ``_STATE_DIR``; one level down
-    ``TRAINWARDEN_ENGINE_MODE`` and the like for plain values of the sections (`agent`, `detection`, `engine`...).
+    """Settings from `path` (TOML) with ``TRAINWARDEN_JOB``, ``TRAINWARDEN_ENGINE_MODE`` and the like laid over it.
 
     Raises
     ------
@@ -263,14 +273,9 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 
 _TOP = ("job", "node", "bus", "run_dir", "state_dir", "metrics_address", "metrics_web_config")
 _SECTIONS: dict[str, type[Config]] = {
-    "agent": AgentSettings,
-    "detection": DetectionSettings,
-    "engine": EngineSettings,
-    "launch": LaunchSettings,
-    "archive": ArchiveSettings,
-    "trainer": TrainerSettings,
-    "serve": ServeSettings,
-    "runs": RunsSettings,
+    field.name: field.type
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.type, type) and issubclass(field.type, Config)
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actions.brakes.history import RESTARTS, carried_out, counts_s, ended_s
+from actions.brakes.history import RESTARTS, by_engines, carried_out, counts_s, ended_s
 from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import NodeLimits
 from actions.brakes.windows import Window, over
@@ -67,7 +67,7 @@ class Brakes:
 
     def _budget(self, now_s: float, asked: Asked) -> Hold | None:
         """The job's budget: a job that flaps uses up no other's."""
-        of_job = (a for a in asked.actions if a.job == asked.action.job and carried_out(a))
+        of_job = (a for a in by_engines(asked.actions) if a.job == asked.action.job and carried_out(a))
         recent = sorted(s for s in (counts_s(now_s, action) for action in of_job) if s > now_s - HOUR_S)
         if len(recent) < self._actions_per_hour:
             return None
@@ -80,7 +80,7 @@ class Brakes:
 
         A restart waits for an earlier restart only: a crash while a new split settles in is a matter of its own.
         """
-        waited_for = (a for a in actions if carried_out(a) and (kind not in RESTARTS or a.kind in RESTARTS))
+        waited_for = (a for a in by_engines(actions) if carried_out(a) and (kind not in RESTARTS or a.kind in RESTARTS))
         return max((ended_s(action) + self._cool_down_s for action in waited_for), default=float("-inf"))
 
     def settled(self, now_s: float, action: ActionRecord) -> bool:

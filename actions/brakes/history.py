@@ -9,7 +9,7 @@ from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
 
 RESTARTS: Final[frozenset[ActionKind]] = frozenset({"restart_process", "restart_job"})
 NODES_OUT: Final[frozenset[ActionKind]] = frozenset({"evict_node"})
-"""Actions that take nodes out of use."""
+"""Actions of engines that take nodes out of use."""
 
 
 def begun(action: ActionRecord) -> bool:
@@ -28,6 +28,14 @@ def carried_out(action: ActionRecord) -> bool:
     (True, False)
     """
     return begun(action) and not action.plan.get("withdrawn")
+
+
+def by_engines(actions: Iterable[ActionRecord]) -> list[ActionRecord]:
+    """Those of `actions` that engines have decided on.
+
+    What people have asked for uses up no budget, and has no effect on training that would have to show first.
+    """
+    return [action for action in actions if action.command is None]
 
 
 def ended_s(action: ActionRecord) -> float:

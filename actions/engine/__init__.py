@@ -1,4 +1,4 @@
-"""Incidents in, actions out: memory, the table of remedies, brakes, and the calls of launchers.
+"""Incidents and people's words in, actions out: the gate before every call of a launcher.
 
 Read `actions.engine.handler` first.
 """

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from actions.engine.calls import digest_of
-from actions.engine.memory import Approval
+from actions.remedies.memory import Approval
 from trainwarden.records import ActionRecord
 
 HELD: Final = frozenset({"held", "held_until_s"})  # what a plan says while a brake is on
@@ -44,6 +44,16 @@ def answer_of(
         return None
     stands = shown.plan_digest == action.plan_digest or action.at_s - shown.at_s < replan_s
     return "wait" if stands else None
+
+
+def unapproved(action: ActionRecord, word: Approval | None) -> str | None:
+    """Why `action`, found on the bus as begun, is not as `word` approved it; None if it is.
+
+    Where words have to be signed, writing down that an action has begun is no approval either.
+    """
+    if word is not None and word.plan_digest == action.plan_digest and _is_whole(action):
+        return None
+    return "nobody whose word counts has approved this plan"
 
 
 def _is_whole(shown: ActionRecord) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from actions.brakes.history import NODES_OUT
 from actions.brakes.hold import Asked
-from actions.engine.memory import Case, Memory
-from actions.engine.policy import Rules
-from actions.engine.remedies import EvictNode, Remedies, Validate
+from actions.engine.approval import unapproved
 from actions.nodes.past import cleared_text
+from actions.remedies.memory import Case, Memory
+from actions.remedies.policy import Rules
+from actions.remedies.table import EvictNode, Remedies, Validate
+from trainwarden.commands.gate import CommandGate
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord
 
@@ -45,7 +47,7 @@ def _accused(memory: Memory, remedies: Remedies, job: str) -> set[str]:
     return {node for node, said_s in firsts if node is not None and memory.nodes.cleared(node, said_s) is None}
 
 
-def unwanted(action: ActionRecord, case: Case, memory: Memory, rules: Rules) -> str | None:
+def unwanted(action: ActionRecord, case: Case, memory: Memory, rules: Rules, gate: CommandGate) -> str | None:
     """Why the launcher should not hear of `action`, which was begun, any more; None if it should."""
     if (stopped_by := memory.stopped_by(action.job)) is not None:
         return f"all acting was stopped by {stopped_by}"
@@ -54,4 +56,6 @@ def unwanted(action: ActionRecord, case: Case, memory: Memory, rules: Rules) -> 
     word = memory.nodes.cleared(memory.accused_in(case.incident.id), case.first_said_s)
     if action.kind in NODES_OUT and word is not None:
         return cleared_text(word)
-    return "the engine was told to observe only" if rules.mode_of(action.kind) == "observe" else None
+    if (mode := rules.mode_of(action.kind)) == "observe":
+        return "the engine was told to observe only"
+    return unapproved(action, memory.approved.get(action.id)) if mode == "confirm" and gate.asks else None

@@ -36,7 +36,10 @@ VERBS: Final[Mapping[ActionKind, Verb]] = {
     "restart_process": "restart",
     "restart_job": "restart",
     "evict_node": "evict",
+    "checkpoint_job": "checkpoint",
     "stop_job": "stop",
+    "cordon_node": "cordon",
+    "uncordon_node": "uncordon",
     "validate": "validate",
 }
 T = TypeVar("T")

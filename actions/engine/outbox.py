@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
 from actions.brakes.history import restart_loop_incident
-from actions.engine.memory import Memory, with_outcome
+from actions.remedies.memory import Memory, with_outcome
 from trainwarden.protocols import Bus
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord
+from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output
 from trainwarden.topics import topic_of
@@ -18,16 +19,22 @@ log = logging.getLogger("trainwarden.engine")
 
 
 class Outbox:
-    """Records that are not on the bus yet, in the order in which they were decided."""
+    """Records that are not on the bus yet, in the order in which they were decided.
 
-    def __init__(self, metrics: SelfMetrics) -> None:
-        self._metrics = metrics
+    Parameters
+    ----------
+    sealed : callable
+        A record as it goes to the bus: a command is signed there, where words have to be.
+    """
+
+    def __init__(self, metrics: SelfMetrics, sealed: Callable[[Record], Record]) -> None:
+        self._metrics, self._sealed = metrics, sealed
         self._waiting: list[Output] = []
 
     def empty(self) -> list[Output]:
         """All of it, which is let go of."""
         waiting, self._waiting = self._waiting, []
-        return waiting
+        return [(key, self._sealed(record)) for key, record in waiting]
 
     def publish(self, bus: Bus) -> None:
         """Put all of it on the bus; it is not flushed."""

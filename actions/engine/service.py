@@ -7,10 +7,11 @@ from pathlib import Path
 
 from actions import launchers
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
+from trainwarden.commands.gate import CommandGate
 from trainwarden.launching import Launcher
 from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Scope
@@ -30,7 +31,7 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
     Raises
     ------
     ConfigError
-        If the launcher, its settings, the limits or the table of remedies are wrong.
+        If the launcher, its settings, the limits, the table of remedies or the keys of commands are wrong.
     BusUnavailable
         If the bus cannot be opened.
     """
@@ -39,7 +40,8 @@ def serve(settings: Settings, run_dir: Path, stop: Callable[[], bool]) -> None:
     metrics = SelfMetrics("engine")
     serve_metrics(metrics, settings.engine.metrics_port, settings)
     clock = SystemClock()
-    handler = EngineHandler(rules, launcher, clock, metrics)
+    gate = CommandGate.of(settings.commands, clock, metrics)
+    handler = EngineHandler(rules, launcher, clock, metrics, gate=gate)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     try:
         ServiceLoop(bus, handler, clock, metrics).run(stop)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from actions.engine.calls import VERBS, Away, LauncherCalls
-from actions.engine.policy import PolicyConfig
-from actions.planners.adoption import names
+from actions.remedies.adoption import names
+from actions.remedies.policy import PolicyConfig
 from actions.validation.question import answer
 from trainwarden.launching import Report
 from trainwarden.records import ActionRecord, Outcome
@@ -24,11 +24,15 @@ LONGEST_PAUSE_S = 10.0
 
 
 class End(msgspec.Struct, frozen=True):
-    """What became of an action, and why; `unheard`: the launcher was never asked. `found` goes with its plan."""
+    """What became of an action, and why. `found` goes with its plan.
+
+    `unheard`: the launcher was never asked; `stale`: it refused, as the job had changed since. Nothing was done then.
+    """
 
     outcome: Outcome
     why: str
     unheard: bool = False
+    stale: bool = False
     found: Mapping[str, Any] = {}
 
 
@@ -137,10 +141,11 @@ class UnderWay:
             if action.kind == "validate":
                 found = answer(action.plan, report.findings)
                 return msgspec.structs.replace(self._end(action, "done", found.said), found=found.plan)
-            earlier = "the launcher had done it before the engine was restarted" if trail.inherited else ""
+            earlier = "the launcher had done it before the engine was restarted" if trail.inherited else report.text
             return self._end(action, "done", earlier)
         if report.state == "refused":
-            return self._end(action, "failed", f"the launcher refused: {report.text}")
+            refused = self._end(action, "failed", f"the launcher refused: {report.text}")
+            return msgspec.structs.replace(refused, stale=report.reason == "stale")
         if report.state == "failed":
             return self._end(action, "failed", f"the launcher could not: {report.text}")
         trail.inherited = False

@@ -13,6 +13,7 @@ import msgspec
 
 from actions.brakes.history import NODES_OUT, carried_out
 from actions.brakes.nodes import targets
+from actions.nodes.words import CLEARING
 from trainwarden.records import ActionRecord, CommandRecord
 
 WEEK_S: Final = 7 * 86_400.0
@@ -23,7 +24,8 @@ TWICE: Final = 2  # evictions: it was taken out, came back, and was taken out ag
 def cleared_text(word: CommandRecord) -> str:
     """Why evidence from before `word` counts no more."""
     by = word.by or "somebody"
-    return f"{word.node} is not taken out: {by} has set it healthy since that was seen; what comes new counts"
+    said = "set it healthy" if word.kind == "set_healthy" else "uncordoned it"
+    return f"{word.node} is not taken out: {by} has {said} since that was seen; what comes new counts"
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -60,14 +62,14 @@ class NodePasts:
         """Take one record in; `at_s` is when it came to the bus, whose clock is one for all. The first time counts."""
         out = targets(action) if action.kind in NODES_OUT and carried_out(action) else set()
         for node in out | ({action.blames} if action.blames else set()):
-            known = self._blames[node].get(action.incident)
+            known = self._blames[node].get(action.cause)
             evicted = node in out or (known is not None and known.evicted)
             first_s = at_s if known is None or known.at_s is None else known.at_s
-            self._blames[node][action.incident] = Blame(first_s, action.job, evicted)
+            self._blames[node][action.cause] = Blame(first_s, action.job, evicted)
 
     def take_command(self, command: CommandRecord, at_s: float | None) -> None:
         """Take a person's word in; that a node is well counts from when it came to the bus."""
-        if command.kind == "set_healthy" and command.node is not None:
+        if command.kind in CLEARING and command.node is not None:
             said_s = command.at_s if at_s is None else at_s
             if said_s >= self._cleared.get(command.node, (float("-inf"), None))[0]:
                 self._cleared[command.node] = (said_s, command)

@@ -10,11 +10,14 @@ import msgspec
 from actions.brakes.history import NODES_OUT
 from actions.brakes.nodes import targets
 from actions.nodes.past import NodePasts
+from actions.nodes.words import CLEARING, CORDONING
 from trainwarden.launching import NodeCondition, NodeState
-from trainwarden.records import ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
+from trainwarden.records import ActionKind, ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
 
 WORST: Final[tuple[NodeCondition, ...]] = ("lost", "cordoned", "suspect", "spare", "healthy")
 HISTORY: Final = 100  # newest moments of one node
+OUT: Final[frozenset[ActionKind]] = NODES_OUT | {"cordon_node"}
+BACK: Final[frozenset[ActionKind]] = frozenset({"uncordon_node"})
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -34,7 +37,7 @@ class _Node(msgspec.Struct):
     moments: dict[tuple[str, str], Moment] = msgspec.field(default_factory=dict)
     accused: dict[str, tuple[float | None, IncidentRecord]] = msgspec.field(default_factory=dict)
     out: Moment | None = None  # the newest action that took it out of use
-    back: Moment | None = None  # the newest word that it is well
+    back: Moment | None = None  # the newest word that it is well, or action that put it back
     launcher: NodeState | None = None  # its launcher's word; the worst of all jobs
 
 
@@ -69,13 +72,14 @@ class NodeStates:
                 self._take_incident(record, at_s)
             case ActionRecord():
                 self._pasts.take_action(record, at_s)
-                for name in targets(record) if record.kind in NODES_OUT else ():
+                for name in targets(record) if record.kind in OUT | BACK else ():
                     self._take_action(self._nodes[name], record, at_s)
-            case CommandRecord(kind="set_healthy") if record.node is not None:
+            case CommandRecord() if record.kind in CLEARING | CORDONING and record.node is not None:
                 self._pasts.take_command(record, at_s)
                 node, said = self._nodes[record.node], Moment(at_s, record.kind, record.why, by=record.by)
                 node.moments[record.id, record.kind] = said
-                node.back = _newer(node.back, said)
+                if record.kind == "set_healthy":  # what the others ask for is told by the action that follows
+                    node.back = _newer(node.back, said)
             case _:
                 pass
 
@@ -85,6 +89,26 @@ class NodeStates:
         node.jobs.add(job)
         if node.launcher is None or WORST.index(said.state) < WORST.index(node.launcher.state):
             node.launcher = said
+
+    def last_job_on(self, node: str) -> str | None:
+        """The job that was last spoken of with `node`; None if nobody did."""
+        known = self._nodes.get(node)
+        about = [moment for moment in known.moments.values() if moment.job is not None] if known else []
+        return max(about, key=lambda moment: moment.at_s).job if about else None
+
+    def forget(self, before_s: float) -> None:
+        """Let go of what happened before, and of nodes that nothing else is known of but that they were there once."""
+        for name, node in list(self._nodes.items()):
+            node.moments = {key: moment for key, moment in node.moments.items() if moment.at_s >= before_s}
+            heard = node.seen_s is not None and node.seen_s >= before_s
+            if not (node.moments or node.accused or node.out or heard):
+                del self._nodes[name]
+        self._first = {
+            incident: name
+            for incident, name in self._first.items()
+            if name in self._nodes and (incident, "blamed") in self._nodes[name].moments
+        }
+        self._pasts.forget(before_s)
 
     def objects(self, now_s: float) -> list[dict[str, Any]]:
         """Every node as programs read it, by name."""
@@ -114,8 +138,11 @@ class NodeStates:
         what = f"{action.kind} {action.outcome}"
         moment = Moment(action.finished_at_s or action.at_s, what, action.why, action.job, action.id, action.by)
         node.moments[action.id, action.outcome] = moment
-        if action.outcome == "done":
-            node.out = _newer(node.out, msgspec.structs.replace(moment, at_s=at_s))
+        said = msgspec.structs.replace(moment, at_s=at_s)
+        if action.outcome == "done" and action.kind in OUT:
+            node.out = _newer(node.out, said)
+        elif action.outcome == "done":
+            node.back = _newer(node.back, said)
 
     def _object(self, name: str, node: _Node, now_s: float) -> dict[str, Any]:
         state, since_s, why = self._state(name, node)

@@ -41,6 +41,8 @@ POSITIONS = "agent-positions.json"
 SPOOL = "spool"
 _CLOCK_STEP_S = 1.0
 _DELIVER_S = 0.2  # what heartbeats bring waits so long at most; facts go at once
+_ROUND_S = 1.0  # a step of the clock is noticed within this time though nobody has a turn
+_KEEP_S = 1.0  # how old kept positions may be where no fact was read: a kill has so much read and sent again
 _LOOK_S = 0.4  # a request to stop, and a collector that is stuck, are noticed within this time
 _FINISH_S = 10.0  # longest wait for the last round
 
@@ -114,6 +116,8 @@ class Agent:
             self.lanes.insert(0, first)
         self._clock_offset_s = clock.now_s() - clock.monotonic_s()
         self._positions_failed = False
+        self._positions_changed = False
+        self._positions_kept_s = self._round_due_s = float("-inf")
         self._closed = False
 
     def _task(self, name: str, raw: dict[str, Any]) -> Task:
@@ -152,16 +156,21 @@ class Agent:
 
     def deliver(self) -> None:
         """Bring what the lanes have brought onto the bus or the disk, then keep the positions behind it."""
+        self._hear()
+        now_s = self._clock.monotonic_s()
+        if not self._brought and not self._delivery.behind and now_s < self._round_due_s:
+            return  # a tick at which nobody had a turn
+        self._round_due_s = now_s + _ROUND_S
         batches = [self._brought.popleft() for _ in range(len(self._brought))]
         records = [*self._clock_step(), *(record for batch in batches for record in batch.records)]
         records.extend(self._watch.records(self._tasks))
         self._delivery.drain()
         vetted = [kept for record in records if (kept := self._vet(record)) is not None]
-        self._gpu_values.take(vetted)
+        if self._settings.agent.metrics_port is not None:  # else nobody can ask for them
+            self._gpu_values.take(vetted)
         if vetted:
             self._delivery.send(vetted)
         self._keep_positions(batches)
-        self._hear()
         self._metrics.round_ended(self._clock.now_s(), bus_answers=not self._delivery.away)
 
     def close(self) -> None:
@@ -172,6 +181,8 @@ class Agent:
         self._listener.close()
         for lane in self.lanes:
             lane.close()
+        if self._positions_changed:
+            self._write_positions()
         self._delivery.close()
 
     def _hear(self) -> None:
@@ -213,20 +224,26 @@ class Agent:
         )
 
     def _keep_positions(self, batches: Iterable[Batch]) -> None:
-        """Write positions down, now that bus or spool has what was read up to them."""
-        changed = False
-        for name, _, position in batches:
+        """Write down, at once behind a fact and else seldom, positions up to which bus or spool has what was read."""
+        at_once = self._positions_failed
+        for name, records, position in batches:
             if position is not None and position != self._positions.get(name, {}):
                 self._positions[name] = position
-                changed = True
-        if changed or self._positions_failed:
-            try:
-                save_json(self._positions_path, self._positions, durable=False)
-                self._positions_failed = False
-            except OSError as error:  # sources are read again after a restart; until then all goes on
-                if not self._positions_failed:
-                    log.error("positions cannot be kept", extra={"fields": {"error": str(error)}})
-                self._positions_failed = True
+                self._positions_changed = True
+            # A line or a step that comes twice is known by its place; of a fact it may be the number kept here.
+            at_once = at_once or any(isinstance(record, EventRecord) for record in records)
+        if self._positions_changed and (at_once or self._clock.monotonic_s() - self._positions_kept_s >= _KEEP_S):
+            self._write_positions()
+
+    def _write_positions(self) -> None:
+        self._positions_kept_s = self._clock.monotonic_s()
+        try:
+            save_json(self._positions_path, self._positions, durable=False)
+            self._positions_failed = self._positions_changed = False
+        except OSError as error:  # sources are read again after a restart; until then all goes on
+            if not self._positions_failed:
+                log.error("positions cannot be kept", extra={"fields": {"error": str(error)}})
+            self._positions_failed = True
 
 
 def serve(settings: Settings, run_dir: Path, state_dir: Path, stop: Callable[[], bool]) -> None:

@@ -94,6 +94,11 @@ class Delivery:
         """Whether the bus did not confirm when it was last asked."""
         return self._away
 
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to do although nothing new has come."""
+        return self._away or len(self.spool) > 0
+
     def send(self, records: Sequence[Record]) -> None:
         """Bring `records` onto the bus, or onto the disk; when this returns, one of the two has them.
 

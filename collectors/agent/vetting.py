@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -35,20 +36,26 @@ class Vetting:
             return None
         names: list[str] = []
         rows: list[tuple[float | None, ...]] = []
+        changed = False
         for name, row in zip(record.names, record.values, strict=True):
             metric = CATALOGUE.get(name)
             if metric is None:
                 self._drop(devices, "unknown_name")
+                changed = True
                 continue
             low = -math.inf if metric.low is None else metric.low
             high = math.inf if metric.high is None else metric.high
-            checked = row if _all_pass(row, low, high) else tuple(self._checked(value, low, high) for value in row)
-            if any(value is not None for value in checked):
-                names.append(name)
-                rows.append(checked)
+            checked = row
+            if not _all_pass(row, low, high):
+                changed = True
+                checked = tuple(self._checked(value, low, high) for value in row)
+                if not any(value is not None for value in checked):
+                    continue
+            names.append(name)
+            rows.append(checked)
         if not names:
             return None
-        return msgspec.structs.replace(record, names=tuple(names), values=tuple(rows))
+        return msgspec.structs.replace(record, names=tuple(names), values=tuple(rows)) if changed else record
 
     def _checked(self, value: float | None, low: float, high: float) -> float | None:
         if value is None or (low <= value <= high and math.isfinite(value)):
@@ -63,6 +70,6 @@ class Vetting:
 
 def _all_pass(row: tuple[float | None, ...], low: float, high: float) -> bool:
     """True if something was measured and all of it is finite and possible, which nearly every row is."""
-    measured = [value for value in row if value is not None]
+    measured: Sequence[float] = [value for value in row if value is not None] if None in row else row  # type: ignore[assignment]
     # A sum is finite only if all its parts are.
     return bool(measured) and math.isfinite(sum(measured)) and low <= min(measured) and max(measured) <= high

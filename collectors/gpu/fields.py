@@ -43,10 +43,12 @@ def _memory(handle: Any) -> Pairs:
         info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
         info = nvml.nvmlDeviceGetMemoryInfo(handle)
-    pairs = [(f"gpu_memory_{name}_bytes", float(getattr(info, name))) for name in ("used", "free", "total")]
-    if hasattr(info, "reserved"):
-        pairs.append(("gpu_memory_reserved_bytes", float(info.reserved)))
-    return pairs
+    pairs = (
+        ("gpu_memory_used_bytes", float(info.used)),
+        ("gpu_memory_free_bytes", float(info.free)),
+        ("gpu_memory_total_bytes", float(info.total)),
+    )
+    return (*pairs, ("gpu_memory_reserved_bytes", float(info.reserved))) if hasattr(info, "reserved") else pairs
 
 
 def _clock_events(handle: Any) -> Pairs:

@@ -13,6 +13,7 @@ from collectors.gpu.fabric import COMPLETED, NOT_SUPPORTED, read_fabric
 from collectors.gpu.fields import INSTANCE_READINGS, READINGS, Reading
 from collectors.gpu.profiling import Profiling, Take
 
+_OFTEN = tuple(reading for reading in READINGS if not reading.slow)
 _SILENT_TICKS = 3  # a GPU that answers nothing at all so often is lost, whatever it calls it
 
 
@@ -76,8 +77,8 @@ class Reader:
             if "gpm" not in gpu.missing:
                 self._profile(gpu, partial(nvml.nvmlGpmSampleGet, gpu.handle), now_s, values)
             self._fabric(gpu, values)
-        for reading in READINGS:
-            if (slow or not reading.slow) and reading.name not in values:  # profiling may have given it already
+        for reading in READINGS if slow else _OFTEN:
+            if reading.name not in values:  # profiling may have given it already
                 self._read(gpu, reading, values)
         if not values:
             return {}

@@ -10,7 +10,17 @@ from typing import Annotated
 import msgspec
 import psutil
 
-from collectors.host.proc_files import NfsMount, nfs_mounts, numbered_lines, pressure_seconds, rank_usage
+from collectors.host.proc_files import (
+    DiskBooks,
+    NfsMount,
+    core_times,
+    disk_books,
+    nfs_mounts,
+    numbered_lines,
+    pressure_seconds,
+    rank_usage,
+    read_whole,
+)
 from collectors.ranks import Ranks
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
@@ -24,6 +34,7 @@ _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat", "overla
 Values = dict[str, float]
 
 _PAGE_BYTES = float(os.sysconf("SC_PAGE_SIZE"))
+_MEMINFO = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")  # in KiB, which the kernel calls kB
 _VMSTAT = {
     "oom_kill": ("host_oom_kills_count", 1.0),
     "pswpin": ("host_swap_in_bytes", _PAGE_BYTES),
@@ -57,8 +68,8 @@ class HostCollector:
         self._proc = config.proc
         self._tick = 0
         self._last_s: float | None = None
-        self._cores: list[tuple[float, ...]] = []
-        self._disks: dict[str, tuple[float, float, float]] = {}
+        self._cores: list[tuple[int, ...]] = []
+        self._disks: dict[str, DiskBooks] = {}
         self._nfs: dict[str, NfsMount] = {}
         self._ranks: dict[int, Values] = {}
 
@@ -77,7 +88,8 @@ class HostCollector:
         self._last_s = monotonic_s
         slow = self._tick % self._config.slow_every == 0
         self._tick += 1
-        yield from self._record({"host": self._cpu() | self._kernel() | self._memory()}, now_s)
+        stat = read_whole(f"{self._proc}/stat")
+        yield from self._record({"host": self._cpu(stat) | self._kernel(stat) | self._memory()}, now_s)
         yield from self._record(self._disk_rows(elapsed_s), now_s)
         if slow:
             yield from self._record(self._mount_rows() | self._nfs_rows(), now_s)
@@ -98,39 +110,39 @@ class HostCollector:
     def close(self) -> None:
         """There is nothing to let go of."""
 
-    def _cpu(self) -> Values:
+    def _cpu(self, stat: bytes) -> Values:
         """Shares of core time since the last tick."""
-        before, self._cores = self._cores, [tuple(core) for core in psutil.cpu_times(percpu=True)]
+        before, self._cores = self._cores, core_times(stat)
+        if not self._cores:
+            return {}
         values: Values = {"host_cores_count": float(len(self._cores))}
         if len(before) != len(self._cores):
             return values
         spent = [
-            [max(0.0, new - old) for new, old in zip(now, last, strict=True)]
+            [max(0, new - old) for new, old in zip(now, last, strict=True)]
             for now, last in zip(self._cores, before, strict=True)
         ]
-        # psutil: user, nice, system, idle, iowait, irq, softirq, steal; guest time is in user already.
-        totals = [sum(core[:8]) for core in spent]
-        busy = [1.0 - (core[3] + core[4]) / total for core, total in zip(spent, totals, strict=True) if total > 0.0]
-        total_s = sum(totals)
-        if not busy or total_s <= 0.0:
+        totals = [sum(core) for core in spent]
+        busy = [1.0 - (core[3] + core[4]) / total for core, total in zip(spent, totals, strict=True) if total > 0]
+        all_ticks = sum(totals)
+        if not busy or all_ticks <= 0:
             return values
         for name, fields in (("system", (2, 5, 6)), ("iowait", (4,)), ("steal", (7,))):
-            values[f"host_cpu_{name}_ratio"] = sum(core[field] for core in spent for field in fields) / total_s
-        idle_s = sum(core[3] + core[4] for core in spent)
-        values["host_cpu_utilization_ratio"] = 1.0 - idle_s / total_s
+            values[f"host_cpu_{name}_ratio"] = sum(core[field] for core in spent for field in fields) / all_ticks
+        idle = sum(core[3] + core[4] for core in spent)
+        values["host_cpu_utilization_ratio"] = 1.0 - idle / all_ticks
         values["host_cpu_busiest_core_ratio"] = max(busy)
         values["host_cpu_saturated_cores_ratio"] = sum(share >= _SATURATED for share in busy) / len(busy)
         return values
 
-    def _kernel(self) -> Values:
+    def _kernel(self, stat: bytes) -> Values:
         """Queues, switches, pressure."""
-        stat = numbered_lines(f"{self._proc}/stat", ("procs_running", "procs_blocked", "ctxt"))
         names = {
             "procs_running": "host_run_queue_count",
             "procs_blocked": "host_blocked_processes_count",
             "ctxt": "host_context_switches_count",
         }
-        values = {names[key]: value for key, value in stat.items()}
+        values = {names[key]: value for key, value in numbered_lines(stat, tuple(names)).items()}
         values["host_load1_count"] = psutil.getloadavg()[0]
         for resource in ("cpu", "memory", "io"):
             some_s, full_s = pressure_seconds(f"{self._proc}/pressure/{resource}")
@@ -141,34 +153,35 @@ class HostCollector:
         return values
 
     def _memory(self) -> Values:
-        memory = psutil.virtual_memory()
-        values = {
-            "host_memory_total_bytes": float(memory.total),
-            "host_memory_available_bytes": float(memory.available),
-            "host_memory_used_ratio": max(0.0, 1.0 - memory.available / memory.total),
-        }
-        swap = numbered_lines(f"{self._proc}/meminfo", ("SwapTotal", "SwapFree"))
-        if len(swap) == 2:
-            values["host_swap_used_bytes"] = (swap["SwapTotal"] - swap["SwapFree"]) * 1024.0
-        books = numbered_lines(f"{self._proc}/vmstat", tuple(_VMSTAT))
+        values: Values = {}
+        memory = numbered_lines(read_whole(f"{self._proc}/meminfo"), _MEMINFO)
+        total, available = memory.get("MemTotal"), memory.get("MemAvailable")
+        if total and available is not None:
+            values = {
+                "host_memory_total_bytes": total * 1024.0,
+                "host_memory_available_bytes": available * 1024.0,
+                "host_memory_used_ratio": max(0.0, 1.0 - available / total),
+            }
+        if "SwapTotal" in memory and "SwapFree" in memory:
+            values["host_swap_used_bytes"] = (memory["SwapTotal"] - memory["SwapFree"]) * 1024.0
+        books = numbered_lines(read_whole(f"{self._proc}/vmstat"), tuple(_VMSTAT))
         return values | {_VMSTAT[name][0]: value * _VMSTAT[name][1] for name, value in books.items()}
 
     def _disk_rows(self, elapsed_s: float | None) -> dict[str, Values]:
         """Whole disks only; latency is the mean over the operations since the last tick."""
         rows: dict[str, Values] = {}
         whole = set(os.listdir("/sys/block")) if os.access("/sys/block", os.R_OK) else set()
-        for name, disk in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
+        for name, disk in disk_books(read_whole(f"{self._proc}/diskstats")).items():
             if name.startswith(("loop", "ram", "zram")) or name not in whole:
                 continue
-            values = {"host_disk_read_bytes": float(disk.read_bytes), "host_disk_write_bytes": float(disk.write_bytes)}
-            operations = float(disk.read_count + disk.write_count)
-            waited_s, busy_s = (disk.read_time + disk.write_time) / 1000.0, disk.busy_time / 1000.0
+            values = {"host_disk_read_bytes": disk.read_bytes, "host_disk_write_bytes": disk.write_bytes}
             before = self._disks.get(name)
-            self._disks[name] = (operations, waited_s, busy_s)
+            self._disks[name] = disk
             if before is not None and elapsed_s is not None:
-                if operations > before[0] and waited_s >= before[1]:
-                    values["host_disk_latency_seconds"] = (waited_s - before[1]) / (operations - before[0])
-                values["host_disk_busy_ratio"] = min(1.0, max(0.0, (busy_s - before[2]) / elapsed_s))
+                operations, waited_s = disk.operations - before.operations, disk.waited_s - before.waited_s
+                if operations > 0 and waited_s >= 0.0:
+                    values["host_disk_latency_seconds"] = waited_s / operations
+                values["host_disk_busy_ratio"] = min(1.0, max(0.0, (disk.busy_s - before.busy_s) / elapsed_s))
             rows[f"disk:{name}"] = values
         return rows
 

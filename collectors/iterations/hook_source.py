@@ -157,7 +157,7 @@ class HookSource:
         """Steps not read before; asking moves on. What the device says of a step is waited for."""
         if self.header is None or self.header.recorded <= self.steps_read:
             return []
-        steps = hook.read_steps(self._descriptor, self.steps_read) or []
+        steps = hook.read_steps(self._descriptor, self.steps_read, self.header) or []
         whole = list(takewhile(self._whole, steps))
         self.steps_read = whole[-1].serial if whole else self.steps_read
         return whole

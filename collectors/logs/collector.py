@@ -77,6 +77,7 @@ class LogsCollector:
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
         self._logs = str(self._run_dir / rundir.LOGS)
+        self._names: list[str] = []  # in the folder of logs, at the last look
         self._tails: dict[str, Tail] = {}
         self._kernel: KernelLog | None = KernelLog(config.kmsg_path, boot_id()) if config.kmsg else None
         self._kernel_opened = False
@@ -152,10 +153,12 @@ class LogsCollector:
             names = os.listdir(self._logs)
         except (FileNotFoundError, NotADirectoryError):
             names = []
-        for name in sorted({unrotated(name) for name in names}):
-            source = f"{rundir.LOGS}/{name}"
-            if name.endswith(".log") and source not in self._tails and len(self._tails) < self._config.max_files:
-                self._tail(source, self._path_of(source))
+        if names != self._names:
+            self._names = names
+            for name in sorted({unrotated(name) for name in names}):
+                source = f"{rundir.LOGS}/{name}"
+                if name.endswith(".log") and source not in self._tails and len(self._tails) < self._config.max_files:
+                    self._tail(source, self._path_of(source))
         if not self._config.paths or now_s < self._glob_due_s:
             return
         first = self._glob_due_s == float("-inf") and not self._restored

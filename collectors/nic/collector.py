@@ -10,8 +10,18 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from collectors.nic.counters import EFA, EFA_DEVICE, ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS, WORD_BYTES
+from collectors.nic.counters import (
+    EFA,
+    EFA_DEVICE,
+    ETHERNET,
+    ETHERNET_LINK,
+    RDMA,
+    RDMA_HARDWARE,
+    RDMA_WORDS,
+    WORD_BYTES,
+)
 from collectors.nic.ethtool import PauseCounters
+from collectors.nic.port_files import OpenFiles, PortFiles
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
@@ -64,6 +74,9 @@ class NicCollector:
         self._rdma = Path(config.sysfs) / "class" / "infiniband"
         self._ports: dict[str, _Port] = {}
         self._pauses = PauseCounters()
+        self._opened = OpenFiles()
+        self._open: dict[str, PortFiles] = {}  # by folder
+        self._looked_at: set[str] = set()  # folders, in this turn
         self._tick = 0
         self._listed: list[str] = []
         self._watched: list[str] = []
@@ -80,7 +93,7 @@ class NicCollector:
     def collect(self, now_s: float) -> Iterable[Record]:
         rows: dict[str, dict[str, float]] = {}
         for name in self._interfaces():
-            values = self._ethernet(self._net / name)
+            values = self._ethernet(name)
             state, down = values.get("nic_link_state"), values.get("nic_carrier_down_count")
             number = values.get("nic_carrier_changes_count", down)
             yield from self._link(name, None if state is None else bool(state), number, now_s)
@@ -88,8 +101,8 @@ class NicCollector:
                 rows[name] = values
         for place, (device, port) in enumerate(self._rdma_ports()):
             name = f"{device}:{port}"
-            values = self._port(self._rdma / device / "ports" / port)
-            values |= self._counters(device, port, place)
+            files = self._files(f"{self._rdma}/{device}/ports/{port}")
+            values = _port(files) | self._counters(files, device, place)
             state = values.get("nic_rdma_link_state")
             number = values.get("nic_rdma_link_downed_count")
             yield from self._link(name, None if state is None else state == _ACTIVE, number, now_s)
@@ -98,6 +111,7 @@ class NicCollector:
         # A port that has vanished, as with a driver that was unloaded or a card that fell off the bus.
         for name in [name for name, port in self._ports.items() if name not in rows and port.up]:
             yield from self._link(name, False, None, now_s)
+        self._close_others()
         self._tick += 1
         yield from self._metrics(rows, now_s)
 
@@ -111,7 +125,7 @@ class NicCollector:
         self._ports = {str(name): _Port(bool(up)) for name, up in dict(position.get("ports", {})).items()}
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        self._close_others()
 
     def _interfaces(self) -> Iterator[str]:
         """Names of the Ethernet interfaces to watch; what each is, is asked anew where names change, and at times."""
@@ -127,7 +141,7 @@ class NicCollector:
                 if any(fnmatchcase(name, pattern) for pattern in self._config.exclude):
                     continue
                 folder = self._net / name
-                if _text(f"{folder}/type") == _LOOPBACK or (folder / "device" / "physfn").exists():
+                if self._files(str(folder)).text("type") == _LOOPBACK or (folder / "device" / "physfn").exists():
                     continue
             if (self._net / name / "statistics").is_dir():
                 yield name
@@ -140,49 +154,50 @@ class NicCollector:
                 for port in _names(self._rdma / device / "ports"):
                     yield device, port
 
-    def _ethernet(self, folder: Path) -> dict[str, float]:
-        values = _numbers(f"{folder}/statistics", ETHERNET)
-        values |= _numbers(
-            str(folder),
-            {"carrier_changes": "nic_carrier_changes_count", "carrier_down_count": "nic_carrier_down_count"},
-        )
-        state = _text(f"{folder}/operstate")
+    def _files(self, folder: str) -> PortFiles:
+        """The files of the port whose folder this is now."""
+        files = self._open.get(folder)
+        if files is not None and not files.same():
+            files.close()
+            files = None
+        if files is None:
+            files = self._open[folder] = PortFiles(folder, self._opened)
+        self._looked_at.add(folder)
+        return files
+
+    def _close_others(self) -> None:
+        """Let go of the files of ports that were not looked at in this turn."""
+        for folder in self._open.keys() - self._looked_at:
+            self._open.pop(folder).close()
+        self._looked_at.clear()
+
+    def _ethernet(self, name: str) -> dict[str, float]:
+        files = self._files(f"{self._net}/{name}")
+        values = files.numbers("statistics", ETHERNET) | files.numbers(".", ETHERNET_LINK)
+        state = files.text("operstate")
         if state == "unknown":  # a driver that does not tell: the carrier does
-            state = "up" if _text(f"{folder}/carrier") == "1" else "down"
+            state = "up" if files.text("carrier") == "1" else "down"
         if state is not None:
             values["nic_link_state"] = float(state == "up")
-        speed = _number(f"{folder}/speed")
+        speed = files.number("speed")
         if speed is not None and speed > 0:
             values["nic_speed_bytes_per_second"] = speed * _MEGABIT_BYTES
         every = self._config.ethtool_every
         if every and self._tick % every == 0 and self._config.sysfs == "/sys":
-            values |= self._pauses.read(folder.name)
+            values |= self._pauses.read(name)
         return values
 
-    def _counters(self, device: str, port: str, place: int) -> dict[str, float]:
-        folder = self._rdma / device / "ports" / port
+    def _counters(self, files: PortFiles, device: str, place: int) -> dict[str, float]:
         if _is_efa(self._rdma / device):
             every = self._config.ethtool_every
             if not every or self._tick % every != place % every:
                 return {}
-            found = _numbers(f"{folder}/hw_counters", EFA | EFA_DEVICE)
-            return found | _numbers(f"{self._rdma / device}/hw_counters", EFA_DEVICE)
-        values = _numbers(f"{folder}/counters", RDMA)
-        words = _numbers(f"{folder}/counters", RDMA_WORDS)
+            found = files.numbers("hw_counters", EFA | EFA_DEVICE)
+            return found | self._files(f"{self._rdma}/{device}").numbers("hw_counters", EFA_DEVICE)
+        values = files.numbers("counters", RDMA)
+        words = files.numbers("counters", RDMA_WORDS)
         values |= {name: value * WORD_BYTES for name, value in words.items()}
-        return values | _numbers(f"{folder}/hw_counters", RDMA_HARDWARE)
-
-    def _port(self, folder: Path) -> dict[str, float]:
-        values: dict[str, float] = {}
-        for file, name in (("state", "nic_rdma_link_state"), ("phys_state", "nic_rdma_physical_state")):
-            # "4: ACTIVE"
-            number = (_text(f"{folder}/{file}") or "").partition(":")[0]
-            if number.isdigit():
-                values[name] = float(number)
-        rate = (_text(f"{folder}/rate") or "").partition(" ")[0]  # "400 Gb/sec (4X NDR)"
-        if rate.replace(".", "", 1).isdigit():
-            values["nic_rdma_rate_bytes_per_second"] = float(rate) * 1000 * _MEGABIT_BYTES
-        return values
+        return values | files.numbers("hw_counters", RDMA_HARDWARE)
 
     def _link(self, name: str, up: bool | None, number: float | None, now_s: float) -> Iterator[EventRecord]:
         """An event if the link has changed since the last look; `number` is a counter that makes its id stable."""
@@ -221,6 +236,20 @@ class NicCollector:
         )
 
 
+def _port(files: PortFiles) -> dict[str, float]:
+    """State and rate of an RDMA port."""
+    values: dict[str, float] = {}
+    for file, name in (("state", "nic_rdma_link_state"), ("phys_state", "nic_rdma_physical_state")):
+        # "4: ACTIVE"
+        number = (files.text(file) or "").partition(":")[0]
+        if number.isdigit():
+            values[name] = float(number)
+    rate = (files.text("rate") or "").partition(" ")[0]  # "400 Gb/sec (4X NDR)"
+    if rate.replace(".", "", 1).isdigit():
+        values["nic_rdma_rate_bytes_per_second"] = float(rate) * 1000 * _MEGABIT_BYTES
+    return values
+
+
 def _is_efa(device: Path) -> bool:
     """Whether an RDMA device is an Elastic Fabric Adapter: by its driver, for udev calls it ``rdmap113s0``."""
     try:
@@ -234,28 +263,3 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _text(path: str) -> str | None:
-    """The word or line in a sysfs file; None if it is not there or does not answer (a port that is down)."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, 4096).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def _number(path: str) -> float | None:
-    text = _text(path)
-    return float(text) if text is not None and text.lstrip("-").isdigit() else None
-
-
-def _numbers(folder: str, wanted: dict[str, str]) -> dict[str, float]:
-    """Values of those files of `folder` that are there, by metric name."""
-    found = ((name, _number(f"{folder}/{file}")) for file, name in wanted.items())
-    return {name: value for name, value in found if value is not None}

@@ -22,6 +22,12 @@ ETHERNET: Final[dict[str, str]] = {
     "collisions": "nic_collisions_count",
 }
 
+# /sys/class/net/IF/ itself (as above, ABI/testing/sysfs-class-net)
+ETHERNET_LINK: Final[dict[str, str]] = {
+    "carrier_changes": "nic_carrier_changes_count",
+    "carrier_down_count": "nic_carrier_down_count",
+}
+
 # /sys/class/infiniband/DEV/ports/N/counters/ (kernel documentation, ABI/stable/sysfs-class-infiniband)
 RDMA: Final[dict[str, str]] = {
     "port_xmit_packets": "nic_rdma_transmit_packets_count",

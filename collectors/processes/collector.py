@@ -23,6 +23,7 @@ from trainwarden.topics import EVENTS, MAX_RECORD_BYTES
 
 _READ_BYTES = 1_000_000
 _BLIND_INTERVAL_S = 0.1  # where the kernel cannot tell of changes
+_WATCH_EVERY = 10  # turns
 _UNSEEN_EVERY_S = 1.0  # between two looks at hook files whose processes cannot be seen
 
 
@@ -69,6 +70,7 @@ class ProcessesCollector:
         self._events = str(self._run_dir / rundir.EVENTS)
         self._launcher = str(self._run_dir / rundir.LAUNCHER_STATE)
         self._notify = inotify.Inotify()
+        self._turn = 0
         self._offset = 0
         self._inode = 0
         self._watched: dict[str, _Watched] = {}  # by hook file name
@@ -92,10 +94,12 @@ class ProcessesCollector:
 
     def collect(self, now_s: float) -> Iterable[Record]:
         # Watched before looked at, so that no change falls in between.
-        self._notify.drain()
-        self._notify.watch(str(self._run_dir), inotify.CREATE | inotify.MOVED_TO)
-        self._notify.watch(self._hook, inotify.CREATE | inotify.MOVED_TO | inotify.DELETE)
-        self._notify.watch(self._events, inotify.MODIFY)
+        # Of whatever comes or goes within the run folder we are told; of another run folder in its place we are not.
+        if self._notify.drain() or self._turn % _WATCH_EVERY == 0:
+            self._notify.watch(str(self._run_dir), inotify.CREATE | inotify.MOVED_TO)
+            self._notify.watch(self._hook, inotify.CREATE | inotify.MOVED_TO | inotify.DELETE)
+            self._notify.watch(self._events, inotify.MODIFY)
+        self._turn += 1
         yield from self._forward()
         self._look()
         self._look_again()

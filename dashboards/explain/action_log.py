@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from dashboards.explain.sentences import line, moment, place
+from trainwarden.commands.trust import Trust
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.json_objects import action_object, incident_object
+from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 
 MOST: Final = 3  # suspects, votes and metrics
+MOST_REFUSED: Final = 100  # who floods the topic does not flood the log
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def at_s(self) -> float:
         """When it was first spoken of."""
         return self.records[0].at_s
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What somebody has said; `refused` is why it does not count, None if it does."""
+
+    command: CommandRecord
+    refused: str | None = None
+
+    @property
+    def at_s(self) -> float:
+        """When it was said."""
+        return self.command.at_s
 
 
 class ActionLog:
@@ -53,6 +69,11 @@ class ActionLog:
         self._records: dict[str, list[ActionRecord]] = {}
         self._incidents: dict[str, IncidentRecord] = {}
         self._commands: dict[str, CommandRecord] = {}
+        self._refused: deque[Word] = deque(maxlen=MOST_REFUSED)
+
+    def refuse(self, command: CommandRecord, why: str) -> None:
+        """Take in a word that does not count."""
+        self._refused.append(Word(command, why))
 
     def take(self, record: Record) -> None:
         """Take one record in; what says nothing new is passed over."""
@@ -75,17 +96,17 @@ class ActionLog:
         made = [
             Entry(
                 records=tuple(records),
-                incident=self._incidents.get(records[-1].incident),
+                incident=self._incidents.get(records[-1].cause),
                 word=self._word(records),
             )
             for records in self._records.values()
         ]
         return sorted(made, key=lambda entry: entry.at_s)
 
-    def words(self) -> list[CommandRecord]:
-        """What people (and brakes) have said of more than one action, in order."""
-        said = (one for one in self._commands.values() if one.kind not in ("approve", "deny"))
-        return sorted(said, key=lambda command: command.at_s)
+    def words(self) -> list[Word]:
+        """What people (and brakes) have said of more than one action, and the newest that does not count, in order."""
+        said = [Word(one) for one in self._commands.values() if one.kind not in ("approve", "deny")]
+        return sorted([*said, *self._refused], key=lambda word: word.at_s)
 
     def forget(self, before_s: float) -> None:
         """Let go of what was last spoken of before `before_s`."""
@@ -95,6 +116,7 @@ class ActionLog:
         for name, command in list(self._commands.items()):
             if command.at_s < before_s and command.kind not in ("approve", "deny"):
                 del self._commands[name]
+        self._refused = deque((word for word in self._refused if word.at_s >= before_s), MOST_REFUSED)
 
     def _word(self, records: list[ActionRecord]) -> CommandRecord | None:
         """The newest approval or denial of a plan that was shown."""
@@ -115,28 +137,32 @@ def entry_lines(entry: Entry) -> Iterator[str]:
         yield line(f"severity: {action.severity}" + (f", after {action.after}" if action.after else ""), 4)
     if isinstance(advice := action.plan.get("advice"), str):
         yield line(f"advice: {advice}", 4)
-    for number, said in enumerate(_evidence(entry.incident)):
+    for number, said in enumerate(_evidence(entry.incident) if action.command is None else ()):
         yield line(said if number else f"evidence: {said}", 8 if number else 4)
     yield line(f"by: {_by(entry)}", 4)
     told = [f"{one.outcome} {moment(one.finished_at_s or one.at_s)}" for one in entry.records]
     yield line(f"when: {', '.join(told)}", 4)
 
 
-def word_line(command: CommandRecord) -> str:
+def word_line(word: Word) -> str:
     """What somebody has said, in one line."""
+    command = word.command
     of = "all jobs" if command.job == EVERY_JOB else f"job {command.job}"
     named = [f"node {command.node}"] if command.node else []
     named += [f"incidents {command.incident_kind}"] if command.incident_kind else []
+    named += [f"action {command.action}"] if command.action and word.refused else []
     until = "" if command.until_s is None else f" until {moment(command.until_s)}"
     why = f": {command.why}" if command.why else ""
-    by = command.by or "somebody without a name"
-    return line(f"{moment(command.at_s)} {by} said {command.kind} of {', '.join([of, *named])}{until}{why}")
+    said = f"{moment(command.at_s)} {_speaker(command)} said {command.kind} of {', '.join([of, *named])}{until}{why}"
+    return line(said if word.refused is None else f"{said} (refused: {word.refused})")
 
 
 def entry_object(entry: Entry) -> dict[str, Any]:
     """An action as programs read it: contracts' action, with its history, evidence and who approved it."""
     word = entry.word
-    said = None if word is None else {"kind": word.kind, "by": word.by, "at_s": word.at_s}
+    said = (
+        None if word is None else {"kind": word.kind, "by": word.by, "at_s": word.at_s, "signed_by": _signed_by(word)}
+    )
     return {
         **action_object(entry.action),
         "job": entry.action.job,
@@ -147,8 +173,9 @@ def entry_object(entry: Entry) -> dict[str, Any]:
     }
 
 
-def word_object(command: CommandRecord) -> dict[str, Any]:
+def word_object(word: Word) -> dict[str, Any]:
     """What somebody has said, as programs read it."""
+    command = word.command
     return {
         "at_s": command.at_s,
         "by": command.by,
@@ -158,7 +185,20 @@ def word_object(command: CommandRecord) -> dict[str, Any]:
         "incident_kind": command.incident_kind,
         "until_s": command.until_s,
         "why": command.why or None,
+        "action": command.action,
+        "signed_by": _signed_by(command),
+        "refused": word.refused,
     }
+
+
+def _signed_by(command: CommandRecord) -> str | None:
+    return None if command.signature is None else command.signature.by
+
+
+def _speaker(command: CommandRecord) -> str:
+    """Who has said it; where another's key vouches for that, whose."""
+    by, signer = command.by or "somebody without a name", _signed_by(command)
+    return by if signer in (None, by) else f"{by} (signed by {signer})"
 
 
 def _step(record: ActionRecord) -> dict[str, Any]:
@@ -184,8 +224,10 @@ def _evidence(incident: IncidentRecord | None) -> Iterator[str]:
 
 def _by(entry: Entry) -> str:
     action, word = entry.action, entry.word
+    if action.command is not None:
+        return f"the engine, as {action.by} had said"
     if word is not None and word.kind == "deny":
-        return f"denied by {word.by} at {moment(word.at_s)}"
+        return f"denied by {_speaker(word)} at {moment(word.at_s)}"
     if action.by is not None:
         at = f" at {moment(word.at_s)}" if word is not None else ""
         return f"the engine, approved by {action.by}{at} (plan {action.plan_digest})"
@@ -201,11 +243,17 @@ def _news(known: ActionRecord, record: ActionRecord) -> bool:
     return told != (record.outcome, record.plan_digest, record.plan.get("held"))
 
 
-def taken(records: Iterable[Record], job: str | None = None, since_s: float | None = None) -> ActionLog:
-    """The log of `records`; of `job` alone, and of what was last spoken of at `since_s` or later."""
+def taken(messages: Iterable[Message], trust: Trust, job: str | None = None, since_s: float | None = None) -> ActionLog:
+    """The log of what `messages` carry; of `job` alone, and of what was last spoken of at `since_s` or later."""
     log = ActionLog()
-    for record in records:
-        if job is None or getattr(record, "job", None) in (job, EVERY_JOB):
+    for message in messages:
+        record = message.record
+        if job is not None and getattr(record, "job", None) not in (job, EVERY_JOB):
+            continue
+        refusal = trust.refusal(message)
+        if refusal is not None and isinstance(record, CommandRecord):
+            log.refuse(record, refusal.why)
+        else:
             log.take(record)
     if since_s is not None:
         log.forget(since_s)

@@ -92,7 +92,7 @@ class Notices:
     def _incident_of(self, record: IncidentRecord | ActionRecord) -> IncidentRecord | None:
         if isinstance(record, IncidentRecord):
             return record
-        return self._overview.jobs[record.job].incidents.get(record.incident)
+        return self._overview.jobs[record.job].incidents.get(record.cause)
 
     def _news(self, event: str, record: IncidentRecord | ActionRecord) -> News:
         job = self._overview.jobs[record.job]

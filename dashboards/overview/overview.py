@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from actions.nodes.states import NodeStates
 from dashboards.overview.job import JobOverview
 from trainwarden.clock import Clock
 from trainwarden.commands.silences import Silences
+from trainwarden.commands.trust import Trust, in_order
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import CommandRecord, Record
@@ -32,7 +34,7 @@ READ_UP: Final = 1_000  # records that are still to come, as many as one poll gi
 class Overview:
     """A handler of the service loop that remembers and says nothing.
 
-    Take `lock` while reading more than one thing.
+    Take `lock` while reading more than one thing. Words that do not count by `trust` (None: all do) are passed over.
 
     Attributes
     ----------
@@ -40,13 +42,15 @@ class Overview:
     silences : Silences
     said : dict of str to CommandRecord
         Approvals and denials by id, the first of each.
+    nodes : NodeStates
+        In which state each node is, by the bus alone.
     news : int
         Grows with each verdict, incident, action, event or command.
     """
 
     topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, *HISTORY)
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, trust: Trust | None = None) -> None:
         self.group = f"overview-{uuid.uuid4().hex}"  # everybody who looks sees everything
         self.lock = threading.RLock()
         self.jobs: dict[str, JobOverview] = {}
@@ -55,18 +59,20 @@ class Overview:
         self.round_s: float | None = None
         self._forget_s = 0.0
         self._clock = clock
+        self._trust = trust or Trust()
         self._consumer: Consumer | None = None
         self._read: dict[tuple[str, int], int] = {}
         self._stops: dict[str, str | None] = {}
         self.silences = Silences()
         self.said: dict[str, CommandRecord] = {}
+        self.nodes = NodeStates()
         self._listeners: list[Callable[[Record], None]] = []
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         """See `trainwarden.service_loop.Handler`: what is short is read whole, the rest from half an hour ago."""
         self._consumer = consumer
         for topic in HISTORY:
-            self._take(bus.read(topic))
+            self._take(in_order(bus.read(topic)) if topic is COMMANDS else bus.read(topic))
         consumer.seek_to_time(self._clock.now_s() - SINCE_S)
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
@@ -89,6 +95,11 @@ class Overview:
         """Who has stopped all acting (on `job`); None if nobody has."""
         return self._stops.get(job) or self._stops.get(EVERY_JOB)
 
+    def last_job_on(self, node: str) -> str | None:
+        """The job whose agent was heard of last on `node`; else one that the node was in trouble with."""
+        heard = {name: job.node_seen_s[node] for name, job in self.jobs.items() if node in job.node_seen_s}
+        return max(heard, key=heard.__getitem__) if heard else self.nodes.last_job_on(node)
+
     def listen(self, listener: Callable[[Record], None]) -> Callable[[], None]:
         """Have `listener` called with each new verdict, incident, action or event; the answer ends that."""
         with self.lock:
@@ -110,9 +121,11 @@ class Overview:
 
     def _take_one(self, message: Message) -> None:
         record = message.record
+        self.nodes.take(record, message.time_s)
         if isinstance(record, CommandRecord):
-            self._take_command(record, message.offset)
-            self._tell(record)
+            if self._trust.refusal(message) is None:
+                self._take_command(record, message.offset)
+                self._tell(record)
             return
         name = getattr(record, "job", None)
         if name is None:
@@ -150,6 +163,7 @@ class Overview:
             return
         self._forget_s = now_s + FORGET_EVERY_S
         self.silences.forget(now_s)
+        self.nodes.forget(now_s - FORGET_S)
         by_silence = sorted(self.jobs.values(), key=_heard_s)
         for place, job in enumerate(by_silence):
             silent = _heard_s(job) < now_s - FORGET_S and not job.open_incidents()

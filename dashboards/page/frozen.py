@@ -52,7 +52,7 @@ def write_report(
     anchors = {one["incident"].id for one in told}
     text = render(
         "report.html", **context, **_inlined(), title=title, summary=summary, told=told, anchors=anchors,
-        frozen=True, live="", person=None, may_act=False, stopped_by=None,
+        frozen=True, live="", person=None, may_act=False, may_approve=False, stopped_by=None,
     )  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

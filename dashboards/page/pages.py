@@ -137,6 +137,7 @@ class Pages:
         person = request.state.person
         around_it = {
             "frozen": False, "live": live, "person": person, "may_act": person.may("act"),
+            "may_approve": person.may("approve"),
             "stopped_by": self._overview.stopped_by(live or EVERY_JOB),
         }  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Who may ask: tokens with a role each, kept as digests.
 
-A tokens file has one line for each token, ``NAME ROLE TOKEN``; the role is ``observe`` or ``act`` (which may observe
-too), and the token itself or ``sha256:`` and its digest in hexadecimal digits. Lines that begin with ``#`` say nothing.
+A tokens file has one line for each token, ``NAME ROLE TOKEN``; the role is ``observe``, ``approve`` (which may observe,
+approve and deny) or ``act`` (which may do all), and the token itself or ``sha256:`` and its digest in hexadecimal
+digits. Lines that begin with ``#`` say nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from trainwarden.errors import ConfigError
 
-Role = Literal["observe", "act"]
+Role = Literal["observe", "approve", "act"]
+_ROLES: Final[tuple[Role, ...]] = get_args(Role)  # each may what those before it may
 LEAST_CHARS: Final = 16  # a token that can be guessed is none
 MAX_BYTES: Final = 1_048_576
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
@@ -31,7 +33,7 @@ class Person:
 
     def may(self, role: Role) -> bool:
         """Whether what needs `role` is allowed."""
-        return self.role in ("act", role)
+        return _ROLES.index(self.role) >= _ROLES.index(role)
 
 
 class Tokens:
@@ -48,6 +50,23 @@ class Tokens:
 
     def __init__(self, people: Mapping[str, Person]) -> None:
         self._people = dict(people)
+
+    @classmethod
+    def of_files(cls, paths: Iterable[Path]) -> Tokens:
+        """What all of `paths` say.
+
+        Raises
+        ------
+        ConfigError
+            If one cannot be read, others may read it though it holds tokens in clear, a line is wrong, or a token
+            stands in two of them: nobody could say what it is for.
+        """
+        people: dict[str, Person] = {}
+        for path in paths:
+            for digest, person in cls.of_file(path)._people.items():
+                if people.setdefault(digest, person) is not person:
+                    raise ConfigError(f"tokens: {path}: the token of {person.name} stands in another file as well")
+        return cls(people)
 
     @classmethod
     def of_file(cls, path: Path) -> Tokens:
@@ -70,6 +89,8 @@ class Tokens:
             digest, person, clear = _parsed(line, f"tokens: {path}, line {number}")
             if clear and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
                 raise ConfigError(f"tokens: others may read {path}; chmod 600 it, or keep digests (sha256:...) in it")
+            if digest in people:
+                raise ConfigError(f"tokens: {path}, line {number}: the token of {person.name} stands above as well")
             people[digest] = person
         if not people:
             raise ConfigError(f"tokens: {path} holds no token; a line is NAME ROLE TOKEN")
@@ -91,12 +112,12 @@ def _parsed(line: str, where: str) -> tuple[str, Person, bool]:
     if len(words) != 3:
         raise ConfigError(f"{where}: a line is NAME ROLE TOKEN")
     name, role, token = words
-    if role not in get_args(Role):
-        raise ConfigError(f"{where}: the role is observe or act, not '{role[:40]}'")
+    if role not in _ROLES:
+        raise ConfigError(f"{where}: the role is observe, approve or act, not '{role[:40]}'")
     kept = _DIGEST.fullmatch(token)
     if kept is None and len(token) < LEAST_CHARS:
         raise ConfigError(f"{where}: a token has {LEAST_CHARS} characters at least")
     if not token.isascii():
         raise ConfigError(f"{where}: a token is of ASCII characters; headers and cookies carry no others")
-    person = Person(name, "act" if role == "act" else "observe")
+    person = Person(name, role)
     return (kept[1] if kept else digest_of(token)), person, kept is None

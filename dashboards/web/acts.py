@@ -1,4 +1,4 @@
-"""What a person may say to the engine over HTTP: a word on an action, stop, resume, silences."""
+"""What a person may say to the engine over HTTP: words on actions and nodes, stop, resume, reset, silences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.routing import Route
 
 from dashboards.overview.job import waits
 from dashboards.overview.overview import Overview
-from dashboards.web.asked import JobAsked, Nothing, SilenceAsked, WordAsked, body, query
+from dashboards.web.asked import CordonAsked, HealthyAsked, JobAsked, Nothing, SilenceAsked, WordAsked, body, query
 from dashboards.web.problems import Problem, answer
 from trainwarden.clock import Clock
 from trainwarden.commands import words
 from trainwarden.commands.silences import silence_object
 from trainwarden.commands.words import EVERY_JOB, LONGEST_SILENCE_S
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 
@@ -32,7 +32,8 @@ class Acts:
     Parameters
     ----------
     publish : callable
-        Keeps a command on the bus before it returns; raises `BusUnavailable`.
+        Keeps a command on the bus before it returns; raises `BusUnavailable`, or `ConfigError` where words have to be
+        signed and ours would not count.
     """
 
     def __init__(
@@ -50,6 +51,10 @@ class Acts:
             Route("/api/v1/actions/{id:path}/deny", self.deny, methods=["POST"]),
             Route("/api/v1/stop", self.stop, methods=["POST"]),
             Route("/api/v1/resume", self.resume, methods=["POST"]),
+            Route("/api/v1/reset", self.reset, methods=["POST"]),
+            Route("/api/v1/nodes/{id:path}/set-healthy", self.set_healthy, methods=["POST"]),
+            Route("/api/v1/nodes/{id:path}/cordon", self.cordon, methods=["POST"]),
+            Route("/api/v1/nodes/{id:path}/uncordon", self.uncordon, methods=["POST"]),
             Route("/api/v1/silences", self.silence, methods=["POST"]),
             Route("/api/v1/silences", self.silences),
         ]
@@ -75,6 +80,24 @@ class Acts:
         """End a stop."""
         job = (await body(request, JobAsked)).job
         return await self._say(words.on_job("resume", job, _by(request), self._clock.now_s()))
+
+    async def reset(self, request: Request) -> Response:
+        """Let nodes be taken out again, now that somebody has looked."""
+        job = (await body(request, JobAsked)).job
+        return await self._say(words.on_job("reset", job, _by(request), self._clock.now_s()))
+
+    async def set_healthy(self, request: Request) -> Response:
+        """Say that a node is well."""
+        why = (await body(request, HealthyAsked)).why
+        return await self._say(words.set_healthy(_node(request), why, _by(request), self._clock.now_s()))
+
+    async def cordon(self, request: Request) -> Response:
+        """Have a node taken out of use."""
+        return await self._on_node("cordon", request, await body(request, CordonAsked))
+
+    async def uncordon(self, request: Request) -> Response:
+        """Have a node put back."""
+        return await self._on_node("uncordon", request, await body(request, CordonAsked))
 
     async def silence(self, request: Request) -> Response:
         """Until a moment nothing is done about some incidents, and nobody is told of them."""
@@ -132,10 +155,12 @@ class Acts:
         Raises
         ------
         Problem
-            503 if the bus is away.
+            403 if the engine would not hear it from here, 503 if the bus is away.
         """
         try:
             await run_in_threadpool(self._publish, command)
+        except ConfigError as error:
+            raise Problem(403, str(error)) from None
         except BusUnavailable:
             raise Problem(503, "the bus is away; asking again is safe", {"retry-after": "5"}) from None
         self._metrics.count("commands_total", "Words of people that were kept on the bus.", kind=command.kind)
@@ -145,6 +170,14 @@ class Acts:
             if action in job.actions:
                 return job.actions[action]
         raise Problem(404, f"there is no action '{action[:100]}'")
+
+    async def _on_node(self, word: words.NodeWord, request: Request, asked: CordonAsked) -> Response:
+        node, by, at_s = _node(request), _by(request), self._clock.now_s()
+        with self._overview.lock:
+            job = asked.job or self._overview.last_job_on(node)
+        if job is None:
+            raise Problem(422, f"nothing was heard of node {node[:100]}: name a job that its launcher runs")
+        return await self._say(words.on_node(word, node, job, by, at_s=at_s, why=asked.why))
 
     async def _say(self, command: CommandRecord) -> Response:
         await self.publish(command)
@@ -164,6 +197,20 @@ def _refusal(action: ActionRecord) -> Problem:
     return Problem(409, detail, outcome=action.outcome)
 
 
+def _node(request: Request) -> str:
+    """The node that `request` names.
+
+    Raises
+    ------
+    Problem
+        422 if nobody could read the name.
+    """
+    node = str(request.path_params["id"])
+    if not node.strip() or not node.isprintable() or len(node) > 512:
+        raise Problem(422, "that is no name of a node")
+    return node
+
+
 def _by(request: Request) -> str:
     return str(request.state.person.name)
 
@@ -175,6 +222,7 @@ def command_object(command: CommandRecord) -> dict[str, Any]:
         "kind": command.kind,
         "job": None if command.job == EVERY_JOB else command.job,
         "action": command.action,
+        "node": command.node,
         "plan_digest": command.plan_digest,
         "by": command.by,
         "at_s": command.at_s,

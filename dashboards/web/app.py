@@ -22,7 +22,7 @@ from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
 from dashboards.web.hooks import Hooks, HookSecrets
 from dashboards.web.judge import Judge
-from dashboards.web.openapi import document
+from dashboards.web.openapi.document import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
 from trainwarden.clock import Clock

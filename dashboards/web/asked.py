@@ -74,6 +74,18 @@ class SilenceAsked(Asked, frozen=True, kw_only=True):
     node: Name | None = None
 
 
+class HealthyAsked(Asked, frozen=True, kw_only=True):
+    """For the log: what it passed, what was mended."""
+
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+
+
+class CordonAsked(HealthyAsked, frozen=True, kw_only=True):
+    """Through the launcher of which job; without one, of that which was last heard of on the node."""
+
+    job: Name | None = None
+
+
 class DetectAsked(Asked, frozen=True, kw_only=True):
     """A job, and the range that is to be judged; without one, what is known now."""
 

@@ -31,7 +31,8 @@ def wants_page(request: Request) -> bool:
 
 def sign_in(status: int, wrong: str = "") -> Response:
     """The form that takes a token; `wrong` says what was wrong with the last one."""
-    text = render("enter.html", wrong=wrong, frozen=False, live="", person=None, may_act=False, stopped_by=None)
+    around_it = {"frozen": False, "live": "", "person": None, "may_act": False, "stopped_by": None}
+    text = render("enter.html", wrong=wrong, **around_it)
     return HTMLResponse(text, status, headers=_FRESH)
 
 

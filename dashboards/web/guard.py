@@ -20,6 +20,7 @@ OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/e
 OPEN_BELOW: Final = "/static/"
 SIGNED: Final = frozenset({"/hooks/grafana", "/hooks/slack"})  # without a token these ask for a signature themselves
 OBSERVING_POSTS: Final = frozenset({"/api/v1/detect"})  # asks, and changes nothing
+APPROVING_HOOKS: Final = frozenset({"/hooks/alertmanager", "/hooks/grafana"})  # what else an alert asks takes `act`
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -88,7 +89,7 @@ class Guard:
             raise Problem(401, "a token is needed: Authorization: Bearer TOKEN")
         if by_cookie and request.method not in ("GET", "HEAD") and not _same_origin(request):
             raise Problem(403, "this request came from another page")
-        needed: Role = "observe" if request.method in ("GET", "HEAD") or path in OBSERVING_POSTS else "act"
+        needed = needed_for(request.method, path)
         if not person.may(needed):
             raise Problem(403, f"the role '{needed}' is needed; this token's is '{person.role}'")
         state: MutableMapping[str, Any] = request.scope.setdefault("state", {})
@@ -109,6 +110,22 @@ class Guard:
             return self._tokens.who(token.strip()), False
         cookie = request.cookies.get(cookie_name(request))
         return (self._tokens.who(cookie) if cookie else None), True
+
+
+def needed_for(method: str, path: str) -> Role:
+    """The role that a request needs; whatever has no rule here needs the greatest.
+
+    Examples
+    --------
+    >>> needed_for("GET", "/api/v1/jobs"), needed_for("POST", "/api/v1/actions/i1/evict/1/approve")
+    ('observe', 'approve')
+    >>> needed_for("POST", "/api/v1/stop"), needed_for("POST", "/approve"), needed_for("PUT", "/api/v1/detect")
+    ('act', 'act', 'act')
+    """
+    if method in ("GET", "HEAD") or (method == "POST" and path in OBSERVING_POSTS):
+        return "observe"
+    on_action = path.startswith("/api/v1/actions/") and path.endswith(("/approve", "/deny"))
+    return "approve" if method == "POST" and (on_action or path in APPROVING_HOOKS) else "act"
 
 
 def _hostname(netloc: str) -> str:

@@ -81,16 +81,16 @@ class Hooks:
         ]
 
     async def alertmanager(self, request: Request) -> Response:
-        """Alertmanager's webhook, version 4, with a token of role act."""
-        return await self._alerts("alertmanager", await request.body(), request.state.person.name)
+        """Alertmanager's webhook, version 4, with a token."""
+        return await self._alerts("alertmanager", await request.body(), request.state.person)
 
     async def grafana(self, request: Request) -> Response:
-        """Grafana's webhook, signed or with a token of role act."""
+        """Grafana's webhook, signed or with a token."""
         body = await request.body()
         person: Person | None = getattr(request.state, "person", None)
         if person is None:
             check_grafana(request.headers, body, self._secrets.grafana, self._clock.now_s())
-        return await self._alerts("grafana", body, person.name if person is not None else "signed")
+        return await self._alerts("grafana", body, person or Person("signed", "act"))
 
     async def slack(self, request: Request) -> Response:
         """A button that a member of the chat has pressed; the answer takes the place of the buttons."""
@@ -118,12 +118,12 @@ class Hooks:
         self._count("slack", button.action_id)
         return answer({"replace_original": True, "text": _plain(text)})
 
-    async def _alerts(self, hook: str, body: bytes, name: str) -> Response:
+    async def _alerts(self, hook: str, body: bytes, person: Person) -> Response:
         counts: Counter[str] = Counter()
         told: list[str] = []
         for alert in parsed(body, Alerts).alerts:
             try:
-                outcome = await self._alert(alert, f"{name} ({hook})")
+                outcome = await self._alert(alert, person, f"{person.name} ({hook})")
             except Useless as error:
                 outcome = "refused"
                 told.append(str(error))
@@ -137,7 +137,7 @@ class Hooks:
         said: dict[str, Any] = {"outcomes": dict(counts)}
         return answer(said | ({"refused": told[:MAX_TOLD]} if told else {}))
 
-    async def _alert(self, alert: Alert, by: str) -> str:
+    async def _alert(self, alert: Alert, person: Person, by: str) -> str:
         """What became of one alert."""
         asked = asks_for(alert, self._clock.now_s())
         if asked is None:
@@ -147,6 +147,8 @@ class Hooks:
         if done in self._done:
             return "repeated"
         if isinstance(asked, SilenceAsked):
+            if not person.may("act"):
+                raise Problem(403, f"a silence takes the role 'act'; this token's is '{person.role}'")
             await self._acts.on_silence(asked, by)
         else:
             await self._acts.on_action(asked.word, asked.action, asked.plan_digest, by)

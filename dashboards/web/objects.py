@@ -55,19 +55,29 @@ def verdict_object(record: VerdictRecord) -> dict[str, Any]:
 
 
 def node_objects(overview: Overview, now: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """Every node that sends heartbeats, with the incidents that suspect it."""
-    nodes: dict[str, dict[str, Any]] = {}
+    """Every node that sends heartbeats or is not healthy, with the kinds of incidents that suspect it."""
+    now_s = now()
+    told = {one["node"]: one for one in overview.nodes.objects(now_s)}
+    nodes: dict[str, dict[str, Any]] = {
+        name: {"node": name, "jobs": [], "ranks": 0, "seen_s": None, "kinds": []}
+        for name, one in told.items()
+        if one["state"] != "healthy"
+    }
     for job in overview.jobs.values():
         suspected = {suspect.node: kind for kind, suspect in reversed(job.suspects(1_000)) if suspect.node}
         for name, beat in job.nodes.items():
-            node = nodes.setdefault(name, {"node": name, "jobs": [], "ranks": 0, "seen_s": 0.0, "kinds": []})
+            node = nodes.setdefault(name, {"node": name, "jobs": [], "ranks": 0, "seen_s": None, "kinds": []})
             node["jobs"].append(job.job)
             node["ranks"] += len(beat.ranks)
-            node["seen_s"] = max(node["seen_s"], job.node_seen_s[name])
+            node["seen_s"] = max(node["seen_s"] or 0.0, job.node_seen_s[name])
             if name in suspected:
                 node["kinds"].append(suspected[name])
-    now_s = now()
-    for node in nodes.values():
-        lost = now_s - node["seen_s"] > SILENT_S
-        node["state"] = "suspect" if node["kinds"] else "silent" if lost else "healthy"
+    for name, node in nodes.items():
+        one = told.get(name, {})
+        silent = node["seen_s"] is None or now_s - node["seen_s"] > SILENT_S
+        well = "silent" if silent else "healthy"
+        known = one.get("state", "healthy")
+        node["state"] = known if known != "healthy" else "suspect" if node["kinds"] else well
+        node.update({key: one.get(key) for key in ("since_s", "why", "advice")}, history=one.get("history", []))
+        node["jobs"] = node["jobs"] or one.get("jobs", [])
     return sorted(nodes.values(), key=lambda node: node["node"])

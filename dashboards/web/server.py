@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import h11
@@ -28,7 +27,10 @@ from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
+from trainwarden.commands.keys import signer_of
+from trainwarden.commands.trust import Trust, signed
 from trainwarden.errors import ConfigError, WardenError
+from trainwarden.metrics_http.tls import ServerContext, server_context
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -57,7 +59,7 @@ def serve(
     Raises
     ------
     ConfigError
-        If the address, the tokens or the certificate cannot be used.
+        If the address, the tokens, the certificate or the keys of commands cannot be used.
     BusUnavailable
         If the bus cannot be opened.
     """
@@ -65,7 +67,8 @@ def serve(
     listening = listen_at(settings.serve.listen)
     tokens, own = tokens_of(settings.serve.listen, settings.serve.tokens)
     clock, metrics = SystemClock(), SelfMetrics("serve")
-    overview = Overview(clock)
+    trust, signer = Trust.of(settings.commands.trusted), signer_of(settings.commands)
+    overview = Overview(clock, trust)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     pages = Pages(overview, clock, of_bus(bus))
     parts = Parts(
@@ -73,7 +76,7 @@ def serve(
         tokens,
         metrics,
         clock,
-        partial(_publish, bus),
+        lambda command: _publish(bus, signed(command, signer, trust, clock.now_s())),
         hosts=_names(settings),
         detect=_detect(settings, config_file),
         secrets=secrets_of(settings.serve),
@@ -87,7 +90,7 @@ def serve(
     answering.start()
     notices.start()
     host, port = listening.getsockname()[:2]
-    scheme = "https" if config.is_ssl else "http"
+    scheme = "https" if config.ssl is not None else "http"
     shown = "localhost" if own else f"[{host}]" if ":" in host else host
     say(f"{scheme}://{shown}:{port}/" + (f"enter?token={own}" if own else ""))
     try:
@@ -102,6 +105,13 @@ def serve(
 
 
 def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
+    """How to answer for `app`; with TLS where there is a certificate, which clients may have to answer by their own.
+
+    Raises
+    ------
+    ConfigError
+        If a certificate or its key cannot be used, or one is named without the other.
+    """
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -110,14 +120,26 @@ def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=2,
         timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
     )
-    try:
-        config.load()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"serve: the certificate or its key cannot be used ({error})") from error
+    config.load()
+    config.ssl = tls_of(settings)
     return config
+
+
+def tls_of(settings: ServeSettings) -> ServerContext | None:
+    """The TLS that `settings` ask for; None if they ask for none.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be used, or one is named without what it needs.
+    """
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("serve: tls_certificate and tls_key need each other, and tls_client_ca needs both")
+    return server_context(certificate, key, client_ca, "serve.tls_certificate")
 
 
 class Connection(H11Protocol):
@@ -184,16 +206,16 @@ def _publish(bus: Bus, command: CommandRecord) -> None:
     bus.flush(PUBLISH_S)
 
 
-def tokens_of(address: str, path: str | None) -> tuple[Tokens, str | None]:
-    """Who may ask at `address`; where no file names them, a token that is made up, for this machine alone.
+def tokens_of(address: str, paths: str | tuple[str, ...] | None) -> tuple[Tokens, str | None]:
+    """Who may ask at `address`; where no files name them, a token that is made up, for this machine alone.
 
     Raises
     ------
     ConfigError
-        If the file is wrong, or there is none and others could ask.
+        If a file is wrong, or there is none and others could ask.
     """
-    if path is not None:
-        return Tokens.of_file(Path(path)), None
+    if paths:
+        return Tokens.of_files(map(Path, [paths] if isinstance(paths, str) else paths)), None
     host = _host_and_port(address)[0]
     try:
         here = ipaddress.ip_address(host.partition("%")[0]).is_loopback

@@ -9,14 +9,17 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from dashboards.web.asked import Nothing
-from dashboards.web.openapi import OPERATIONS, document
+from dashboards.web.openapi.document import document
+from dashboards.web.openapi.operations import OPERATIONS
 from tests.web_doubles import ACT, Web, action, heartbeat, incident, verdict
 from trainwarden.records import Suspect, Vote
 
 load_all_checks()
 HEADERS = {"Host": "localhost"}
-UNSAID = {"/api/v1/silences": [CHECKS.get_one("positive_data_acceptance")]}
-"""A silence needs one of three names and an end that is near: no schema says that, so it may be refused (422)."""
+NODE_WORDS = [f"/api/v1/nodes/{{id}}/{word}" for word in ("set-healthy", "cordon", "uncordon")]
+UNSAID = {path: [CHECKS.get_one("positive_data_acceptance")] for path in ("/api/v1/silences", *NODE_WORDS)}
+"""A silence needs one of three names and an end that is near, a node a name that can be read and a job that it is
+reached through: no schema says that, so it may be refused (422)."""
 
 
 def web() -> Web:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from actions.engine.handler import EngineHandler
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.clock import SystemClock
+from trainwarden.commands.words import on_node
 from trainwarden.launching import Capabilities, LauncherState, NodeState
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, IncidentRecord, Suspect
@@ -84,7 +85,8 @@ class Pair:
 def pair(engine: Engine) -> Iterator[Pair]:
     made = Pair(engine)
     try:
-        wait_until(lambda: all(h._hearing is not None and h._hearing._placed for h in made.handlers), "both hear")
+        hearings = [handler._acting for handler in made.handlers]
+        wait_until(lambda: all(one._hearing is not None and one._hearing._placed for one in hearings), "both hear")
         yield made
     finally:
         for number in range(2):
@@ -122,6 +124,19 @@ def test_who_is_left_takes_over_the_incidents_of_one_that_is_gone_and_repeats_no
     wait_until(lambda: len(pair.started()) == 2 * JOBS, "the late ones are restarted")
     assert set(pair.started().values()) == {1}
     assert len(pair.launcher.asked) == 2 * JOBS
+
+
+def test_each_word_on_a_node_is_carried_out_once_by_whoever_owns_its_place(pair: Pair) -> None:
+    pair.launcher.able = Capabilities(can=frozenset({"cordon"}))
+    for number in range(JOBS):
+        job = f"job{number}"
+        pair.bus.publish(COMMANDS, job, on_node("cordon", f"{job}/0", job, "ann", at_s=time.time()))
+    pair.bus.flush()
+    wait_until(lambda: len(pair.launcher.cordoned) == JOBS, "all are cordoned")
+    pair.end(0)
+    time.sleep(0.5)
+    assert len(pair.launcher.done) == JOBS  # the launcher's one generation makes some of them stale, and asked anew
+    assert set(pair.started().values()) == {1}
 
 
 def test_all_engines_together_take_out_no_more_nodes_than_are_allowed(pair: Pair) -> None:

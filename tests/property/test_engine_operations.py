@@ -6,14 +6,17 @@ from collections import Counter
 from typing import get_args
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine_doubles import Killed, Rig
 from tests.examples import examples
-from trainwarden.launching import Accused, Capabilities, Findings, Verb
+from tests.memory_launcher import ALONE
+from trainwarden.commands.words import NodeWord, on_node
+from trainwarden.launching import NODE_VERBS, Accused, Capabilities, Findings, Verb
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
-from trainwarden.topics import INCIDENTS
+from trainwarden.topics import COMMANDS, INCIDENTS
 
 KINDS = st.sampled_from(["crash", "hang", "gpu_lost", "user_error", "slow_compute", "metric_anomaly"])
 SLOW = {
@@ -34,9 +37,10 @@ class Engine(RuleBasedStateMachine):
         patience = {"launcher_deadline_s": 86_400.0, "operation_deadline_s": dict.fromkeys(get_args(Verb), 86_400.0)}
         self.rig = Rig(actions_per_hour=1000, cool_down_s=0.0, policy=patience)
         self.rig.launcher.slow = True
-        self.rig.launcher.able = Capabilities(can=frozenset({"restart", "rebalance", "stop", "evict", "validate"}))
+        verbs: frozenset[Verb] = frozenset({"restart", "rebalance", "stop", "evict", "validate"})
+        self.rig.launcher.able = Capabilities(can=verbs | ALONE)
         self.incidents: dict[str, IncidentRecord] = {}
-        self.kill_next = False
+        self.kill_next, self.words = False, 0
         self.rig.launcher.before = self._arrive
 
     def _arrive(self) -> None:
@@ -74,6 +78,14 @@ class Engine(RuleBasedStateMachine):
         self.rig.bus.publish(INCIDENTS, "job", incident)
         self.rig.bus.flush()
         self.rig.engine._memory.take(incident)
+
+    @rule(word=st.sampled_from(["cordon", "uncordon"]))
+    def a_person_speaks_of_the_node(self, word: NodeWord) -> None:
+        self.words += 1
+        command = on_node(word, "n0", "job", "ann", at_s=self.rig.clock.now_s())
+        self.rig.bus.publish(COMMANDS, "job", msgspec.structs.replace(command, id=f"command/{self.words}"))
+        self.rig.bus.flush()
+        list(self.rig.engine.handle(self.rig.consumer.poll(0.0)))
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 15.0, 130.0]))
     def tick(self, seconds: float) -> None:
@@ -126,8 +138,12 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def one_thing_at_a_time_is_done_to_ranks(self) -> None:
-        open_ = [o for o in self.rig.launcher._under_way.values() if o.kind != "evict"]
+        open_ = [o for o in self.rig.launcher._under_way.values() if o.kind not in NODE_VERBS]
         assert len(open_) <= 1
+
+    @invariant()
+    def of_words_on_a_node_one_at_a_time_is_carried_out(self) -> None:
+        assert sum(o.kind in ("cordon", "uncordon") for o in self.rig.launcher._under_way.values()) <= 1
 
     def teardown(self) -> None:
         """Once the launcher answers and is done with everything, so is the engine: nothing is forgotten."""
@@ -140,6 +156,9 @@ class Engine(RuleBasedStateMachine):
             self._tick(15.0)
         last = dict(self.rig.story())
         assert "started" not in [o for n, o in last.items() if n not in self.rig.launcher._under_way]
+        # The newest word that was not refused in passing has been obeyed.
+        done = [o.kind for o in self.rig.launcher.operations if o.kind in ALONE and o.id in self.rig.launcher.done]
+        assert self.rig.launcher.cordoned == ({"n0"} if done[-1:] == ["cordon"] else set())
 
 
 TestEngine = Engine.TestCase

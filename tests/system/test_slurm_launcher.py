@@ -19,8 +19,9 @@ import pytest
 from tests.servers.slurm import Slurm, requeuing
 from tests.system.runs import WARDEN
 from trainwarden.bus.address import connect
+from trainwarden.commands.words import NodeWord, on_node
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
-from trainwarden.topics import ACTIONS, INCIDENTS
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -341,3 +342,43 @@ def test_a_job_that_may_not_be_requeued_is_left_alone_with_the_reason(world: Wor
     assert "was submitted with --no-requeue" in ended.why
     assert world.asked() == []
     assert world.field("JobState") == "RUNNING"
+
+
+def test_a_persons_cordon_drains_once_although_the_engine_is_killed_at_it_and_an_uncordon_resumes(world: World) -> None:
+    world.running()
+    (world.folder / "aim").write_text("update NodeName")
+    say(world, "cordon")
+    world.start_engine()
+    world.until(lambda: world.engine is not None and world.engine.poll() is not None)
+    assert len(world.asked(f"update NodeName={world.bad} State=DRAIN")) == 1
+    world.start_engine()
+    (cordon,) = {name for name, _ in world.story()}
+    world.done(cordon)
+    assert "DRAIN" in world.node(world.bad)
+    assert f"Reason=trainwarden:{cordon} its fan is loud" in world.node(world.bad)
+    assert len(world.asked(f"update NodeName={world.bad} State=DRAIN")) == 1
+    assert (world.field("JobState"), len(world.starts())) == ("RUNNING", 2), "what runs there goes on"
+    said = subprocess.run([*WARDEN, "nodes", world.bad, "--config", str(world.folder / "site.toml")],
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert said.stdout.startswith(f"{world.bad} cordoned since 2"), said
+    say(world, "uncordon")
+    world.until(lambda: len({name for name, outcome in world.story() if outcome == "done"}) == 2)
+    assert "DRAIN" not in world.node(world.bad)
+    assert len(world.asked(f"update NodeName={world.bad} State=RESUME")) == 1
+
+
+def test_a_node_that_a_person_has_drained_is_not_resumed_and_slurms_word_is_told(world: World) -> None:
+    world.running()
+    world.slurm.ask("scontrol", "update", f"NodeName={world.bad}", "State=DRAIN", "Reason=bob: its fan")
+    say(world, "uncordon")
+    world.start_engine()
+    world.until(lambda: any(outcome == "failed" for _, outcome in world.story()))
+    (why,) = [one.record.why for one in world.bus.read(ACTIONS) if one.record.outcome == "failed"]  # type: ignore[attr-defined]
+    assert f"the launcher refused: {world.bad} is out for another reason (bob: its fan" in why
+    assert world.asked("update NodeName") == []
+
+
+def say(world: World, word: NodeWord) -> None:
+    command = on_node(word, world.bad, world.name, "ann", at_s=time.time(), why="its fan is loud")
+    world.bus.publish(COMMANDS, world.name, command)
+    world.bus.flush()

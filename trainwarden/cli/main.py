@@ -86,6 +86,14 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.fleet.nodes:nodes",
         "Nodes: their state, since when and why; exit code 1 if one is suspect or lost.",
     ),
+    "cordon": Entry(
+        "trainwarden.cli.ask.fleet.cordon:cordon",
+        "Have a node taken out of use: nothing new is started there, what runs goes on; exit code 1 if not done.",
+    ),
+    "uncordon": Entry(
+        "trainwarden.cli.ask.fleet.uncordon:uncordon",
+        "Have a node put back that trainwarden took out; what was seen of it before takes it out no more.",
+    ),
     "set-healthy": Entry(
         "trainwarden.cli.ask.fleet.set_healthy:set_healthy",
         "Say that a node is well: what was seen of it before takes it out no more; what comes new does.",
@@ -133,6 +141,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "doctor": Entry(
         "trainwarden.cli.setup.doctor:doctor",
         "Is everything reachable, permitted and in time?",
+    ),
+    "key": Entry(
+        "trainwarden.cli.setup.key:key",
+        "Make a key that signs words to the engine, or show the line by which the engine trusts it.",
     ),
     "check-config": Entry(
         "trainwarden.cli.setup.check_config:check_config",

@@ -1,4 +1,4 @@
 """People's words to the engine.
 
-Read `trainwarden.commands.words` first.
+Read `trainwarden.commands.words` first; `trainwarden.commands.trust` says whose words count.
 """

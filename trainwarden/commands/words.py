@@ -11,6 +11,7 @@ import msgspec
 from trainwarden.records import ActionRecord, CommandRecord, IncidentKind
 
 EVERY_JOB: Final = "*"  # a word for this job name is meant for all
+NodeWord = Literal["cordon", "uncordon"]
 LONGEST_SILENCE_S: Final = 30 * 86_400.0  # one that nobody remembers hides the next fault
 
 
@@ -72,6 +73,11 @@ def silence(
 def set_healthy(node: str, why: str, by: str, at_s: float) -> CommandRecord:
     """A person's word that `node` is well: what was said against it before counts no more."""
     return CommandRecord(id=_new_id(), job=EVERY_JOB, at_s=at_s, kind="set_healthy", by=by, node=node, why=why)
+
+
+def on_node(word: NodeWord, node: str, job: str, by: str, *, at_s: float, why: str = "") -> CommandRecord:
+    """That whoever started `job` is to take `node` out of use, or to put it back."""
+    return CommandRecord(id=_new_id(), job=job, at_s=at_s, kind=word, by=by, node=node, why=why)
 
 
 def _new_id() -> str:

@@ -171,12 +171,13 @@ def _sound(words: Words) -> bool:
     )
 
 
-def read_steps(source: int | str | os.PathLike[str], after: int = 0) -> list[Step] | None:
+def read_steps(source: int | str | os.PathLike[str], after: int = 0, header: Header | None = None) -> list[Step] | None:
     """Steps whose serial number is above `after`, oldest first; the ring keeps the newest `RING`.
 
-    Overwritten and torn records are left out. None if the file is no hook file.
+    Overwritten and torn records are left out. None if the file is no hook file. Who has just read its `header` need
+    not have it read again.
     """
-    header = read_header(source)
+    header = header or read_header(source)
     if header is None:
         return None
     try:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -21,6 +22,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.tls import HANDSHAKE, PLAIN_ANSWER
 from trainwarden.metrics_http.web_config import WebConfigFile, is_allowed
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings
@@ -30,6 +32,9 @@ log = logging.getLogger("trainwarden.metrics")
 PATIENCE_S: Final = 10.0  # for each read and write of a client
 LONGEST_S: Final = 30.0  # for all of them: who sends a byte now and then would keep a place for ever
 AT_ONCE: Final = 64
+READING_S: Final = 0.5  # that somebody has for reading what is wrong with a certificate
+_CERTIFICATE: Final = frozenset({"CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE"})
+_READ_BYTES: Final = 65_536
 
 
 class _Handler(WSGIRequestHandler):
@@ -81,16 +86,41 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         if context is None or config is None or config.tls_server_config is None:
             super().finish_request(request, client_address)
             return
+        self.answer_by_tls(request, client_address, context, config.tls_server_config.client_allowed_sans)
+
+    def answer_by_tls(
+        self, request: Any, client_address: Any, context: ssl.SSLContext, sans: Collection[str] = ()
+    ) -> None:
+        """Answer after a handshake by `context`, if the client's certificate has one of `sans`, where there are any."""
         request.settimeout(PATIENCE_S)
+        if (first := request.recv(1, socket.MSG_PEEK)) and first[0] != HANDSHAKE:
+            request.recv(_READ_BYTES)  # what is left unread would take the answer with it
+            request.sendall(PLAIN_ANSWER)
+            return
         with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
             self._open[threading.get_ident()] = self._open[threading.get_ident()][0], secured
-            secured.do_handshake()
-            sans = config.tls_server_config.client_allowed_sans
+            try:
+                secured.do_handshake()
+            except ssl.SSLError as error:
+                if error.reason in _CERTIFICATE:  # who speaks no TLS at all has nothing to read
+                    _let_read(secured)
+                raise
             if not sans or is_allowed(secured.getpeercert(), sans):
                 super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that breaks off, or speaks no TLS, is no news either."""
+
+
+def _let_read(connection: socket.socket) -> None:
+    """Wait until what was sent is read: a connection that is closed with bytes unread takes its last words along."""
+    until_s = time.monotonic() + READING_S
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_WR)
+        while (left_s := until_s - time.monotonic()) > 0.0:
+            connection.settimeout(left_s)
+            if not socket.socket.recv(connection, _READ_BYTES):  # not by TLS, where it is one
+                return
 
 
 def app_of(registry: CollectorRegistry, web: WebConfigFile | None) -> WSGIApplication:

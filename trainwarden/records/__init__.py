@@ -8,7 +8,7 @@ Read `trainwarden.records.measured` first.
 
 from __future__ import annotations
 
-from trainwarden.records.decided import ActionRecord, CommandRecord
+from trainwarden.records.decided import ActionRecord, CommandRecord, Signature
 from trainwarden.records.judged import IncidentRecord, SamplingRecord, Suspect, VerdictRecord, Vote
 from trainwarden.records.kept import DeadLetter, SnapshotRecord
 from trainwarden.records.measured import (
@@ -41,6 +41,6 @@ __all__ = [
     "EVENT_KINDS", "EVENT_NAME", "MAX_LINE_CHARS", "SCHEMA_VERSION",
     "ActionKind", "ActionRecord", "CollectivesRecord", "CommandRecord", "DeadLetter", "EventKind", "EventName",
     "EventRecord", "HeartbeatRecord", "IncidentKind", "IncidentRecord", "IterationRecord", "LogRecord", "MetricsRecord",
-    "Outcome", "Phase", "Rank", "Ratio", "Record", "SamplingRecord", "Severity", "SnapshotRecord", "Suspect",
-    "VerdictRecord", "Vote", "basis_said",
+    "Outcome", "Phase", "Rank", "Ratio", "Record", "SamplingRecord", "Severity", "Signature", "SnapshotRecord",
+    "Suspect", "VerdictRecord", "Vote", "basis_said",
 ]  # fmt: skip

@@ -13,14 +13,15 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     """What the engine decided and what became of it; one record per change of `outcome`, same id.
 
     `severity` is how grave the trouble is taken to be by what is done about it; where that was raised, `after` is the
-    action that failed or did not help. `blames` is the node of the incident's first suspect.
+    action that failed or did not help. `blames` is the node of the incident's first suspect. What a person
+    has asked for has a `command` in place of the `incident`.
 
     `generation` is the launcher's then (`trainwarden.launching`), `plan_digest` stands for all that would be done, `by`
     is who approved it.
     """
 
     id: str
-    incident: str
+    incident: str | None = None
     job: str
     kind: ActionKind
     outcome: Outcome
@@ -34,6 +35,21 @@ class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="a
     severity: Severity | None = None
     after: str | None = None
     blames: str | None = None
+    command: str | None = None
+
+    @property
+    def cause(self) -> str:
+        """Id of the incident, or of the person's word, that it is about."""
+        return self.incident or self.command or self.id
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose key vouches for a command: its name, when (Unix seconds), a number used once, and the signature in hex."""
+
+    by: str
+    at_s: float
+    nonce: str
+    value: str
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
@@ -41,13 +57,14 @@ class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     A silence lasts until `until_s`, of incidents of that kind whose first suspect is on that node; None means any. An
     engine's own word is the latch: for the reason `why` no more nodes are taken out, until a person's reset. After a
-    `node` was set healthy, older evidence against it counts no more.
+    `node` was set healthy, or uncordoned, older evidence against it counts no more. `signature` vouches for all of it
+    (`trainwarden.commands.trust`).
     """
 
     id: str
     job: str
     at_s: float
-    kind: Literal["approve", "deny", "stop", "resume", "silence", "latch", "reset", "set_healthy"]
+    kind: Literal["approve", "deny", "stop", "resume", "silence", "latch", "reset", "set_healthy", "cordon", "uncordon"]
     by: str
     action: str | None = None
     plan_digest: str | None = None
@@ -55,3 +72,4 @@ class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     incident_kind: IncidentKind | None = None
     node: str | None = None
     why: str = ""
+    signature: Signature | None = None

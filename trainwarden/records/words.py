@@ -22,7 +22,7 @@ IncidentKind = Literal[
 Severity = Literal["sev1", "sev2", "sev3"]
 ActionKind = Literal[
     "ignore", "rebalance", "move_topology", "restart_process", "restart_job", "evict_node", "reconfigure", "stop_job",
-    "validate",
+    "cordon_node", "uncordon_node", "checkpoint_job", "validate",
 ]  # fmt: skip
 Outcome = Literal["proposed", "started", "done", "failed", "skipped"]
 Opinion = Literal["anomalous", "normal", "abstain"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import threading
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from actions.launchers.leases.elector import LeaderElector, retry_s
+from actions.launchers.leases.questions import Asker
 from actions.launchers.leases.words import DURATION_S, Answer, Ask, Lease
 from trainwarden.clock import Clock
-from trainwarden.errors import LauncherError, LauncherUnavailable
+from trainwarden.errors import LauncherError
+from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.lease")
 
@@ -32,13 +31,14 @@ class LeaseClient:
         Its token, where it wants one.
     timeout_s : float
         For a connection, and for each part of an answer, in seconds.
+    tls : PeerTls, optional
+        With our certificate, where the service speaks TLS.
     """
 
-    def __init__(self, address: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        self._address, self._timeout_s = address, timeout_s
-        self._headers = {"Content-Type": "application/json"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+    def __init__(
+        self, address: str, token: str | None = None, timeout_s: float = TIMEOUT_S, *, tls: PeerTls | None = None
+    ) -> None:
+        self._address, self._asker = address, Asker("lease service", token, timeout_s, MAX_BYTES, tls=tls)
 
     def ask(self, ask: Ask) -> Answer:
         """What the service says to `ask`.
@@ -50,20 +50,7 @@ class LeaseClient:
         LauncherError
             If it refuses to answer.
         """
-        try:
-            connection = http.client.HTTPConnection(self._address, timeout=self._timeout_s)
-            try:
-                connection.request("POST", "/v1/lease", msgspec.json.encode(ask), self._headers)
-                response = connection.getresponse()
-                body = response.read(MAX_BYTES)
-            finally:
-                connection.close()
-            if response.status == http.client.OK:
-                return msgspec.json.decode(body, type=Answer)
-        except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
-            raise LauncherUnavailable(f"lease service at {self._address}: {error}") from error
-        said = body[:300].decode("utf-8", "replace")
-        raise LauncherError(f"lease service at {self._address}: {response.status} {said}")
+        return self._asker.ask(self._address, "/v1/lease", ask, Answer)
 
 
 class LeaseKeeper:

@@ -6,38 +6,29 @@ token. ``GET /healthz`` wants none.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.types import WSGIApplication
 
 import msgspec
 
+from actions.launchers.leases import questions
+from actions.launchers.leases.questions import QuestionServer, Refusal, Routes, decoded
 from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import DURATION_S, MOST_EPOCH, Ask
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
-from trainwarden.metrics_http.server import MetricsServer
+from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.lease")
 
 LEAST_CHARS: Final = 16  # a token that can be guessed is none
 MAX_BYTES: Final = 16_384
-LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-_STOP_S: Final = 0.2  # between two looks at whether to stop
-
-
-class _Refusal(Exception):
-    """What is answered in place of a lease."""
-
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
 
 
 def read_token(path: Path) -> str:
@@ -61,55 +52,26 @@ def read_token(path: Path) -> str:
 
 def application(table: LeaseTable, token: str | None, clock: Clock) -> WSGIApplication:
     """Answers for `table`; `clock` is the one that `table` was begun by. Without `token` everybody is answered."""
+    return questions.application(_routes(table, clock), token, MAX_BYTES)
+
+
+def _routes(table: LeaseTable, clock: Clock) -> Routes:
     lock = threading.Lock()
 
-    def body_of(environ: WSGIEnvironment) -> bytes:
-        """What answers the question of `environ`."""
-        route = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        if route == ("GET", "/healthz"):
-            return b'{"ok":true}'
-        if token is not None:
-            said = environ.get("HTTP_AUTHORIZATION", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(said, b"Bearer " + token.encode()):
-                raise _Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the lease service's")
-        if route == ("POST", "/v1/lease"):
-            ask = _ask_of(environ)
-            with lock:
-                return msgspec.json.encode(table.answer(ask, clock.monotonic_s()))
-        if route == ("GET", "/v1/leases"):
-            with lock:
-                standing = table.standing(clock.monotonic_s())
-            leases = [{**msgspec.structs.asdict(lease), "left_s": left_s} for lease, left_s in standing.values()]
-            return msgspec.json.encode({"leases": leases})
-        raise _Refusal(HTTPStatus.NOT_FOUND, "there are POST /v1/lease, GET /v1/leases and GET /healthz")
+    def lease(question: bytes) -> bytes:
+        ask = decoded(question, Ask)
+        if max(ask.seen_epoch, ask.carried.epoch if ask.carried else 0) > MOST_EPOCH:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"no job has had more than {MOST_EPOCH} leases")
+        with lock:
+            return msgspec.json.encode(table.answer(ask, clock.monotonic_s()))
 
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        try:
-            status, body = HTTPStatus.OK, body_of(environ)
-        except _Refusal as refusal:
-            status, body = refusal.status, msgspec.json.encode({"error": str(refusal)})
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        start_response(f"{status.value} {status.phrase}", headers)
-        return [body]
+    def leases(_nothing: bytes) -> bytes:
+        with lock:
+            standing = table.standing(clock.monotonic_s())
+        said = [{**msgspec.structs.asdict(lease), "left_s": left_s} for lease, left_s in standing.values()]
+        return msgspec.json.encode({"leases": said})
 
-    return answer
-
-
-def _ask_of(environ: WSGIEnvironment) -> Ask:
-    length = environ.get("CONTENT_LENGTH") or "0"
-    if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= MAX_BYTES:
-        raise _Refusal(HTTPStatus.BAD_REQUEST, f"a question has 1 to {MAX_BYTES} bytes")
-    try:
-        ask = msgspec.json.decode(environ["wsgi.input"].read(int(length)), type=Ask)
-    except (msgspec.DecodeError, OSError) as error:
-        raise _Refusal(HTTPStatus.BAD_REQUEST, str(error)[:500]) from error
-    if max(ask.seen_epoch, ask.carried.epoch if ask.carried else 0) > MOST_EPOCH:
-        raise _Refusal(HTTPStatus.BAD_REQUEST, f"no job has had more than {MOST_EPOCH} leases")
-    return ask
-
-
-class _Server(MetricsServer):
-    longest_s = 1.0  # as long as an asker waits: who is silent keeps its place for no longer than that
+    return {("POST", "/v1/lease"): lease, ("GET", "/v1/leases"): leases}
 
 
 class LeaseServer:
@@ -121,28 +83,29 @@ class LeaseServer:
         If that cannot be listened on, or others than this machine would be answered without a token.
     """
 
-    def __init__(self, listen: str, token: str | None, clock: Clock, duration_s: float = DURATION_S) -> None:
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
-        if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
-            raise ConfigError(f"lease: {listen} is no address; it is HOST:PORT")
-        if token is None and host not in LOOPBACK:
-            raise ConfigError(f"lease: without a token only this machine is answered; {host} is open to others")
-        table = LeaseTable(duration_s, clock.monotonic_s())
+    def __init__(
+        self,
+        listen: str,
+        token: str | None,
+        clock: Clock,
+        duration_s: float = DURATION_S,
+        *,
+        observe_token: str | None = None,
+        tls: PeerTls | None = None,
+    ) -> None:
+        routes = _routes(LeaseTable(duration_s, clock.monotonic_s()), clock)
         try:
-            self._server = _Server(host, int(port), application(table, token, clock), None)
-        except (OSError, UnicodeError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise ConfigError(f"lease: {listen} cannot be listened on ({said})") from error
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"{shown}:{self._server.server_port}"
+            self._server = QuestionServer(
+                listen, routes, token=token, most_bytes=MAX_BYTES, observe_token=observe_token, tls=tls
+            )
+        except ConfigError as error:
+            raise ConfigError(f"lease: {error}") from error
+        self.address = self._server.address
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Answer until `stop()` is true. Nothing has to be kept then."""
-        answering = threading.Thread(target=self._server.serve_forever, args=(_STOP_S,), name="lease", daemon=True)
-        answering.start()
+        self._server.start()
         log.info("leases served", extra={"fields": {"address": self.address}})
         while not stop():
-            answering.join(_STOP_S)
-        self._server.shutdown()
-        self._server.server_close()
+            self._server.wait()
+        self._server.close()

@@ -14,7 +14,7 @@ import msgspec
 from actions.launchers.local import ranks as rank_processes
 from actions.launchers.local.orphans import Orphans
 from actions.launchers.local.port import free_port, size_of, stolen
-from actions.launchers.local.ranks import Place, RankProcess, RanksOutput
+from actions.launchers.local.ranks import Place, RankProcess, RanksOutput, World
 from actions.launchers.local.run_events import EventFile
 from trainwarden import rundir
 from trainwarden.clock import Clock
@@ -107,8 +107,12 @@ class NodeRunner:
         """Ranks whose process lives, whose end has not been told yet, or that start again with another port."""
         return self._running.keys() | (self._again.ranks if self._again is not None else ())
 
-    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
+    def start(
+        self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None, world: World | None = None
+    ) -> None:
         """Start `ranks` anew, told to go on from `resume_from`; failures of theirs are forgotten once they all run.
+
+        In a `world` of several machines ranks are numbered over all of them, and start all at once on each.
 
         Raises
         ------
@@ -116,22 +120,24 @@ class NodeRunner:
             If there is no memory or process slot for one; that counts as its failure.
         """
         self._start = None
-        if len(ranks) == self._place.ranks:
+        if world is not None:
+            self._failures.clear()
+        elif len(ranks) == self._place.ranks:
             self._start = _Start(tuple(ranks), attempt, resume_from, self._log_bytes(), self._port_tries)
-        self._launch(ranks, attempt, resume_from)
+        self._launch(ranks, attempt, resume_from, world)
 
     def _log_bytes(self) -> tuple[int, ...]:
         return tuple(size_of(rundir.rank_log(self._place.run_dir, rank)) for rank in range(self._place.ranks))
 
-    def _launch(self, ranks: Sequence[int], attempt: int, resume_from: Path | None) -> None:
+    def _launch(self, ranks: Sequence[int], attempt: int, resume_from: Path | None, world: World | None = None) -> None:
         for rank in ranks:
             self._failures.pop(rank, None)
             self._failures[rank] = Failure(CANNOT_START_CODE, self._clock.monotonic_s())
-        if len(ranks) == self._place.ranks or not self._port:
+        if world is None and (len(ranks) == self._place.ranks or not self._port):
             self._port = free_port()
         for rank in ranks:
             environ = rank_processes.environment(
-                self._place, rank, attempt, self._port, self._environ, resume_from=resume_from
+                self._place, rank, attempt, world or self._port, self._environ, resume_from=resume_from
             )
             self._first_steps.pop(rank, None)
             process = RankProcess(self._place, rank, environ, self._output)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -19,8 +20,9 @@ from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings,
 
 _EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
-MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/engine/remedies.toml)
+MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/remedies/remedies.toml)
 LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
+_ALONE: Final[Mapping[str, Any]] = {"node_rank": 0, "nodes": 1, "master": "127.0.0.1", "interface": "lo"}
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
 
@@ -39,6 +41,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = LOG_BYTES
     show: int | None = None
     checkpoints: Path | None = None
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks of a machine stand among those of several: `node_rank` of `nodes`, which meet at `master`."""
+
+    node_rank: int
+    nodes: int
+    master: str
+    port: int
+    interface: str | None = None
 
 
 class RanksOutput:
@@ -157,11 +169,12 @@ class RankProcess:
 
 
 def environment(
-    place: Place, rank: int, attempt: int, port: int, base: Mapping[str, str], *, resume_from: Path | None = None
-) -> dict[str, str]:
+    place: Place, rank: int, attempt: int, world: World | int, base: Mapping[str, str],
+    *, resume_from: Path | None = None,
+) -> dict[str, str]:  # fmt: skip
     """The environment of `rank`: torch's own words, where the hook reports to, and one thread by default.
 
-    What it says of checkpoints is in docs/checkpoints.md.
+    `world` is the port to meet at where all ranks are here. What it says of checkpoints is in docs/checkpoints.md.
 
     Examples
     --------
@@ -171,6 +184,8 @@ def environment(
     ('1', '2', '1', True)
     """
     run_dir = place.run_dir.absolute()
+    world = world if isinstance(world, World) else World(**_ALONE, port=world)
+    interface = {} if world.interface is None else {"GLOO_SOCKET_IFNAME": world.interface}
     if place.checkpoints is not None:
         base = {name: value for name, value in base.items() if name != "TRAINWARDEN_RESUME_FROM"}
         base["TRAINWARDEN_CHECKPOINTS"] = str(place.checkpoints.absolute())
@@ -180,15 +195,15 @@ def environment(
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": "lo",  # all ranks are here; a machine's own name need not resolve
+        **interface,  # a machine's own name need not resolve, or resolves to what others cannot reach
         # Off by default in older torch: without them nobody can say who broke a collective (docs/detection.md).
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         **base,
         "PYTHONPATH": os.pathsep.join(paths),
-        **_torchrun_says(place, rank, attempt),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        **_torchrun_says(place, rank, attempt, world),
+        "MASTER_ADDR": world.master,
+        "MASTER_PORT": str(world.port),
         "TRAINWARDEN_HOOK_DIR": str((run_dir / rundir.HOOK).resolve()),
         "TRAINWARDEN_RUN_DIR": str(run_dir),
         "TRAINWARDEN_JOB": place.job,
@@ -197,17 +212,19 @@ def environment(
     }
 
 
-def _torchrun_says(place: Place, rank: int, attempt: int) -> dict[str, str]:
+def _torchrun_says(place: Place, rank: int, attempt: int, world: World) -> dict[str, str]:
     """What torchrun tells a rank of itself (torch/distributed/run.py), for scripts and libraries that ask for it.
 
     What a torchrun around us has said of its own ranks would otherwise be taken for ours: with its
     ``TORCHELASTIC_USE_AGENT_STORE`` nobody would open the store that all wait for.
     """
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(place.ranks)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        **dict.fromkeys(("RANK", "ROLE_RANK"), str(rank)),
+        "LOCAL_RANK": str(rank - world.node_rank * place.ranks),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(place.ranks * world.nodes)),
+        "LOCAL_WORLD_SIZE": str(place.ranks),
+        "GROUP_RANK": str(world.node_rank),
+        "GROUP_WORLD_SIZE": str(world.nodes),
         "ROLE_NAME": "default",
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": MAX_RESTARTS,

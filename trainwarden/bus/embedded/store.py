@@ -7,6 +7,7 @@ fall within a stream, so a time is found by bisection.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
@@ -23,6 +24,7 @@ _APPLICATION_ID = 0x54575742  # "TWWB" in SQLite's header says that the file is 
 _SCHEMA_VERSION = 1
 _PAGE_BYTES = 8192  # an 8-GPU metrics record has 2-3 kB: two or three fill a page where 4,096 would waste a third
 _WAL_BYTES = 16 * 1024 * 1024  # checkpoint after this much, so that bulk writes do not sync the main file each 4 MB
+_SHORT_MS = 2_000  # shorter waits are for the one transaction that asked for them
 _BUSY_MS = 10_000  # longest wait for another process's write; one transaction holds tens of milliseconds at most
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS streams (
@@ -83,6 +85,7 @@ class Store:
 
     def __init__(self, path: str, *, power_loss_safe: bool) -> None:
         self.path = path
+        self._busy_ms = _BUSY_MS
         _check_place(path)
         try:
             _make_private(path)
@@ -136,11 +139,13 @@ class Store:
     @contextmanager
     def transaction(self, timeout_s: float = _BUSY_MS / 1000) -> Iterator[sqlite3.Connection]:
         """A write transaction, begun once no other process writes or refused after `timeout_s`."""
-        self.db.execute(f"PRAGMA busy_timeout={max(1, int(timeout_s * 1000))}")
+        # A pragma costs as much as a small commit; so what one sets stays, unless it would leave readers no time.
+        self._wait_at_most(max(1, math.ceil(timeout_s * 1000)))
         try:
             self.db.execute("BEGIN IMMEDIATE")
         finally:
-            self.db.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+            if self._busy_ms < _SHORT_MS:
+                self._wait_at_most(_BUSY_MS)
         try:
             yield self.db
             self.db.execute("COMMIT")
@@ -148,6 +153,11 @@ class Store:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
             raise
+
+    def _wait_at_most(self, busy_ms: int) -> None:
+        if busy_ms != self._busy_ms:
+            self.db.execute(f"PRAGMA busy_timeout={busy_ms}")
+            self._busy_ms = busy_ms
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:

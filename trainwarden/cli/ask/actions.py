@@ -10,13 +10,15 @@ import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.machine import user
-from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, since_of
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, KeyFile, since_of
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.speak import speak
 from trainwarden.commands import words
+from trainwarden.commands.trust import Trust, in_order
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord
-from trainwarden.settings import load
+from trainwarden.settings import Settings, load
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 Word = Literal["list", "approve", "deny", "stop", "resume", "reset"]
@@ -32,6 +34,7 @@ def actions(
     ] = None,
     bus: BusAddress = None,
     job: JobName = None,
+    key: KeyFile = None,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
@@ -39,32 +42,30 @@ def actions(
 
     Example: trainwarden actions --since 12h
     """
-    voice = Voice(json)
+    voice, settings = Voice(json), load(config)
     with open_bus(bus, config, job) as connected:
         if word == "list":
-            _list(connected, job, since_of(since, time.time()), voice)
+            _list(connected, settings, job, since_of(since, time.time()), voice)
             return 0
         # A stop does not wait for anything to be read first.
         about = _waiting(word, action, _known(connected, job)) if word in ("approve", "deny") else None
-        command = _command(word, about, job, time.time())
-        connected.publish(COMMANDS, command.job, command)
-        connected.flush()
+        command = speak(connected, _command(word, about, job, time.time()), key, settings)
     # Where it was said matters: a stop on the bus of a run that is over stops nobody.
-    voice.say(f"said to the engines on {address_of(bus, load(config), job)}: {word} {action or ''}".rstrip())
+    voice.say(f"said to the engines on {address_of(bus, settings, job)}: {word} {action or ''}".rstrip())
     told = {"id": command.id, "kind": command.kind, "action": command.action, "plan_digest": command.plan_digest}
     voice.answer({"command": told})
     return 0
 
 
-def _list(bus: Bus, job: str | None, since_s: float | None, voice: Voice) -> None:
-    """The log of actions, with what people said in between."""
+def _list(bus: Bus, settings: Settings, job: str | None, since_s: float | None, voice: Voice) -> None:
+    """The log of actions, with what people said in between, and what does not count of it."""
     from dashboards.explain.action_log import entry_lines, entry_object, taken, word_line, word_object
 
-    records = (message.record for topic in (INCIDENTS, COMMANDS, ACTIONS) for message in bus.read(topic))
-    log = taken(records, job, since_s)
+    messages = (message for topic in (INCIDENTS, COMMANDS, ACTIONS) for message in in_order(bus.read(topic)))
+    log = taken(messages, Trust.of(settings.commands.trusted), job, since_s)
     entries, words = log.entries(), log.words()
     told = [(entry.at_s, tuple(entry_lines(entry))) for entry in entries]
-    told += [(command.at_s, (word_line(command),)) for command in words]
+    told += [(word.at_s, (word_line(word),)) for word in words]
     for _, lines in sorted(told, key=lambda one: one[0]):
         for line in lines:
             voice.say(line)

@@ -9,15 +9,16 @@ import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.machine import user
-from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, length_of
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, KeyFile, length_of
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.speak import heard, speak
 from trainwarden.cli.shared.words import moment
 from trainwarden.commands.silences import Silences, silence_object
 from trainwarden.commands.words import EVERY_JOB, LONGEST_SILENCE_S, silence
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord, IncidentKind
-from trainwarden.settings import load
+from trainwarden.settings import Settings, load
 from trainwarden.topics import COMMANDS
 
 Word = Literal["list", "add", "end"]
@@ -31,6 +32,7 @@ def silences(
     lasts: Annotated[str | None, typer.Option("--for", metavar="T", help="So long: 90s, 30m, 12h, 7d.")] = None,
     bus: BusAddress = None,
     job: JobName = None,
+    key: KeyFile = None,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
@@ -38,22 +40,21 @@ def silences(
 
     Example: trainwarden silences add --node node-7 --for 2h
     """
-    voice, now_s = Voice(json), time.time()
+    voice, now_s, settings = Voice(json), time.time(), load(config)
     until_s = _until_s(word, lasts, now_s)
     if word != "list" and job is None and kind is None and node is None:
         raise ConfigError(f"silences {word}: of which --job, --kind or --node? `trainwarden actions stop` stops all")
     with open_bus(bus, config, job) as connected:
-        standing = _standing(connected, now_s)
+        standing = _standing(connected, now_s, settings)
         if word == "list":
             _list([one for one in standing if job is None or one.job in (job, EVERY_JOB)], voice)
             return 0
         said = silence(user(), now_s, until_s, job=job, incident_kind=kind, node=node)
         if word == "end" and _of(said) not in map(_of, standing):
             raise ConfigError(f"silences end: no silence is of {_shown(said)}; `trainwarden silences` lists them")
-        connected.publish(COMMANDS, said.job, said)
-        connected.flush()
+        said = speak(connected, said, key, settings)
     over = "ended" if word == "end" else f"until {moment(until_s)}"
-    voice.say(f"said to the engines on {address_of(bus, load(config), job)}: silence of {_shown(said)} {over}")
+    voice.say(f"said to the engines on {address_of(bus, settings, job)}: silence of {_shown(said)} {over}")
     voice.answer({"silence": silence_object(said)})
     return 0
 
@@ -69,9 +70,9 @@ def _until_s(word: Word, lasts: str | None, now_s: float) -> float:
     return now_s + lasts_s
 
 
-def _standing(bus: Bus, now_s: float) -> list[CommandRecord]:
+def _standing(bus: Bus, now_s: float, settings: Settings) -> list[CommandRecord]:
     known = Silences()
-    for message in bus.read(COMMANDS):
+    for message in heard(bus.read(COMMANDS), settings):
         if isinstance(message.record, CommandRecord):
             known.take(message.record, message.offset)
     return sorted(known.standing(now_s), key=lambda one: one.until_s or 0.0)

@@ -10,15 +10,19 @@ import typer
 
 from trainwarden.cli.run.demo_job import Demo, example_script
 from trainwarden.cli.run.demo_live import LiveView
+from trainwarden.cli.run.demo_nodes import NodesDemo
 from trainwarden.cli.run.demo_plan import DemoPlan
 from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.run.machines import why_none
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import BusAddress, EngineMode, Json, Keep
 from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
 from trainwarden.records import Record
 from trainwarden.settings import Settings
 
-FaultKind = Literal["slow-rank", "hang", "crash", "exception", "log-storm", "none"]
+LOST_STEP = 15  # some checkpoints old
+FaultKind = Literal["slow-rank", "hang", "crash", "exception", "log-storm", "node-lost", "none"]
 
 
 def demo(
@@ -28,6 +32,7 @@ def demo(
     slowdown: Annotated[float, typer.Option(min=1.05, max=20.0, help="How many times slower, for slow-rank.")] = 2.0,
     at_step: Annotated[int | None, typer.Option(min=15, help="The step it goes wrong at.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Training processes.")] = 4,
+    nodes: Annotated[int, typer.Option(min=2, max=9, help="Machines, one of them a spare, for node-lost.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and model; moves the default step of the fault.")] = 0,
     steps: Annotated[int | None, typer.Option(min=30, help="Training steps.")] = None,
     bus: BusAddress = None,
@@ -39,6 +44,8 @@ def demo(
 
     Example: trainwarden demo --fault hang --rank 1
     """
+    if fault == "node-lost":
+        return _node_lost(Voice(json), nodes=nodes, seed=seed, at_step=at_step or LOST_STEP)
     plan = DemoPlan.checked(
         fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode
     )
@@ -50,6 +57,21 @@ def demo(
         voice.say(f"recorded folder: {keep}")
     again = f"trainwarden demo --fault none --keep {kept} && " if keep is None else ""
     voice.say(f"train the metric models on a run: {again}trainwarden train --data {kept}")
+    voice.answer(result)
+    return 0 if result["ok"] else 1
+
+
+def _node_lost(voice: Voice, *, nodes: int, seed: int, at_step: int) -> int:
+    """Several machines within this one, as root."""
+    if (reason := why_none()) is not None:
+        raise ConfigError(f"demo --fault node-lost: {reason}")
+    settings = Settings(job=f"demo-{seed}-{uuid.uuid4().hex[:6]}")
+    with JobRun(settings, own_services=(), command=("demo",)) as run:
+        voice.say(f"job {settings.job}: {nodes - 1} nodes of one rank each, and a spare")
+        result = NodesDemo(run, voice, nodes=nodes, seed=seed, at_step=at_step).carry_out()
+        run.result(0 if result["ok"] else 1)
+    voice.say(result["summary"])
+    voice.say(f"records and logs: {run.run_dir}")
     voice.answer(result)
     return 0 if result["ok"] else 1
 

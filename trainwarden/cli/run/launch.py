@@ -10,8 +10,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from actions.engine.policy import Mode, Rules
+from actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
+from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep
@@ -28,6 +29,15 @@ def launch(
     validate: Annotated[
         bool, typer.Option("--validate", help="Test devices, links, disk and memory first; start only if all is well.")
     ] = False,
+    rdzv: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other.")] = None,
+    nnodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes that train; run this on each.")] = 1,
+    min_nodes: Annotated[int | None, typer.Option(min=1, help="Go on with so many; default --nnodes.")] = None,
+    join_wait: Annotated[
+        float, typer.Option(min=0.0, max=600.0, metavar="SECONDS", help="Before fewer than --nnodes go on.")
+    ] = 30.0,
+    spares: Annotated[int, typer.Option(min=0, max=1024, help="Nodes beyond --nnodes that may wait.")] = 0,
+    max_restarts: Annotated[int, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes.")] = 3,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
     checkpoints: Checkpoints = None,
     job: JobName = None,
     json: Json = None,
@@ -36,10 +46,25 @@ def launch(
 ) -> int:
     """Start the ranks of a training command under the local launcher, watched, and acted on if allowed.
 
+    With --rdzv this node's part of a job on several; run it on each.
+
     Example: trainwarden launch --nproc 4 --mode auto --checkpoints ckpt -- python train.py
     """
-    voice = Voice(json)
-    settings = settings_for(config, job, "launch")
+    here = Here(nproc=nproc, checkpoints=checkpoints, job=job, keep=keep, config=config)
+    if rdzv is None and nnodes == 1:
+        return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
+    asked = NodesAsked(
+        rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
+        max_restarts=max_restarts, token_file=token_file,
+    )  # fmt: skip
+    asked.check(here, mode=mode, validate=validate)
+    return launch_node(command, Voice(json), here, asked)
+
+
+def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode, validate: bool) -> int:
+    """The whole job on this machine."""
+    nproc, checkpoints, config = here.nproc, here.checkpoints, here.config
+    settings = settings_for(config, here.job, "launch")
     if validate:
         warm_up(nproc, voice, checkpoints=checkpoints_of(settings, checkpoints), config=config)
     services = services_here(settings, config, "agent", "detector", "engine")
@@ -67,7 +92,7 @@ def launch(
         run.drain(voice)
         code = exit_code_of(code)
         result = run.result(code)
-        run.keep(keep, voice)
+        run.keep(here.keep, voice)
         for line in run.summary(result):
             voice.say(f"trainwarden: {line}")
     voice.answer_if_possible(result)

@@ -11,6 +11,7 @@ from actions.launchers.leases.words import DURATION_S
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.cli.shared.options import WithParent
 from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
 
 
 def lease(
@@ -19,6 +20,12 @@ def lease(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds the launchers' token; needed beyond this machine.")
     ] = None,
+    observe_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds a token that may only ask who leads.")
+    ] = None,
+    tls_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Who signs the launchers' certificates.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="This service's, by --tls-ca.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Of --tls-certificate.")] = None,
     duration: Annotated[
         float, typer.Option(min=1.0, max=600.0, metavar="SECONDS", help="A lost leader is followed after so long.")
     ] = DURATION_S,
@@ -32,11 +39,16 @@ def lease(
     """
     from actions.launchers.leases.server import LeaseServer, read_token
     from trainwarden.clock import BootClock
+    from trainwarden.metrics_http.tls import peer_tls
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
     stop = StopFlag(with_parent=with_parent)
-    server = LeaseServer(listen, None if token_file is None else read_token(token_file), BootClock(), duration)
+    token, observe_token = (None if path is None else read_token(path) for path in (token_file, observe_token_file))
+    if token is None and observe_token is not None:
+        raise ConfigError("--observe-token-file: without --token-file this machine may do all anyway")
+    tls = peer_tls(tls_ca, tls_certificate, tls_key)
+    server = LeaseServer(listen, token, BootClock(), duration, observe_token=observe_token, tls=tls)
     Voice().say(f"leases at {server.address}")
     server.run(stop)
     return 0

@@ -13,6 +13,8 @@ import typer
 from trainwarden import plugins
 from trainwarden.cli.setup.mistakes import Mistake, Path_, line_of, mistakes
 from trainwarden.cli.shared.output import Voice
+from trainwarden.commands.keys import signer_of
+from trainwarden.commands.trust import Trust, unsigned_text
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.web_config import WebConfigFile
 from trainwarden.settings import Settings, parse, read
@@ -39,12 +41,14 @@ def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
         voice.say(f"trainwarden: {where}: {one.sentence}")
     if not found:
         Voice().say(f"{path}: fine")
+    if (unsigned := unsigned_text(settings)) is not None:
+        voice.say(f"trainwarden: {path}: note: commands are {unsigned}")
     return MISTAKEN if found else 0
 
 
 def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in the tables whose keys only plug-ins and single rooms know."""
-    from actions.engine.policy import PolicyConfig, Rules
+    from actions.remedies.policy import PolicyConfig, Rules
     from dashboards.notices.targets import NoticeSettings, targets_of
     from detectors.choice import rule
     from detectors.verdict.ensemble import EnsembleConfig
@@ -61,14 +65,21 @@ def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     yield _table(EnsembleConfig, detection.ensemble, ("detection", "ensemble"), lambda: rule(detection))
     yield _table(PolicyConfig, engine.policy, ("engine", "policy"), lambda: Rules.of(engine))
     yield _web_config(settings)
+    yield _said_by(("commands", "key"), lambda: signer_of(settings.commands))
+    yield _said_by(("commands", "trusted"), lambda: Trust.of(settings.commands.trusted))
 
 
 def _web_config(settings: Settings) -> list[Mistake]:
-    if settings.metrics_web_config is not None:
-        try:
-            WebConfigFile(Path(settings.metrics_web_config))
-        except ConfigError as error:
-            return [Mistake(("metrics_web_config",), str(error))]
+    path = settings.metrics_web_config
+    return [] if path is None else _said_by(("metrics_web_config",), lambda: WebConfigFile(Path(path)))
+
+
+def _said_by(at: Path_, use: Callable[[], object]) -> list[Mistake]:
+    """What is said against the file that a setting names, where it is used."""
+    try:
+        use()
+    except ConfigError as error:
+        return [Mistake(at, str(error))]
     return []
 
 
@@ -91,7 +102,14 @@ def _plugins(settings: Settings) -> Iterator[list[Mistake]]:
             except ConfigError as error:
                 yield [Mistake(place, str(error))]
                 continue
-            yield _table(plugin.Config, {} if isinstance(raw, bool) else raw, place if named else _LAUNCHER_SETTINGS)
+            words = {} if isinstance(raw, bool) else raw
+            # A detector is made of its settings alone, and reads the files that they name.
+            whole = partial(_made, plugin, words, ".".join(place)) if package is detectors else None
+            yield _table(plugin.Config, words, place if named else _LAUNCHER_SETTINGS, whole)
+
+
+def _made(plugin: type[Any], words: dict[str, Any], where: str) -> object:
+    return plugin(plugins.configure(plugin, words, where))
 
 
 _LAUNCHER_SETTINGS: Final = ("engine", "launcher_settings")

@@ -15,6 +15,8 @@ from trainwarden.bus import address as buses
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import NO_CHECKPOINTS
+from trainwarden.commands.keys import signer_of
+from trainwarden.commands.trust import Trust, unsigned_text
 from trainwarden.errors import LauncherUnavailable, WardenError
 from trainwarden.protocols import Scope
 from trainwarden.records import HeartbeatRecord
@@ -46,6 +48,7 @@ def doctor(*, config: ConfigFile = None, json: Json = None) -> int:
         _check_registry(settings),
         _check_archive(settings),
         _check_serve(settings),
+        _check_commands(settings),
         *_check_collectors(settings),
     ]
     for check in checks:
@@ -143,12 +146,13 @@ def _check_serve(settings: Settings) -> dict[str, str]:
     own = settings.serve
     try:
         from dashboards.notices.targets import targets_of
-        from dashboards.web.server import listen_at, secrets_of, tokens_of
+        from dashboards.web.server import listen_at, secrets_of, tls_of, tokens_of
     except ImportError as error:
         return _row("serve", "note", f"cannot run here ({error}); pip install 'trainwarden[serve]'")
     try:
         tokens_of(own.listen, own.tokens)
         secrets_of(own)
+        tls_of(own)
         targets_of(own.notices)
     except WardenError as error:
         return _row("serve", "bad", str(error))
@@ -157,6 +161,20 @@ def _check_serve(settings: Settings) -> dict[str, str]:
     except WardenError as error:
         return _row("serve", "note", f"{error}; fine where serve runs already")
     return _row("serve", "fine", f"{own.listen} can be listened on")
+
+
+def _check_commands(settings: Settings) -> dict[str, str]:
+    """Whose words the engine would obey, and whether the key here is one of those."""
+    try:
+        trust, signer = Trust.of(settings.commands.trusted), signer_of(settings.commands)
+    except WardenError as error:
+        return _row("commands", "bad", str(error))
+    if (unsigned := unsigned_text(settings)) is not None:
+        return _row("commands", "note", unsigned)
+    if not trust.asks:
+        return _row("commands", "fine", "unsigned; the bus is a file of its owner's")
+    ours = "no key here (commands.key)" if signer is None else f"the key here is that of {signer.name}"
+    return _row("commands", "fine", f"have to be signed; {ours}")
 
 
 def _check_registry(settings: Settings) -> dict[str, str]:

@@ -24,6 +24,9 @@ Checkpoints = Annotated[
 ]
 BusAddress = Annotated[str | None, typer.Option("--bus", help="embedded:PATH or kafka://host:port.")]
 JobName = Annotated[str | None, typer.Option("--job", help="Name of the job.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", metavar="FILE", help="Sign with this key; default commands.key.")
+]
 Keep = Annotated[Path | None, typer.Option("--keep", help="Leave a recorded folder of the run in this folder.")]
 Registry = Annotated[
     str | None,

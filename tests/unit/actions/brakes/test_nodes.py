@@ -178,7 +178,7 @@ def test_two_engines_that_begin_at_the_same_moment_do_not_take_out_too_many() ->
 
 def test_an_engine_that_has_not_heard_all_takes_no_node_out_yet() -> None:
     one = rig()
-    hearing = one.engine._hearing
+    hearing = one.engine._acting._hearing
     assert hearing is not None
     behind = [True]
     hearing.behind = lambda: behind[0]  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.planners.adoption import Adoptions
+from actions.remedies.adoption import Adoptions
 from tests.engine_doubles import Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
 from trainwarden.launching import LauncherState, Operation

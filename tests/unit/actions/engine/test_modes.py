@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from actions.engine.policy import Rules
+from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
 from trainwarden.cli.run.launch import _waits_for
 from trainwarden.errors import ConfigError

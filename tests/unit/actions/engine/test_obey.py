@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.engine.memory import with_outcome
+from actions.remedies.memory import with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import MemoryConsumer, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence

@@ -18,7 +18,15 @@ from trainwarden.cli.ask.fleet.set_healthy import set_healthy
 from trainwarden.commands import words
 from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.launching import LauncherState, NodeState
-from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord, Outcome, Suspect
+from trainwarden.records import (
+    ActionKind,
+    ActionRecord,
+    CommandRecord,
+    HeartbeatRecord,
+    IncidentRecord,
+    Outcome,
+    Suspect,
+)
 from trainwarden.topics import topic_of
 
 
@@ -34,6 +42,17 @@ def eviction(outcome: Outcome = "done", at_s: float = 20.0, node: str = "n7") ->
     return ActionRecord(
         id=f"gpu_lost/{node}/evict/1", incident=f"gpu_lost/{node}", job="llama", kind="evict_node", outcome=outcome,
         at_s=at_s, finished_at_s=at_s, why="gpu_lost", plan={"nodes": [node]}, by="ann", blames=node,
+    )  # fmt: skip
+
+
+def said(word: words.NodeWord) -> CommandRecord:
+    return words.on_node(word, "n7", "llama", "ann", at_s=5.0, why="its fan")
+
+
+def cordoned(outcome: Outcome = "done", kind: ActionKind = "cordon_node") -> ActionRecord:
+    return ActionRecord(
+        id=f"command/c/{kind}/1", command="command/c", job="llama", kind=kind, outcome=outcome, at_s=20.0,
+        finished_at_s=20.0, why="its fan", plan={"nodes": ["n7"]}, by="ann",
     )  # fmt: skip
 
 
@@ -65,6 +84,14 @@ CLOSED = {"state": "closed", "revision": 1, "closed_at_s": 30.0}
             [incident(), eviction(), words.set_healthy("n7", "new GPU", "bob", 40.0)],
             "healthy", 2.0, "set_healthy by bob: new GPU",
         ),
+        ([beat(), cordoned()], "cordoned", 1.0, "cordon_node done by ann: its fan"),
+        ([beat(), cordoned("failed")], "healthy", None, None),
+        ([said("cordon"), cordoned(), said("uncordon"), cordoned("skipped", "uncordon_node")], "cordoned", 1.0,
+         "cordon_node done by ann: its fan"),
+        ([cordoned(), cordoned(kind="uncordon_node")], "healthy", 1.0, "uncordon_node done by ann: its fan"),
+        ([incident(), eviction(), cordoned(kind="uncordon_node")], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
+        ([incident(), eviction(), said("uncordon"), cordoned(kind="uncordon_node")], "healthy", 3.0,
+         "uncordon_node done by ann: its fan"),
         ([words.set_healthy("n7", "", "bob", 0.0), incident()], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
     ],
 )  # fmt: skip

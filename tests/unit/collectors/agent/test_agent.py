@@ -146,6 +146,47 @@ def test_a_disk_that_keeps_no_positions_ends_no_agent(rig: Rig, caplog: pytest.L
     assert json.loads((rig.folder / "state" / POSITIONS).read_text())["a"] == {"read": 2}
 
 
+def test_positions_are_written_once_a_second_but_at_once_behind_a_fact_and_at_the_end(rig: Rig) -> None:
+    def kept() -> object:
+        return json.loads((rig.folder / "state" / POSITIONS).read_text())["a"]
+
+    rig.collector().interval_s = 0.2
+    rig.give(log_record(1))
+    rig.step()
+    rig.give(log_record(2))
+    rig.step(0.2)
+    assert (kept(), rig.lines()) == ({"read": 1}, [1, 2])
+    rig.give(EventRecord(id="e", job="job", node="node0", time_s=1.0, kind="xid"))
+    rig.step(0.2)
+    assert kept() == {"read": 3}
+    rig.give(log_record(4))
+    rig.step(0.2)
+    assert kept() == {"read": 3}
+    rig.step(0.8)
+    assert kept() == {"read": 4}, "without anything new"
+    rig.give(log_record(5))
+    rig.step(0.2)
+    rig.agent.close()
+    assert kept() == {"read": 5}
+
+
+def test_a_round_at_which_nobody_had_a_turn_asks_nothing_of_the_bus(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.give(log_record(1))
+    rig.step()
+    drains: list[float] = []
+    really = rig.agent._delivery.drain
+    monkeypatch.setattr(rig.agent._delivery, "drain", lambda: drains.append(rig.clock.monotonic_s()) or really())
+    rig.step(0.2)
+    assert drains == []
+    rig.step(0.8)
+    assert len(drains) == 1
+    rig.bus.away = True
+    rig.give(log_record(2))
+    rig.step()
+    rig.step(0.2)
+    assert len(drains) == 3, "what waits on the disk is brought on at each round"
+
+
 def test_a_restart_hands_positions_back(rig: Rig) -> None:
     rig.give(log_record(1), log_record(2))
     rig.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from pathlib import Path
 
@@ -9,12 +10,22 @@ import psutil
 import pytest
 
 from collectors.host.collector import HostCollector
-from collectors.host.proc_files import nfs_mounts, numbered_lines, pressure_seconds, rank_usage
+from collectors.host.proc_files import (
+    core_times,
+    disk_books,
+    nfs_mounts,
+    numbered_lines,
+    pressure_seconds,
+    rank_usage,
+    read_whole,
+)
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.protocols import Scope
 from trainwarden.records import MetricsRecord
+
+_IOWAIT = 4  # the one counter that may fall (proc_stat(5))
 
 
 def look(collector: HostCollector, clock: ManualClock) -> dict[str, dict[str, float]]:
@@ -118,12 +129,84 @@ def test_pressure(tmp_path: Path) -> None:
 
 
 def test_numbered_lines(tmp_path: Path) -> None:
-    write(tmp_path, "vmstat", "oom_kill_other 4\nno_oom_kill 5\noom_kill 3\n\njunk\n")
-    assert numbered_lines(str(tmp_path / "vmstat"), ("oom_kill", "pswpin")) == {"oom_kill": 3.0}
-    write(tmp_path, "meminfo", "SwapTotal:        2048 kB\nSwapFree:\t1024 kB")
-    found = numbered_lines(str(tmp_path / "meminfo"), ("SwapFree", "SwapTotal", "Swap"))
+    vmstat = b"oom_kill_other 4\nno_oom_kill 5\noom_kill 3\n\njunk\n"
+    assert numbered_lines(vmstat, ("oom_kill", "pswpin")) == {"oom_kill": 3.0}
+    found = numbered_lines(b"SwapTotal:        2048 kB\nSwapFree:\t1024 kB", ("SwapFree", "SwapTotal", "Swap"))
     assert found == {"SwapTotal": 2048.0, "SwapFree": 1024.0}
-    assert numbered_lines(str(tmp_path / "absent"), ("oom_kill",)) == {}
+    assert numbered_lines(read_whole(str(tmp_path / "absent")), ("oom_kill",)) == {}
+
+
+def test_a_long_file_is_read_whole(tmp_path: Path) -> None:
+    write(tmp_path, "stat", "x" * 200_000)
+    assert len(read_whole(str(tmp_path / "stat"))) == 200_000
+    assert read_whole(str(tmp_path)) == b"", "a folder"
+
+
+def test_each_file_of_the_host_is_read_once_a_tick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = ManualClock()
+    collector = HostCollector(HostCollector.Config(), Scope(job="j", node="n", run_dir=str(tmp_path)), clock)
+    look(collector, clock)
+    opened: list[str] = []
+    for module, name in ((os, "open"), (builtins, "open")):
+        really = getattr(module, name)
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda path, *rest, _really=really, **more: opened.append(str(path)) or _really(path, *rest, **more),
+        )
+    look(collector, clock)
+    read = [path for path in opened if path.startswith("/proc/")]
+    assert "/proc/stat" in read
+    assert sorted(read) == sorted(set(read))
+
+
+def test_processors_and_disks_are_what_psutil_says_of_them(tmp_path: Path) -> None:
+    """Its slow and plain twin, asked before and after."""
+    before = psutil.cpu_times(percpu=True), psutil.disk_io_counters(perdisk=True, nowrap=False)
+    cores, disks = core_times(read_whole("/proc/stat")), disk_books(read_whole("/proc/diskstats"))
+    after = psutil.cpu_times(percpu=True), psutil.disk_io_counters(perdisk=True, nowrap=False)
+    hundred = os.sysconf("SC_CLK_TCK")
+    assert len(cores) == len(before[0])
+    for core, low, high in zip(cores, before[0], after[0], strict=True):
+        assert all(low[field] <= core[field] / hundred <= high[field] for field in range(8) if field != _IOWAIT)
+    for name, high in after[1].items():
+        low, disk = before[1][name], disks[name]
+        assert low.read_bytes <= disk.read_bytes <= high.read_bytes
+        assert low.write_bytes <= disk.write_bytes <= high.write_bytes
+        assert low.read_count + low.write_count <= disk.operations <= high.read_count + high.write_count
+        assert low.read_time + low.write_time <= disk.waited_s * 1e3 <= high.read_time + high.write_time
+        assert low.busy_time <= disk.busy_s * 1e3 <= high.busy_time
+
+
+def test_shares_of_two_cores_and_a_disk(
+    ranks: tuple[HostCollector, ManualClock, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector, clock, proc = ranks
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: ["sda"] if path == "/sys/block" else listdir(path))
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    write(proc, "stat", "cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\ncpu1 9 0 0 0 0 0 0 0 0 0\nintr 5 cpu\n")
+    write(
+        proc,
+        "diskstats",
+        "   8 0 sda 10 0 4 20 10 0 8 20 0 100 40 0\n   8 1 sda1 1 1 1 1 1 1 1 1 1 1 1\n   8 16 short 1\n",
+    )
+    write(proc, "meminfo", "MemTotal: 4 kB\nMemAvailable: 1 kB\n")
+    first = look(collector, clock)
+    assert first["disk:sda"] == {"host_disk_read_bytes": 2048.0, "host_disk_write_bytes": 4096.0}
+    assert (first["host"]["host_memory_used_ratio"], first["host"]["host_memory_total_bytes"]) == (0.75, 4096.0)
+    # Of core 0: 50 user, 10 each of system, iowait, irq, steal, 10 idle; core 1 is idle.
+    write(proc, "stat", "cpu  0 0\ncpu0 50 0 10 10 10 10 0 10 0 0\ncpu1 9 0 0 100 0 0 0 0 0 0\nintr 5\n")
+    write(proc, "diskstats", "   8 0 sda 15 0 4 30 15 0 8 60 0 600 40 0\n")
+    second = look(collector, clock)
+    host = {name: value for name, value in second["host"].items() if "cpu" in name or "cores" in name}
+    assert host == pytest.approx({
+        "host_cores_count": 2.0, "host_cpu_system_ratio": 0.1, "host_cpu_iowait_ratio": 0.05,
+        "host_cpu_steal_ratio": 0.05, "host_cpu_utilization_ratio": 0.4, "host_cpu_busiest_core_ratio": 0.8,
+        "host_cpu_saturated_cores_ratio": 0.0,
+    })  # fmt: skip
+    assert second["disk:sda"]["host_disk_latency_seconds"] == pytest.approx(0.005)
+    assert second["disk:sda"]["host_disk_busy_ratio"] == pytest.approx(0.5)
 
 
 def test_swap_is_what_psutil_says_of_it(tmp_path: Path) -> None:

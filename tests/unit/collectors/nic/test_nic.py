@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from collectors.nic.collector import NicCollector
 from collectors.nic.ethtool import choose
+from collectors.nic.port_files import OpenFiles, PortFiles
 from tests.doubles import ManualClock
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord
@@ -288,3 +291,57 @@ def test_no_port_at_all_is_one_sentence(sysfs: Sysfs) -> None:
 )
 def test_driver_counters_are_chosen_by_name(names: list[str], expected: dict[str, tuple[int, ...]]) -> None:
     assert choose(names) == expected
+
+
+def test_a_files_second_reading_opens_nothing(sysfs: Sysfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    sysfs.ethernet("eth0", rx_bytes=1)
+    sysfs.rdma("mlx5_0", link_downed=0, np_cnp_sent=9)
+    collector = collector_over(sysfs)
+    look(collector)
+    opened: list[str] = []
+    really = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or really(path, *rest))
+    sysfs.ethernet("eth0", rx_bytes=2)
+    assert look(collector)[0]["eth0"]["nic_receive_bytes"] == 2.0
+    assert not [path for path in opened if os.path.exists(path)], "only what was not there is looked for again"
+
+
+def test_an_interface_under_the_name_of_another_is_not_taken_for_it(sysfs: Sysfs) -> None:
+    sysfs.ethernet("eth0", rx_bytes=1)
+    sysfs.ethernet("eth1", rx_bytes=2)
+    collector = collector_over(sysfs)
+    look(collector)
+    net = sysfs.root / "class" / "net"
+    for old, new in (("eth0", "away"), ("eth1", "eth0"), ("away", "eth1")):
+        (net / old).rename(net / new)
+    values, events = look(collector)
+    assert [values[name]["nic_receive_bytes"] for name in ("eth0", "eth1")] == [2.0, 1.0]
+    assert events == []
+
+
+def test_a_port_keeps_no_more_files_open_than_it_may_and_none_in_the_end(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text("7\n")
+    opened, before = OpenFiles(), len(os.listdir("/proc/self/fd"))
+    assert opened.most > 100
+    opened.most = 2
+    port = PortFiles(str(tmp_path), opened)
+    for _ in range(2):
+        assert port.numbers(".", {"a": "x", "b": "y", "c": "z", "d": "absent"}) == {"x": 7.0, "y": 7.0, "z": 7.0}
+        assert (opened.kept, len(os.listdir("/proc/self/fd"))) == (2, before + 2)
+    port.close()
+    port.close()
+    assert (opened.kept, len(os.listdir("/proc/self/fd"))) == (0, before)
+
+
+def test_ports_that_go_take_their_files_along(sysfs: Sysfs) -> None:
+    sysfs.ethernet("eth0", rx_bytes=1)
+    sysfs.rdma("mlx5_0", link_downed=0)
+    collector = collector_over(sysfs)
+    before = len(os.listdir("/proc/self/fd"))
+    look(collector)
+    assert len(os.listdir("/proc/self/fd")) > before
+    shutil.rmtree(sysfs.root)
+    _, events = look(collector)
+    assert [event.kind for event in events] == ["link_down", "link_down"]
+    assert len(os.listdir("/proc/self/fd")) == before

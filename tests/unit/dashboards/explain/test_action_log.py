@@ -8,14 +8,16 @@ import msgspec
 
 from dashboards.explain.action_log import ActionLog, entry_lines, entry_object, taken, word_line, word_object
 from tests.engine_doubles import Rig
+from trainwarden.commands.trust import Trust
+from trainwarden.commands.words import on_node
 from trainwarden.launching import Capabilities
-from trainwarden.records import CommandRecord, Record, Suspect
+from trainwarden.records import CommandRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 
 def log_of(rig: Rig, **more: Any) -> ActionLog:
     """The log of all that is on the rig's bus, as `trainwarden actions` reads it."""
-    return taken([m.record for topic in (INCIDENTS, COMMANDS, ACTIONS) for m in rig.bus.read(topic)], **more)
+    return taken([m for topic in (INCIDENTS, COMMANDS, ACTIONS) for m in rig.bus.read(topic)], Trust(), **more)
 
 
 def asked(mode: str = "confirm") -> Rig:
@@ -29,6 +31,23 @@ def asked(mode: str = "confirm") -> Rig:
     )
     rig.tell(rig.incident("i1", "gpu_lost", suspects=suspects, votes={"hard_event": 1.0}, metrics=("gpu_ecc",)))
     return rig
+
+
+def test_what_a_person_asked_for_names_that_person_and_no_incident() -> None:
+    rig = Rig(mode="confirm")
+    rig.launcher.able = Capabilities(can=frozenset({"cordon"}))
+    rig.tell(on_node("cordon", "n0", "job", "ann", at_s=1000.0, why="its fan is loud"))
+    log = log_of(rig)
+    (entry,), (word,) = log.entries(), log.words()
+    assert list(entry_lines(entry)) == [
+        f"1970-01-01 00:16:40 UTC cordon_node of node n0 of job job is done ({word.command.id}/cordon/1)",
+        "    why: its fan is loud",
+        "    by: the engine, as ann had said",
+        "    when: started 1970-01-01 00:16:40 UTC, done 1970-01-01 00:16:40 UTC",
+    ]
+    assert word_line(word) == "1970-01-01 00:16:40 UTC ann said cordon of job job, node n0: its fan is loud"
+    told = entry_object(entry)
+    assert (told["incident"], told["command"], told["by"]) == (None, word.command.id, "ann")
 
 
 def test_who_what_when_why_on_what_evidence_and_approved_by_whom() -> None:
@@ -51,7 +70,7 @@ def test_who_what_when_why_on_what_evidence_and_approved_by_whom() -> None:
     ]
     told = entry_object(entry)
     assert told["approved_by"] == "someone"
-    assert told["word"] == {"kind": "approve", "by": "someone", "at_s": 1005.0}
+    assert told["word"] == {"kind": "approve", "by": "someone", "at_s": 1005.0, "signed_by": None}
     assert [(step["outcome"], step["at_s"]) for step in told["history"]] == [
         ("proposed", 1000.0), ("started", 1005.0), ("done", 1005.0),
     ]  # fmt: skip
@@ -101,15 +120,15 @@ def test_words_that_are_about_more_than_one_action() -> None:
         "1970-01-01 00:50:00 UTC engine said latch of job a: 2 nodes were taken out",
     ]
     assert word_object(words[0])["job"] is None
-    assert [word.kind for word in log_of(rig, job="b").words()] == ["stop", "silence"]
+    assert [word.command.kind for word in log_of(rig, job="b").words()] == ["stop", "silence"]
 
 
 def test_the_same_record_twice_is_one_step_and_old_ones_can_be_left_out() -> None:
     rig = asked()
-    records: list[Record] = [m.record for topic in (INCIDENTS, ACTIONS) for m in rig.bus.read(topic)]
-    assert len(taken([*records, *records]).entries()[0].records) == 1
-    assert taken(records, since_s=1001.0).entries() == []
-    assert taken(records, job="other").entries() == []
+    messages = [m for topic in (INCIDENTS, ACTIONS) for m in rig.bus.read(topic)]
+    assert len(taken([*messages, *messages], Trust()).entries()[0].records) == 1
+    assert taken(messages, Trust(), since_s=1001.0).entries() == []
+    assert taken(messages, Trust(), job="other").entries() == []
 
 
 def test_what_others_wrote_is_shown_and_not_obeyed() -> None:
@@ -123,6 +142,6 @@ def test_what_others_wrote_is_shown_and_not_obeyed() -> None:
 
 def test_an_action_whose_incident_is_gone_says_so() -> None:
     rig = asked()
-    (entry,) = taken([m.record for m in rig.bus.read(ACTIONS)]).entries()
+    (entry,) = taken(rig.bus.read(ACTIONS), Trust()).entries()
     assert "    evidence: the incident is no longer kept" in list(entry_lines(entry))
     assert entry_object(entry)["evidence"] is None

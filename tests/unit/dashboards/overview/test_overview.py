@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
 from dashboards.overview.overview import FORGET_NODE_S, FORGET_S, MAX_JOBS, Overview
@@ -12,6 +13,8 @@ from dashboards.web.objects import job_object
 from tests.doubles import ManualClock
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.commands.keys import Trusted, new_signer
+from trainwarden.commands.trust import Trust
 from trainwarden.parallelism.claim import Claim, event_fields
 from trainwarden.protocols import Message
 from trainwarden.records import CommandRecord, EventRecord, IterationRecord
@@ -20,7 +23,7 @@ from trainwarden.service_loop import ServiceLoop
 from trainwarden.topics import ACTIONS, INCIDENTS, ITERATIONS, VERDICTS, topic_of
 
 
-def command(kind: str, job: str = "*", **more: str) -> CommandRecord:
+def command(kind: str, job: str = "*", **more: str | float) -> CommandRecord:
     return CommandRecord(id=f"c/{kind}", job=job, at_s=NOW_S, kind=kind, by="somebody", **more)  # type: ignore[arg-type]
 
 
@@ -41,6 +44,18 @@ def test_a_record_that_comes_twice_counts_once():
     job = overview.jobs["j"]
     assert (overview.news, dict(job.incidents_total)) == (news, {("hang", "sev2"): 1})
     assert dict(job.actions_total) == {("restart_process", "proposed"): 1, ("restart_process", "done"): 1}
+
+
+def test_words_that_do_not_count_stop_silence_and_approve_nothing():
+    ann = new_signer("ann")
+    overview = Overview(ManualClock(NOW_S), Trust([Trusted("ann", frozenset({"stop", "act"}), ann.public)]))
+    words = [command("stop"), command("approve", action="a"), command("silence", until_s=2 * NOW_S)]
+    messages = [Message("trainwarden.commands", 0, n, NOW_S, "*", one) for n, one in enumerate(words)]
+    overview.handle(messages)
+    assert (overview.stopped_by(), overview.said, overview.silences.standing(NOW_S)) == (None, {}, [])
+    stop = ann.sign(msgspec.structs.replace(command("stop"), by="ann"), NOW_S)
+    overview.handle([Message("trainwarden.commands", 0, 3, NOW_S, "*", stop)])
+    assert overview.stopped_by() == "ann"
 
 
 def test_partitions_have_offsets_of_their_own():

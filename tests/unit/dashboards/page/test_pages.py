@@ -19,11 +19,11 @@ from tests.asgi import Answer, ask
 from tests.doubles import ManualClock
 from tests.page_world import EVIL, NOW_S, Told, hostile, incident, overview_of, proposed, world
 from trainwarden.protocols import Message
-from trainwarden.records import CommandRecord
+from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
-ACT, OBSERVE = "a-token-that-may-act", "a-token-that-may-look"
+ACT, OBSERVE, APPROVE = "a-token-that-may-act", "a-token-that-may-look", "a-token-that-may-approve"
 VOID = {"meta", "link", "br", "input", "img", "hr"}
 
 
@@ -35,7 +35,8 @@ class Site:
         self.asked_s: list[float] = []
         self._told = list(told)
         clock = ManualClock(NOW_S)
-        tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe")})
+        tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe"),
+                         digest_of(APPROVE): Person("pager", "approve")})  # fmt: skip
         pages = Pages(overview, clock, self._logs)
         self.said: list[CommandRecord] = []
         parts = Parts(
@@ -118,6 +119,10 @@ def test_only_who_may_act_gets_buttons_and_they_name_the_plan(site: Site) -> Non
     assert 'data-post="/api/v1/actions/rebalance%2F1/approve"' in text
     assert "{&#34;plan_digest&#34;: &#34;5f0c9a1be2d34477&#34;}" in text
     assert "data-post" not in site.get("/jobs/llama-70b", OBSERVE).text
+    approver = site.get("/jobs/llama-70b", APPROVE).text
+    assert 'data-post="/api/v1/actions/rebalance%2F1/approve"' in approver
+    assert 'data-post="/api/v1/stop"' in site.get("/").text
+    assert 'data-post="/api/v1/stop"' not in site.get("/", APPROVE).text
 
 
 def test_a_job_has_charts_with_a_table_beside_each(site: Site) -> None:
@@ -190,3 +195,14 @@ def test_a_stop_is_shown_with_who_said_it() -> None:
     assert "Acting is stopped</strong> by &lt;b&gt;ada&lt;/b&gt;" in text
     assert 'data-post="/api/v1/resume"' in text
     assert 'data-post="/api/v1/stop"' not in text
+
+
+def test_what_a_person_asked_for_leads_to_no_incident() -> None:
+    action = ActionRecord(
+        id="command/c/cordon/1", command="command/c", job="llama-70b", kind="cordon_node", outcome="done", at_s=NOW_S,
+        why="its fan is loud", plan={"nodes": ["node-03"]}, by="ann",
+    )  # fmt: skip
+    page = Site(overview_of([*world(), (NOW_S, action.job, action)])).get("/jobs/llama-70b")
+    assert page.status == 200
+    assert "cordon_node" in page.text
+    assert "its fan is loud</td>" in page.text

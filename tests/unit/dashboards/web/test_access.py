@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.web.access import Person, Tokens, digest_of
+from dashboards.web.access import Person, Role, Tokens, digest_of
 from trainwarden.errors import ConfigError
 
 
@@ -26,16 +26,33 @@ def test_who_a_token_stands_for(tmp_path):
 
 
 def test_roles():
-    assert [Person("x", role).may(needed) for role in ("observe", "act") for needed in ("observe", "act")] == [
-        True, False, True, True,
+    roles: tuple[Role, ...] = ("observe", "approve", "act")
+    assert [Person("x", role).may(needed) for role in roles for needed in roles] == [
+        True, False, False, True, True, False, True, True, True,
     ]  # fmt: skip
+
+
+def test_a_file_for_each_role_and_no_token_in_two_of_them(tmp_path):
+    paths = [tmp_path / role for role in ("observe", "approve")]
+    for path in paths:
+        path.write_text(f"{path.name}r {path.name} token-of-the-{path.name}r\n")
+        path.chmod(0o600)
+    tokens = Tokens.of_files(paths)
+    assert tokens.who("token-of-the-approver") == Person("approver", "approve")
+    assert tokens.who("token-of-the-observer") == Person("observer", "observe")
+    paths[0].write_text("ann observe token-of-the-approver\n")
+    with pytest.raises(ConfigError, match="the token of approver stands in another file as well"):
+        Tokens.of_files(paths)
+    paths[0].write_text("ann observe a-long-long-token\nann act a-long-long-token\n")
+    with pytest.raises(ConfigError, match="line 2: the token of ann stands above as well"):
+        Tokens.of_files(paths)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("ann act", "a line is NAME ROLE TOKEN"),
-        ("ann root a-long-long-token", "the role is observe or act, not 'root'"),
+        ("ann root a-long-long-token", "the role is observe, approve or act, not 'root'"),
         ("ann act short", "16 characters at least"),
         ("ann act ein-schlüssel-mit-ü", "ASCII characters"),
         ("", "holds no token"),

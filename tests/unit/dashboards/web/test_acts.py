@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.doubles import metric_value
-from tests.web_doubles import NOW_S, OBSERVE, Web, action, incident
+from tests.web_doubles import APPROVE as APPROVER
+from tests.web_doubles import NOW_S, OBSERVE, Web, action, heartbeat, incident
 
 ID = "i1/restart_process/1"
 APPROVE, DENY = f"/api/v1/actions/{ID}/approve", f"/api/v1/actions/{ID}/deny"
@@ -44,6 +45,48 @@ def test_said_before_this_server_started(web):
     again = later.act(APPROVE, {"plan_digest": "d1"})
     assert (again.status_code, again.json()) == (202, said.json())
     assert later.published == []
+
+
+@pytest.mark.parametrize("job", [None, "llama"])
+def test_the_brake_on_nodes_is_reset(web, job):
+    assert web.act("/api/v1/reset", {} if job is None else {"job": job}).json()["command"]["job"] == job
+    (told,) = web.published
+    assert (told.kind, told.job, told.by) == ("reset", job or "*", "on-call")
+
+
+def test_words_on_a_node(web):
+    web.tell(heartbeat("n7", job="old"))
+    web.clock.sleep(1.0)
+    web.tell(heartbeat("n7", job="llama"))
+    assert web.act("/api/v1/nodes/n7/set-healthy", {"why": "burnt in"}).json()["command"]["node"] == "n7"
+    assert web.act("/api/v1/nodes/n7/cordon", {"why": "its fan"}).status_code == 202
+    assert web.act("/api/v1/nodes/n7/uncordon", {"job": "bert"}).json()["command"]["job"] == "bert"
+    assert [(one.kind, one.job, one.node, one.why, one.by) for one in web.published] == [
+        ("set_healthy", "*", "n7", "burnt in", "on-call"),
+        ("cordon", "llama", "n7", "its fan", "on-call"),
+        ("uncordon", "bert", "n7", "", "on-call"),
+    ]
+
+
+def test_a_node_that_was_taken_out_is_reached_through_the_job_that_it_was_in(web):
+    plan = {"nodes": ["n7"]}
+    web.tell(action("i1/evict/1", kind="evict_node", outcome="done", plan=plan, finished_at_s=NOW_S))
+    assert web.act("/api/v1/nodes/n7/uncordon", {}).json()["command"]["job"] == "j"
+
+
+@pytest.mark.parametrize("word", ["set-healthy", "cordon", "uncordon"])
+def test_words_on_a_node_that_are_refused(web, word):
+    assert web.act(f"/api/v1/nodes/n7/{word}", {}, token=OBSERVE).status_code == 403
+    assert web.act(f"/api/v1/nodes/n7/{word}", {"for": 1}).status_code == 400
+    assert web.act(f"/api/v1/nodes/n%07/{word}", {}).status_code == 422
+    assert web.act(f"/api/v1/nodes/{'n' * 513}/{word}", {}).status_code == 422
+    assert web.published == []
+    if word != "set-healthy":
+        said = web.act(f"/api/v1/nodes/n99/{word}", {})
+        told = "nothing was heard of node n99: name a job that its launcher runs"
+        assert (said.status_code, said.json()["detail"]) == (422, told)
+    web.away = True
+    assert web.act(f"/api/v1/nodes/n7/{word}", {} if word == "set-healthy" else {"job": "j"}).status_code == 503
 
 
 def test_another_plan_stands(web):
@@ -97,6 +140,23 @@ def test_who_only_looks_may_not_act(web):
     for path in (APPROVE, DENY, "/api/v1/stop", "/api/v1/resume", "/api/v1/silences"):
         assert web.act(path, {"plan_digest": "d1"}, token=OBSERVE).status_code == 403
     assert web.published == []
+
+
+def test_who_approves_may_not_act(web):
+    for path in ("/api/v1/stop", "/api/v1/resume", "/api/v1/silences", "/api/v1/nodes/n7/cordon"):
+        assert web.act(path, {}, token=APPROVER).status_code == 403
+    assert web.published == []
+    for path in (APPROVE, DENY):
+        assert web.act(path, {"plan_digest": "d1"}, token=APPROVER).status_code == 202
+    assert {one.by for one in web.published} == {"pager"}
+
+
+def test_a_word_that_the_engine_would_not_hear_from_here_is_refused_with_the_reason(web):
+    web.refused = "stop: the engine would not hear it: it is not signed"
+    for path, body in ((APPROVE, {"plan_digest": "d1"}), ("/api/v1/stop", None)):
+        response = web.act(path, body)
+        assert (response.status_code, response.json()["detail"]) == (403, web.refused)
+    assert (web.published, web.overview.said) == ([], {})
 
 
 def test_the_bus_is_away(web):

@@ -11,6 +11,7 @@ import pytest
 
 from dashboards.web.hooks import HookSecrets
 from tests.doubles import metric_value
+from tests.web_doubles import APPROVE as APPROVER
 from tests.web_doubles import NOW_S, OBSERVE, Web, action, incident
 from trainwarden.errors import ConfigError
 from trainwarden.signing import read_secret, signature
@@ -142,7 +143,15 @@ def test_no_batch_of_alerts(web, body):
     assert web.act("/hooks/alertmanager", body).status_code in (400, 413)
 
 
-def test_alertmanager_needs_a_token_of_role_act(web):
+def test_an_alert_may_approve_with_a_token_for_that_and_silence_nothing(web):
+    silence = {"trainwarden_action": "maintenance", "trainwarden_for_s": "3600"}
+    said = web.act("/hooks/alertmanager", batch(alert(silence, node="n7"), alert(APPROVE)), token=APPROVER)
+    assert outcomes(said) == {"refused": 1, "approve": 1}
+    assert said.json()["refused"] == ["a silence takes the role 'act'; this token's is 'approve'"]
+    assert [one.kind for one in web.published] == ["approve"]
+
+
+def test_alertmanager_needs_a_token_that_may_more_than_look(web):
     assert web.act("/hooks/alertmanager", batch(), token=OBSERVE).status_code == 403
     assert web.client.post("/hooks/alertmanager", json=batch()).status_code == 401
 

@@ -124,6 +124,38 @@ def test_jobs_and_nodes(web):
     assert web.ask("/api/v1/jobs")["jobs"][0]["state"] == "silent"
 
 
+def test_a_node_that_is_out_says_since_when_why_and_by_whom(web):
+    """Also without heartbeats: its agent may go away with it."""
+    out = action("command/c/cordon/1", incident=None, command="command/c", kind="cordon_node", outcome="done", by="ann",
+                 plan={"nodes": ["n7"]}, why="its fan is loud", finished_at_s=NOW_S)  # fmt: skip
+    web.tell(heartbeat("n0"), out)
+    n0, n7 = web.ask("/api/v1/nodes")["nodes"]
+    assert (n0["state"], n0["since_s"], n0["why"], n0["history"]) == ("healthy", None, None, [])
+    assert (n7["node"], n7["state"], n7["since_s"], n7["seen_s"]) == ("n7", "cordoned", NOW_S, None)
+    assert n7["why"] == "cordon_node done by ann: its fan is loud"
+    assert [(one["what"], one["by"], one["job"]) for one in n7["history"]] == [("cordon_node done", "ann", "j")]
+    back = action("command/d/uncordon/1", incident=None, command="command/d", kind="uncordon_node", outcome="done",
+                  plan={"nodes": ["n7"]}, finished_at_s=NOW_S)  # fmt: skip
+    web.tell(back)
+    assert [one["node"] for one in web.ask("/api/v1/nodes")["nodes"]] == ["n0"]
+
+
+def test_what_nodes_went_through_is_forgotten_after_a_week(web):
+    web.tell(
+        *(
+            incident(
+                f"i{n}", state="closed", closed_at_s=NOW_S, suspects=(Suspect(score=1.0, reason="r", node=f"n{n}"),)
+            )
+            for n in range(50)
+        )
+    )
+    assert len(web.overview.nodes._nodes) == 50
+    web.clock.sleep(8 * 86_400.0)
+    web.tell(heartbeat("n0", time_s=web.clock.now_s()))
+    assert set(web.overview.nodes._nodes) == {"n0"}
+    assert web.overview.nodes._first == {}
+
+
 def test_ready_once_the_bus_is_read_and_while_it_answers(web):
     assert web.client.get("/readyz").status_code == 503
     web.overview.ready = True

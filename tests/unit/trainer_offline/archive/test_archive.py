@@ -269,6 +269,10 @@ def test_pandas_reads_values_and_absence_as_they_were(tmp_path: Path) -> None:
     log.put(ActionRecord(
         id="a", incident="i", job="job0", kind="restart_job", outcome="done", at_s=NOON_S, why="w", plan={"x": [1]}
     ))  # fmt: skip
+    log.put(ActionRecord(
+        id="command/c/cordon/1", command="command/c", job="job0", kind="cordon_node", outcome="done", at_s=NOON_S,
+        why="w",
+    ))  # fmt: skip
     archived(log, tmp_path)
     metrics = pd.read_parquet(tmp_path / "metrics")
     wide = metrics[metrics.job == "job1"].pivot_table(
@@ -283,7 +287,9 @@ def test_pandas_reads_values_and_absence_as_they_were(tmp_path: Path) -> None:
     verdict = pd.read_parquet(tmp_path / "verdicts").iloc[0]
     assert (verdict.suspect_rank, json.loads(verdict.record)["votes"]["lof"]["score"]) == (3, 0.9)
     assert pd.read_parquet(tmp_path / "incidents").kind.tolist() == ["hang"]
-    assert json.loads(pd.read_parquet(tmp_path / "actions").record[0])["plan"] == {"x": [1]}
+    actions = pd.read_parquet(tmp_path / "actions")
+    assert json.loads(actions.record[0])["plan"] == {"x": [1]}
+    assert actions.incident.isna().tolist() == [False, True]  # a person's word has a command in its place
 
 
 def test_compaction_leaves_one_file_a_day_and_every_row(tmp_path: Path) -> None:

@@ -519,3 +519,22 @@ def test_people_s_words_never_make_room_for_measurements(tmp_path: Path) -> None
     assert [message.record.id for message in bus.read(COMMANDS)] == ["c"]  # type: ignore[attr-defined]
     assert list(bus.read(EVENTS)) == []
     bus.close()
+
+
+def test_a_flush_asks_sqlite_for_nothing_but_the_transaction(bus: EmbeddedBus) -> None:
+    bus.publish(EVENTS, "a", event(1))
+    bus.flush(timeout_s=5.0)
+    said: list[str] = []
+    bus._store.db.set_trace_callback(said.append)
+    bus.publish(EVENTS, "a", event(2))
+    bus.flush(timeout_s=5.0)
+    assert [words.split()[0] for words in said] == ["BEGIN", "SELECT", "INSERT", "UPDATE", "COMMIT"]
+
+
+def test_a_short_wait_of_one_transaction_is_not_that_of_the_next_reader(bus: EmbeddedBus) -> None:
+    waits = []
+    for timeout_s in (5.0, 0.01, 0.01, 3.0):
+        bus.publish(EVENTS, "a", event(1))
+        bus.flush(timeout_s=timeout_s)
+        waits.append(bus._store.db.execute("PRAGMA busy_timeout").fetchone()[0])
+    assert waits == [5_000, 10_000, 10_000, 3_000]

@@ -10,6 +10,7 @@ import typer
 from trainwarden.cli.ask.jobs_on_bus import open_bus
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.speak import heard
 from trainwarden.cli.shared.words import moment
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.protocols import Scope
@@ -38,12 +39,12 @@ def nodes(
     from actions.nodes.states import NodeStates
     from dashboards.explain.sentences import line
 
-    voice, now_s, states = Voice(json), time.time(), NodeStates()
+    voice, now_s, states, settings = Voice(json), time.time(), NodeStates(), load(config)
     with open_bus(bus, config) as connected:
         for topic, from_s in ((COMMANDS, None), (INCIDENTS, None), (ACTIONS, None), (HEARTBEATS, now_s - HEARD_S)):
-            for message in connected.read(topic, from_time_s=from_s):
+            messages = connected.read(topic, from_time_s=from_s)
+            for message in heard(messages, settings) if topic is COMMANDS else messages:
                 states.take(message.record, message.time_s)
-    settings = load(config)
     why_not = _ask_launcher(states, settings, now_s)
     told = [one for one in states.objects(now_s) if node in (None, one["node"])]
     for one in told:

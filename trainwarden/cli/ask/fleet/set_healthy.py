@@ -9,12 +9,12 @@ import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.machine import user
-from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json, KeyFile
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.speak import speak
 from trainwarden.commands import words
 from trainwarden.errors import ConfigError
 from trainwarden.settings import load
-from trainwarden.topics import COMMANDS
 
 
 def set_healthy(
@@ -22,6 +22,7 @@ def set_healthy(
     *,
     why: Annotated[str, typer.Option(help="For the log, such as the test that it passed.")] = "",
     bus: BusAddress = None,
+    key: KeyFile = None,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
@@ -31,11 +32,9 @@ def set_healthy(
     """
     if not node.strip() or not node.isprintable():
         raise ConfigError("set-healthy: name one node; `trainwarden nodes` lists them")
-    voice = Voice(json)
+    voice, settings = Voice(json), load(config)
     with open_bus(bus, config) as connected:
-        command = words.set_healthy(node, why, user(), time.time())
-        connected.publish(COMMANDS, command.job, command)
-        connected.flush()
-    voice.say(f"said to the engines on {address_of(bus, load(config), None)}: {node} is healthy")
+        command = speak(connected, words.set_healthy(node, why, user(), time.time()), key, settings)
+    voice.say(f"said to the engines on {address_of(bus, settings, None)}: {node} is healthy")
     voice.answer({"command": {"id": command.id, "kind": command.kind, "node": command.node}})
     return 0

@@ -69,6 +69,7 @@ def test_without_the_token_nothing_is_told_but_that_it_lives(token):
         b"{",
         b"\xff",
         b"[]",
+        b'{"\x80":1}',
         b'{"job":"j"}',
         b'{"job":"","holder":"a"}',
         b'{"job":"j","holder":"a","want":"more"}',

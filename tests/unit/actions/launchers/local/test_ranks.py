@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actions.launchers.local.ranks import Place, RanksOutput, check_command, environment, exit_code
+from actions.launchers.local.ranks import Place, RanksOutput, World, check_command, environment, exit_code
 
 PLACE = Place(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
 
@@ -90,3 +90,15 @@ def test_a_reader_that_stands_still_holds_up_nobody_who_has_news(tmp_path: Path)
     output.close()
     os.close(show)
     os.close(reading)
+
+
+def test_ranks_of_one_of_several_machines_are_numbered_over_all_of_them_as_torchrun_does() -> None:
+    world = World(node_rank=2, nodes=4, master="10.0.0.1", port=29500, interface="eth1")
+    made = environment(PLACE, 2 * PLACE.ranks + 1, 0, world, {})
+    assert made["RANK"] == made["ROLE_RANK"] == str(2 * PLACE.ranks + 1)
+    assert made["WORLD_SIZE"] == made["ROLE_WORLD_SIZE"] == str(4 * PLACE.ranks)
+    assert (made["LOCAL_RANK"], made["LOCAL_WORLD_SIZE"]) == ("1", str(PLACE.ranks))
+    assert (made["GROUP_RANK"], made["GROUP_WORLD_SIZE"]) == ("2", "4")
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("10.0.0.1", "29500")
+    assert made["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert environment(PLACE, 0, 0, world, {"GLOO_SOCKET_IFNAME": "mine"})["GLOO_SOCKET_IFNAME"] == "mine"

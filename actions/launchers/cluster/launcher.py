@@ -1,0 +1,251 @@
+"""One node's launcher of a job on several: its ranks, its reports, and the leader's part while it holds the lease."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actions.launchers.cluster import places
+from actions.launchers.cluster.leading import Leading
+from actions.launchers.cluster.lease_host import LeaseHost
+from actions.launchers.cluster.orders import NodeOrders, Ranks
+from actions.launchers.cluster.reporter import Reporter
+from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
+from actions.launchers.leases.client import LeaseClient, LeaseKeeper
+from actions.launchers.leases.elector import LeaderElector
+from actions.launchers.leases.fence import Allegiance, EpochFence
+from actions.launchers.leases.questions import LOOPBACK, QuestionServer
+from actions.launchers.local.node_runner import NodeRunner
+from actions.launchers.local.ranks import Place, World, check_command
+from actions.launchers.local.run_events import EventFile
+from trainwarden import rundir
+from trainwarden.clock import Clock
+from trainwarden.errors import ConfigError
+from trainwarden.launching import Operation
+from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.state import load_json, save_json
+
+log = logging.getLogger("trainwarden.cluster")
+
+ALLEGIANCE: Final = "allegiance.json"  # in the run folder: a launcher after this one obeys no lower epoch
+STOPPED_CODE: Final = 143  # what a shell shows for SIGTERM
+LONGEST_WAIT_S: Final = 0.05
+FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS."""
+
+    rdzv: str
+    shape: Shape
+    token: str | None = None
+    tls: PeerTls | None = None
+    patience: Patience = Patience()
+
+
+class NodeLauncher:
+    """Runs this node's part of the job; `run` returns the job's exit code.
+
+    Parameters
+    ----------
+    place : Place
+        As for `actions.launchers.local.supervisor.Supervisor`; `ranks` are those of this node.
+    clock : Clock
+        Its monotonic seconds go on while the machine sleeps (`trainwarden.clock.BootClock`).
+    environ : mapping
+        Environment to build the ranks' on.
+
+    Raises
+    ------
+    ConfigError
+        If there is no way to the lease service, or others than this machine would be answered without a token.
+    """
+
+    def __init__(
+        self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float
+    ) -> None:
+        if meeting.token is None and places.split(meeting.rdzv)[0] not in LOOPBACK:
+            raise ConfigError("--rdzv: nodes on other machines are answered only with a token; name a --token-file")
+        self._place = msgspec.structs.replace(place, command=check_command(place.command))
+        self._meeting, self._clock = meeting, clock
+        self._host = places.own_host(meeting.rdzv)
+        self._life = f"{place.node[:200]}/{uuid.uuid4().hex[:12]}"
+        rundir.prepare(place.run_dir)
+        self._selector = selectors.DefaultSelector()
+        self._runner = NodeRunner(self._place, environ, self._selector, clock, stop_grace_s=stop_grace_s)
+        self._events = EventFile(self._place)
+        self._kept = _kept(place.run_dir / ALLEGIANCE)
+        self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
+        self._lock = threading.Lock()  # of the orders and of what is told of the ranks
+        self._ranks, self._port = Ranks(), places.free_port(self._host)
+        self._first_step: int | None = None
+        self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
+        self._over_s: float | None = None
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the leader's part and the ways to others; nothing of it begins yet."""
+        meeting, job, clock = self._meeting, self._place.job, self._clock
+        routes: dict[tuple[str, str], Callable[[bytes], bytes]] = {}
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        self._server = QuestionServer(f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, tls=meeting.tls)
+        elector = LeaderElector(job, self._life, self._server.address)
+        self._keeper = LeaseKeeper(elector, LeaseClient(meeting.rdzv, meeting.token, tls=meeting.tls).ask, clock)
+        self._leading = Leading(
+            job, self._life, self._keeper, clock,
+            shape=meeting.shape, patience=meeting.patience, checkpoints=self._place.checkpoints,
+        )  # fmt: skip
+        routes.update(self._leading.routes())
+        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, tls=meeting.tls)
+        self._reporter = Reporter(
+            self._orders, self._keeper, self._report, self._lock, clock, token=meeting.token, tls=meeting.tls
+        )
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> int:
+        """Take part until the job is over, or, after `stop()`, end it everywhere.
+
+        Returns
+        -------
+        int
+            0 if every rank ended well, else the code of the first that failed, 143 if the job was stopped.
+        """
+        self._leases.start()
+        self._server.start()
+        self._keeper.start()
+        self._reporter.start()
+        try:
+            while not self._gone():
+                for key, _ in self._selector.select(LONGEST_WAIT_S):
+                    key.data()
+                if stop():
+                    self._wish(Over(STOPPED_CODE, f"it was stopped on {self._place.node}"))
+                self._runner.advance()
+                self._advance()
+                self._leading.advance()
+            over = self._orders.over
+            assert over is not None
+            if over.why:
+                self._runner.say(f"the job is over: {over.why}")
+        finally:
+            self._close()
+        return over.code
+
+    def _close(self) -> None:
+        self._runner.kill_all()
+        self._reporter.close()
+        self._keeper.close()
+        self._server.close()
+        self._leases.close()
+        self._selector.close()
+
+    def _wish(self, over: Over) -> None:
+        with self._lock:
+            self._orders.wish(over)
+
+    def _gone(self) -> bool:
+        """Whether the job is over, nothing runs here, and who waits for a word of this node has had it."""
+        over, now_s = self._orders.over, self._clock.monotonic_s()
+        if over is None or self._runner.running:
+            return False
+        if self._over_s is None:
+            self._over_s = now_s
+            self._reporter.wake()
+        said = self._reporter.said
+        heard = said is not None and said.over is not None and not said.alive and self._leading.finished()
+        return heard or now_s - self._over_s >= FAREWELL_S
+
+    # --- the ranks of this node --------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """See what became of the ranks, and do what is wanted of them."""
+        failure = self._runner.failure
+        ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
+        first = self._first_step_of_all()
+        with self._lock:
+            before = self._orders.state, self._ranks, self._first_step
+            self._ranks, self._first_step = ranks, first
+            todo = self._orders.decide(ranks, self._clock.monotonic_s())
+            changed = before != (self._orders.state, ranks, first)
+            obeys = self._orders.obeys
+        self._keep(obeys)
+        if todo == "stop":
+            self._runner.ask_to_stop(list(self._runner.running))
+        elif isinstance(todo, Attempt):
+            self._start(todo)
+        if changed:
+            self._reporter.wake()
+
+    def _start(self, attempt: Attempt) -> None:
+        node_rank = attempt.roster.index(self._life)
+        world = World(
+            node_rank=node_rank, nodes=len(attempt.roster), master=attempt.master, port=attempt.port,
+            interface=places.interface_of(self._host),
+        )  # fmt: skip
+        first, folder = node_rank * self._place.ranks, self._place.checkpoints
+        resume_from = None if folder is None or attempt.checkpoint is None else folder / attempt.checkpoint
+        ranks = range(first, first + self._place.ranks)
+        if attempt.number > 1:
+            self._tell(attempt, "started")
+        self._runner.say(f"attempt {attempt.number}: ranks {ranks[0]} to {ranks[-1]} of {world.nodes} nodes start here")
+        try:
+            self._runner.start(ranks, attempt.number - 1, resume_from, world)
+        except OSError as error:  # that counts as a failure of the ranks
+            log.error("ranks cannot be started", extra={"fields": {"error": str(error)}})
+        failure = self._runner.failure
+        with self._lock:
+            self._ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
+            self._awaits_step = attempt.step is not None
+            self._first_step, self._port = None, places.free_port(self._host)
+        if attempt.number > 1:
+            self._tell(attempt, "done")
+
+    def _tell(self, attempt: Attempt, stage: str) -> None:
+        """Put a fact of the restart where the node's agent finds it; all nodes tell one and the same."""
+        number = f"{attempt.epoch}.{attempt.number}"
+        restart = Operation(
+            id=f"{self._place.job}/attempt/{number}", job=self._place.job, kind="restart", by="leader",
+            expected_generation=attempt.number - 1, why=f"the leader has all ranks start again: attempt {number}",
+        )  # fmt: skip
+        self._events.restart(restart, stage, attempt.number - 1, self._clock.now_s())
+
+    def _first_step_of_all(self) -> int | None:
+        """The lowest first step of the ranks, once each has finished one that has a number; asked where it matters."""
+        if not self._awaits_step or self._first_step is not None:
+            return self._first_step
+        first = self._runner.first_steps()
+        known = [step for step in first.values() if step is not None]
+        return min(known) if len(known) == self._place.ranks else None
+
+    def _report(self) -> Report:
+        orders, obeys = self._orders, self._orders.obeys
+        return Report(
+            job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
+            host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
+            code=orders.code, first_step=self._first_step, newest=orders.newest,
+            obeyed_epoch=0 if obeys is None else obeys.epoch, over=orders.over,
+        )  # fmt: skip
+
+    def _keep(self, obeys: Allegiance | None) -> None:
+        """Remember whom this node obeys, over a kill of this process."""
+        if obeys is None or obeys == self._kept:
+            return
+        self._kept = obeys
+        try:
+            save_json(self._place.run_dir / ALLEGIANCE, obeys)
+        except OSError as error:
+            log.error("allegiance not kept", extra={"fields": {"error": str(error)}})
+
+
+def _kept(path: Path) -> Allegiance | None:
+    """Whom a launcher before this one obeyed in this run folder."""
+    try:
+        return msgspec.convert(load_json(path), Allegiance | None)
+    except (msgspec.ValidationError, OSError):
+        return None

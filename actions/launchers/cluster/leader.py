@@ -1,0 +1,243 @@
+"""The leader's memory of one job on several nodes: who is there, which attempt runs, and when another one is due.
+
+It is made anew with each lease and knows only what reports say, so a leader that follows another goes on with the
+attempt that runs. No two machines' clocks are compared: all times are when something was heard here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape
+from actions.launchers.leases.words import MOST_EPOCH
+
+REPORTS_PER_S: Final = 200.0  # that come to a leader of many nodes
+_LATE_REPORTS: Final = 4
+MISFIT_CODE: Final = 2  # wrong use
+LOST_JOB_CODE: Final = 1
+
+
+class _Member(msgspec.Struct):
+    """A node by its last report, and when that came."""
+
+    report: Report
+    heard_s: float
+
+
+class LeaderTable:
+    """Orders by reports; pure, told the time with each.
+
+    Parameters
+    ----------
+    epoch : int
+        Of the lease under which it leads.
+    now_s : float
+        The time on a clock of this machine that does not jump, in seconds; as with every call.
+
+    Examples
+    --------
+    >>> shape = Shape(nodes=2, least_nodes=2)
+    >>> table = LeaderTable(1, shape, Patience(), now_s=0.0)
+    >>> for life in ("a/1", "b/1"):
+    ...     said = Report(job="j", life=life, node=life[0], shape=shape, host=life[0], port=7000)
+    ...     table.hear(said, now_s=0.1)
+    >>> table.ready(now_s=0.1)
+    True
+    >>> table.form(None, now_s=0.1)
+    >>> table.attempt.roster, table.attempt.master, table.runs
+    (('a/1', 'b/1'), 'a', True)
+    """
+
+    def __init__(self, epoch: int, shape: Shape, patience: Patience, now_s: float) -> None:
+        self.epoch, self._shape, self._patience = epoch, shape, patience
+        self._began_s = self._gathering_s = now_s
+        self._members: dict[str, _Member] = {}
+        self._over_s = now_s
+        self._news: list[str] = []
+        self.attempt: Attempt | None = None
+        self.runs = False
+        self.over: Over | None = None
+
+    @property
+    def next_s(self) -> float:
+        """How long a node is to wait between two reports, in seconds."""
+        return max(self._patience.poll_s, max(self._shape.nodes, len(self._members)) / REPORTS_PER_S)
+
+    def news(self) -> list[str]:
+        """What was decided since the last question, in sentences."""
+        news, self._news = self._news, []
+        return news
+
+    def misfit(self, report: Report, now_s: float) -> Over | None:
+        """Why the node of `report` cannot take part; None if it can. To be asked before `hear`."""
+        if report.shape != self._shape:
+            return Over(MISFIT_CODE, f"{report.node} was started by {report.shape}, but the leader by {self._shape}")
+        if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
+            return None
+        if len(self._living(now_s)) >= self._shape.nodes + self._shape.spares:
+            return Over(MISFIT_CODE, f"the job has its {self._shape.nodes} nodes and {self._shape.spares} spares")
+        return None
+
+    def hear(self, report: Report, now_s: float) -> None:
+        """A node says what is true there."""
+        if report.life not in self._members:
+            self._news.append(f"{report.node} is there ({report.life})")
+        self._members[report.life] = _Member(report, now_s)
+        newest = report.newest
+        if newest is not None and newest.epoch < self.epoch and (self.attempt is None or newest.id > self.attempt.id):
+            # Begun by a leader before this one; whether it runs is seen by its own nodes.
+            self.attempt, self.runs = newest, True
+        if self.over is None and report.over is not None:
+            self._end(report.over, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Decide what is due now."""
+        self._forget(now_s)
+        if self.over is not None:
+            return
+        if self.runs:
+            self._watch(now_s)
+        elif now_s - self._gathering_s >= self._patience.give_up_s:
+            there = len(self._free(now_s))
+            why = f"{there} of {self._shape.nodes} nodes were there within {self._patience.give_up_s:.0f} s"
+            self._end(Over(LOST_JOB_CODE, why), now_s)
+
+    def ready(self, now_s: float) -> bool:
+        """Whether an attempt can be formed now: enough nodes are there, and nobody runs anything of the one before."""
+        if self.over is not None or self.runs:
+            return False
+        if self._may_run_still(now_s):
+            return False
+        waited = now_s - self._gathering_s >= self._patience.join_s
+        return len(self._free(now_s)) >= (self._shape.least_nodes if waited else self._shape.nodes)
+
+    def form(self, checkpoint: Checkpoint | None, now_s: float) -> None:
+        """Begin an attempt that goes on from `checkpoint`; does nothing if it is no longer `ready`."""
+        if not self.ready(now_s):
+            return
+        before = self.attempt
+        roster = self._free(now_s)[: self._shape.nodes]
+        self.attempt = Attempt(
+            epoch=self.epoch,
+            number=1 if before is None else before.number + 1,
+            roster=tuple(one.life for one in roster),
+            master=roster[0].host,
+            port=roster[0].port,
+            failures=0 if before is None else before.failures,
+            checkpoint=None if checkpoint is None else checkpoint.path.name,
+            step=None if checkpoint is None else checkpoint.step,
+        )
+        self.runs = True
+        whence = "" if checkpoint is None else f" from {checkpoint.path.name}"
+        nodes = ", ".join(one.node for one in roster)
+        self._news.append(f"attempt {self.attempt.number} begins on {len(roster)} nodes ({nodes}){whence}")
+
+    def finished(self, now_s: float) -> bool:
+        """Whether the job is over and everybody who is there has been told; the leader's process may go then."""
+        if self.over is None:
+            return False
+        waiting = [one for one in self._living(now_s) if one.over is None or one.alive]
+        return not waiting or now_s - self._over_s >= 2 * self._lost_s
+
+    # --- an attempt that runs ----------------------------------------------------------------------------------------
+
+    def _watch(self, now_s: float) -> None:
+        assert self.attempt is not None
+        attempt, lost_s, reports = self.attempt, self._lost_s, []
+        for life in attempt.roster:
+            member = self._members.get(life)
+            if now_s - (self._began_s if member is None else member.heard_s) >= lost_s:
+                self._stop(f"{life} is lost: nothing was heard of it for {lost_s:.0f} s", now_s)
+                return
+            if member is not None:
+                reports.append(member.report)
+        reports = [one for one in reports if one.ran == attempt.id]
+        for one in reports:
+            if one.state == "failed":
+                self._failed(one, attempt, now_s)
+                return
+            if one.state == "stopped":
+                self._stop(f"{one.node} has stopped its ranks, as it heard of nobody", now_s)
+                return
+            if attempt.step is not None and one.first_step is not None and one.first_step < attempt.step:
+                why = f"{one.node} started over at step {one.first_step} although {attempt.checkpoint} is whole"
+                self._end(Over(LOST_JOB_CODE, f"{why}; the script must go on from it (docs/checkpoints.md)"), now_s)
+                return
+        if len(reports) == len(attempt.roster) and all(one.state == "done" for one in reports):
+            self._end(Over(0), now_s)
+
+    def _failed(self, report: Report, attempt: Attempt, now_s: float) -> None:
+        code = report.code or LOST_JOB_CODE
+        if attempt.failures >= self._shape.restarts:
+            why = f"a rank on {report.node} ended with code {code}, after {attempt.failures} restarts"
+            self._end(Over(code, why), now_s)
+            return
+        self.attempt = msgspec.structs.replace(attempt, failures=attempt.failures + 1)
+        self._stop(f"a rank on {report.node} ended with code {code}", now_s)
+
+    def _stop(self, why: str, now_s: float) -> None:
+        self.runs, self._gathering_s = False, now_s
+        self._news.append(f"all ranks are stopped: {why}")
+
+    def _end(self, over: Over, now_s: float) -> None:
+        self.over, self._over_s, self.runs = over, now_s, False
+        self._news.append(f"the job is over, with code {over.code}{': ' if over.why else ''}{over.why}")
+
+    # --- who is there ------------------------------------------------------------------------------------------------
+
+    @property
+    def _lost_s(self) -> float:
+        return max(self._patience.lost_s, 8 * self.next_s)  # some reports may be lost on the way
+
+    def _heard_s(self, life: str) -> float:
+        """When `life` was heard of last, or could first have been."""
+        return self._members[life].heard_s if life in self._members else self._began_s
+
+    def _living(self, now_s: float) -> list[Report]:
+        lost_s = self._lost_s
+        return [one.report for one in self._members.values() if now_s - one.heard_s < lost_s]
+
+    def _free(self, now_s: float) -> list[Report]:
+        """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
+        before = () if self.attempt is None else self.attempt.roster
+        place = {life: number for number, life in enumerate(before)}
+        free = [one for one in self._living(now_s) if not one.alive and one.over is None]
+        return sorted(free, key=lambda one: (place.get(one.life, len(before)), _by_name(one.node), one.life))
+
+    def _may_run_still(self, now_s: float) -> bool:
+        """Whether ranks of an attempt before may run somewhere, so that another one would run beside it."""
+        if any(one.alive for one in self._living(now_s)):
+            return True
+        if self.attempt is None:  # an attempt of a leader before this one may not have been heard of yet
+            return self.epoch > 1 and now_s - self._began_s < self._lost_s
+        silent_s = [now_s - self._heard_s(life) for life in self.attempt.roster]
+        if min(silent_s) >= self._lost_s:
+            return min(silent_s) < self._lost_s + self._patience.isolated_s
+        # One that has stopped is enough, as no step is made without it; but whoever is not heard of now may be lost.
+        return any(_LATE_REPORTS * self.next_s <= one_s < self._lost_s for one_s in silent_s) or (
+            any(life not in self._members for life in self.attempt.roster) and now_s - self._began_s < self._lost_s
+        )
+
+    def _forget(self, now_s: float) -> None:
+        """Let go of nodes that are long silent and take part in nothing."""
+        roster, lost_s = () if self.attempt is None else self.attempt.roster, self._lost_s
+        silent = [life for life, one in self._members.items() if now_s - one.heard_s >= lost_s]
+        for life in silent:
+            if life not in roster:
+                self._news.append(f"{self._members[life].report.node} is gone ({life})")
+                del self._members[life]
+
+
+def _by_name(node: str) -> list[tuple[str, int]]:
+    """A key under which names that differ in a number come in its order."""
+    return [(text, int(digits)) for text, digits in re.findall(r"([^0-9]*)([0-9]{1,18})", f"{node}0")]
+
+
+def believable(report: Report) -> bool:
+    """Whether its epochs are such as a job reaches; see `leases.words.MOST_EPOCH`."""
+    newest = 0 if report.newest is None else report.newest.epoch
+    return max(newest, report.obeyed_epoch, report.ran[0] if report.ran else 0) <= MOST_EPOCH

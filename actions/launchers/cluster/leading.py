@@ -1,0 +1,140 @@
+"""What a launcher does while it leads: reports in, orders out, and the checkpoint that an attempt goes on from."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from http import HTTPStatus
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from actions.launchers.checkpoints.newest import Checkpoint, Search
+from actions.launchers.checkpoints.resumption import SEARCH_S
+from actions.launchers.cluster.leader import LeaderTable, believable
+from actions.launchers.cluster.words import Order, Patience, Report, Shape
+from actions.launchers.leases.questions import Refusal, Routes, decoded
+from actions.launchers.leases.words import Lease
+from trainwarden.clock import Clock
+from trainwarden.errors import ConfigError
+
+log = logging.getLogger("trainwarden.cluster")
+
+
+class Leadership(Protocol):
+    """What says whether this launcher may act (`actions.launchers.leases.client.LeaseKeeper`)."""
+
+    def leads(self) -> Lease | None: ...
+    def left_s(self) -> float: ...
+    def fenced(self, epoch: int) -> None: ...
+
+
+class Leading:
+    """Answers reports by a `LeaderTable`, made anew with each lease; from any thread.
+
+    Parameters
+    ----------
+    holder : str
+        This launcher's process.
+    checkpoints : Path, optional
+        The folder in which an attempt's checkpoint is looked for.
+    """
+
+    def __init__(
+        self, job: str, holder: str, leadership: Leadership, clock: Clock,
+        *, shape: Shape, patience: Patience, checkpoints: Path | None,
+    ) -> None:  # fmt: skip
+        self._job, self._holder, self._leadership, self._clock = job, holder, leadership, clock
+        self._shape, self._patience, self._folder = shape, patience, checkpoints
+        self._lock = threading.Lock()
+        self._table: LeaderTable | None = None
+        self._held_epoch = 1
+        self._search: Search | None = None
+        self._search_s = 0.0
+        self._wrong: str | None = None
+
+    def routes(self) -> Routes:
+        """For a `QuestionServer`."""
+        return {("POST", "/v1/node"): self._question}
+
+    def _question(self, question: bytes) -> bytes:
+        report = decoded(question, Report)
+        if report.job != self._job or not believable(report):
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"this launcher is of job '{self._job}'")
+        return msgspec.json.encode(self.answer(report))
+
+    def answer(self, report: Report) -> Order:
+        """The order that follows from `report` and all that came before it."""
+        with self._lock:
+            lease = self._leadership.leads()
+            if lease is not None and report.obeyed_epoch > lease.epoch:
+                self._leadership.fenced(report.obeyed_epoch)
+                lease = None
+            if lease is None:
+                return Order(holder=self._holder, epoch=self._held_epoch, leads=False)
+            if report.shape != self._shape and report.newest is not None and report.life in report.newest.roster:
+                self._wrong = f"this launcher was started by {self._shape}, but the job that runs by {report.shape}"
+                return Order(holder=self._holder, epoch=lease.epoch, leads=False)
+            now_s = self._clock.monotonic_s()
+            table = self._table_of(lease, now_s)
+            over = table.misfit(report, now_s)
+            if over is None:
+                table.hear(report, now_s)
+            return Order(
+                holder=lease.holder, epoch=lease.epoch, left_s=self._leadership.left_s(), attempt=table.attempt,
+                run=table.runs and over is None, over=over or table.over, next_s=table.next_s,
+            )  # fmt: skip
+
+    def advance(self) -> None:
+        """Do what is due although nobody says anything; to be called several times a second.
+
+        Raises
+        ------
+        ConfigError
+            If this launcher was started with other numbers than the job that it leads: it has to go, not the job.
+        """
+        with self._lock:
+            if self._wrong is not None:
+                raise ConfigError(self._wrong)
+            lease = self._leadership.leads()
+            if lease is None:
+                self._table = self._search = None
+                return
+            now_s = self._clock.monotonic_s()
+            table = self._table_of(lease, now_s)
+            table.advance(now_s)
+            if not table.ready(now_s):
+                self._search = None  # what it found may be old by the time another attempt can be formed
+            elif self._looked(now_s):
+                table.form(self._found(), now_s)
+            self._tell(table)
+
+    def finished(self) -> bool:
+        """Whether nobody waits for a word of this launcher any more."""
+        with self._lock:
+            leads = self._leadership.leads() is not None and self._table is not None
+            return not leads or self._table is None or self._table.finished(self._clock.monotonic_s())
+
+    def _table_of(self, lease: Lease, now_s: float) -> LeaderTable:
+        if self._table is None or self._table.epoch != lease.epoch:
+            self._table, self._search = LeaderTable(lease.epoch, self._shape, self._patience, now_s), None
+            self._held_epoch = lease.epoch
+            log.info("this launcher leads", extra={"fields": {"epoch": lease.epoch, "address": lease.address}})
+        return self._table
+
+    def _looked(self, now_s: float) -> bool:
+        """Whether the folder has been looked through, or does not answer; looks if nobody does yet."""
+        if self._folder is None:
+            return True
+        if self._search is None:
+            self._search, self._search_s = Search(self._folder), now_s
+        return self._search.done or now_s - self._search_s >= SEARCH_S
+
+    def _found(self) -> Checkpoint | None:
+        return self._search.found if self._search is not None and self._search.done else None
+
+    @staticmethod
+    def _tell(table: LeaderTable) -> None:
+        for sentence in table.news():
+            log.info("the leader says", extra={"fields": {"what": sentence}})

@@ -1,0 +1,76 @@
+"""Where a node is reached: its own address on the way to the others, and the interface that has it."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from trainwarden.errors import ConfigError
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+
+    Examples
+    --------
+    >>> split("10.0.0.1:29401"), split("[fd00::1]:29401")
+    (('10.0.0.1', 29401), ('fd00::1', 29401))
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= 65_535:
+        raise ConfigError(f"--rdzv: '{address[:200]}' is no address; it is HOST:PORT")
+    return host, int(port)
+
+
+def own_host(rdzv: str) -> str:
+    """This machine's address on its way to `rdzv`; nothing is sent.
+
+    Raises
+    ------
+    ConfigError
+        If `rdzv` cannot be resolved, or there is no way to it.
+
+    Examples
+    --------
+    >>> own_host("127.0.0.1:29401")
+    '127.0.0.1'
+    """
+    host, port = split(rdzv)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own: str = probe.getsockname()[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--rdzv: there is no way to '{rdzv[:200]}' ({error})") from error
+    return own
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface that has the address `host`; None if none has it.
+
+    Examples
+    --------
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == host for one in addresses):
+            return name
+    return None
+
+
+def free_port(host: str) -> int:
+    """A TCP port of `host` that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,180 @@
+"""What the nodes of a job and its leader tell each other: reports one way, orders the other, again and again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from actions.launchers.leases.words import Epoch, Name, SeenEpoch
+
+MOST_NODES: Final = 1024
+MAX_BYTES: Final = 524_288  # an attempt of `MOST_NODES` nodes, whose names have up to 400 bytes, fits
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
+ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
+AttemptId = tuple[Epoch, Number]
+"""Rises with every attempt of a job, also where a leader does not know all that those before it began."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person asked for, alike on every node.
+
+    Attributes
+    ----------
+    nodes, least_nodes : int
+        How many train, and with how many at least after a loss that no spare makes up for.
+    spares : int
+        How many more may wait.
+    ranks : int
+        On each node.
+    restarts : int
+        How often an attempt in which a rank failed is followed by another.
+    """
+
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)]
+    least_nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)]
+    spares: Count = 0
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
+
+    def __str__(self) -> str:
+        """The options of `trainwarden launch` that say this."""
+        return (
+            f"--nnodes {self.nodes} --min-nodes {self.least_nodes} --spares {self.spares} --nproc {self.ranks} "
+            f"--max-restarts {self.restarts}"
+        )
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a leader waits for whom, in seconds.
+
+    Attributes
+    ----------
+    lost_s : float
+        A node that is silent for so long is lost.
+    isolated_s : float
+        A node that hears of nobody for so long stops its ranks itself.
+    join_s : float
+        For nodes that are missing, before the job runs with fewer.
+    give_up_s : float
+        For `Shape.least_nodes`, before the job is given up; and for anybody, before a node gives up.
+    poll_s : float
+        Between two reports of a node, in a job of few nodes.
+    """
+
+    lost_s: float = 5.0
+    isolated_s: float = 12.0
+    join_s: float = 30.0
+    give_up_s: float = 600.0  # torchrun's time-out for joining (elastic/rendezvous/dynamic_rendezvous.py)
+    poll_s: float = 0.25
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One start of all ranks.
+
+    Attributes
+    ----------
+    epoch : int
+        Of the leader that began it.
+    number : int
+        From 1.
+    roster : tuple of str
+        The processes of the nodes that take part, in the order of their node ranks.
+    master, port : str, int
+        Where the ranks meet: the first node's.
+    failures : int
+        How many attempts before it ended by a rank that failed.
+    checkpoint, step : str, int, optional
+        What it goes on from: an entry of the folder of checkpoints, and its step.
+    """
+
+    epoch: Epoch
+    number: Number
+    roster: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=MOST_NODES)]
+    master: Name
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    failures: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    checkpoint: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+
+    @property
+    def id(self) -> AttemptId:
+        """By which attempts are told apart and ordered."""
+        return self.epoch, self.number
+
+
+class Over(msgspec.Struct, frozen=True):
+    """That the job is over: the exit code of every launcher, and why, where it is not that all went well."""
+
+    code: ExitCode
+    why: Sentence = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is true on a node.
+
+    Attributes
+    ----------
+    life : str
+        The launcher's process on the node, unlike any before it there.
+    host, port : str, int
+        Where its first rank could be met.
+    alive : int
+        Ranks that run.
+    ran : tuple of int, optional
+        The attempt whose ranks run here, or ran last; what follows is of that one.
+    state : str
+        ``idle``: none ran yet. ``stopped``: they were stopped before their end. ``failed``: one did, with `code`.
+    first_step : int, optional
+        The lowest first step of its ranks, once each has finished one.
+    newest : Attempt, optional
+        The newest attempt that was heard of, whoever takes part.
+    obeyed_epoch : int
+        The highest one.
+    over : Over, optional
+        The job is over: a leader has said so, or a person wishes it here.
+    """
+
+    job: Name
+    life: Name
+    node: Name
+    shape: Shape
+    host: Name
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    alive: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    ran: AttemptId | None = None
+    state: Literal["idle", "running", "done", "failed", "stopped"] = "idle"
+    code: ExitCode | None = None
+    first_step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    newest: Attempt | None = None
+    obeyed_epoch: SeenEpoch = 0
+    over: Over | None = None
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is wanted of a node from now on, whatever was before.
+
+    Attributes
+    ----------
+    holder, epoch, left_s : str, int, float
+        The leader's lease; none of the rest counts where it leads no more (`leads` is false).
+    attempt : Attempt, optional
+        The newest one.
+    run : bool
+        Its ranks are to run, on the nodes of its roster; no others anywhere.
+    over : Over, optional
+        The job is over: end what runs, say so once more, and go.
+    next_s : float
+        When to report again, if nothing changes.
+    """
+
+    holder: Name
+    epoch: Epoch
+    leads: bool = True
+    left_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 0.0
+    attempt: Attempt | None = None
+    run: bool = False
+    over: Over | None = None
+    next_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 0.25

@@ -1,0 +1,224 @@
+"""Questions and answers in JSON over HTTP between launchers: small, with a token, answered at once.
+
+Both the lease service and the leader of a job answer this way.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.client
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import msgspec
+
+from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.metrics_http.server import MetricsServer
+from trainwarden.metrics_http.tls import PeerTls, trouble
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_STOP_S: Final = 0.2  # between two looks at whether to stop
+
+T = TypeVar("T")
+Routes = Mapping[tuple[str, str], Callable[[bytes], bytes]]
+"""By method and path: what answers the bytes of a question (none of a GET), or raises `Refusal`."""
+
+
+class Refusal(Exception):
+    """What is answered in place of what was asked for."""
+
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def application(
+    routes: Routes, token: str | None, most_bytes: int, *, observe_token: str | None = None
+) -> WSGIApplication:
+    """Answers by `routes`; without `token` everybody, else all but ``GET /healthz`` want it, a GET that or another."""
+    known = ", ".join(f"{method} {path}" for method, path in routes)
+
+    def body_of(environ: WSGIEnvironment) -> bytes:
+        route = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if route == ("GET", "/healthz"):
+            return b'{"ok":true}'
+        # Read before it is refused: a connection closed with bytes unread takes the refusal along.
+        question = _read(environ, most_bytes) if route[0] == "POST" else b""
+        if token is not None:
+            said = environ.get("HTTP_AUTHORIZATION", "").encode("utf-8", "surrogateescape")
+            good = [token, observe_token] if route[0] == "GET" and observe_token is not None else [token]
+            if not any([hmac.compare_digest(said, b"Bearer " + one.encode()) for one in good]):
+                raise Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the one that is wanted here")
+        if route not in routes:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"there are {known} and GET /healthz")
+        return routes[route](question)
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            status, body = HTTPStatus.OK, body_of(environ)
+        except Refusal as refusal:
+            status, body = refusal.status, msgspec.json.encode({"error": str(refusal)})
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [body]
+
+    return answer
+
+
+def _read(environ: WSGIEnvironment, most_bytes: int) -> bytes:
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= most_bytes:
+        raise Refusal(HTTPStatus.BAD_REQUEST, f"a question has 1 to {most_bytes} bytes")
+    try:
+        question: bytes = environ["wsgi.input"].read(int(length))
+    except OSError as error:
+        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)[:500]) from error
+    return question
+
+
+def decoded(question: bytes, kind: type[T]) -> T:
+    """`question` as `kind`.
+
+    Raises
+    ------
+    Refusal
+        If it is none.
+    """
+    try:
+        return msgspec.json.decode(question, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text
+        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)[:500]) from error
+
+
+class _Server(MetricsServer):
+    longest_s = 1.0  # as long as an asker waits: who is silent keeps its place for no longer than that
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self.tls is None:
+            super().finish_request(request, client_address)
+        else:
+            self.answer_by_tls(request, client_address, self.tls)
+
+
+class QuestionServer:
+    """Listens at `listen`, ``HOST:PORT``; port 0 is any that is free.
+
+    Parameters
+    ----------
+    observe_token : str, optional
+        By which a GET is answered as well.
+    tls : PeerTls, optional
+        Answers those alone whose certificate the same authority has signed.
+
+    Raises
+    ------
+    ConfigError
+        If that cannot be listened on, others than this machine would be answered without a token, or a file of `tls`
+        cannot be used.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        routes: Routes,
+        *,
+        token: str | None,
+        most_bytes: int,
+        observe_token: str | None = None,
+        tls: PeerTls | None = None,
+    ) -> None:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+            raise ConfigError(f"{listen} is no address; it is HOST:PORT")
+        if token is None and host not in LOOPBACK:
+            raise ConfigError(f"without a token only this machine is answered; {host} is open to others")
+        context = None if tls is None else tls.serving()
+        try:
+            answers = application(routes, token, most_bytes, observe_token=observe_token)
+            self._server = _Server(host, int(port), answers, None)
+        except (OSError, UnicodeError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{listen} cannot be listened on ({said})") from error
+        self._server.tls = context
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{shown}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_STOP_S,), daemon=True)
+
+    def start(self) -> None:
+        """Answer in the background."""
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait a moment, or until nothing answers any more."""
+        self._thread.join(_STOP_S)
+
+    def close(self) -> None:
+        """Answer no more; after `start`."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Asker:
+    """Asks by ``POST``, over a connection of its own each time.
+
+    Parameters
+    ----------
+    whom : str
+        What stands before the address in errors.
+    timeout_s : float
+        For a connection, and for each part of an answer, in seconds.
+    most_bytes : int
+        Of an answer.
+    tls : PeerTls, optional
+        Asks by https, those alone whose certificate the same authority has signed for that address.
+
+    Raises
+    ------
+    ConfigError
+        If a file of `tls` cannot be used.
+    """
+
+    def __init__(
+        self, whom: str, token: str | None, timeout_s: float, most_bytes: int, *, tls: PeerTls | None = None
+    ) -> None:
+        self._tls = None if tls is None else tls.asking()
+        self._whom, self._timeout_s, self._most_bytes = whom, timeout_s, most_bytes
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def ask(self, address: str, path: str, question: msgspec.Struct, kind: type[T]) -> T:
+        """What is answered at `address` to `question`.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nobody can be reached there, or what answers is somebody else.
+        LauncherError
+            If it refuses to answer.
+        """
+        try:
+            connection = self._connection(address)
+            try:
+                connection.request("POST", path, msgspec.json.encode(question), self._headers)
+                response = connection.getresponse()
+                body = response.read(self._most_bytes)
+            finally:
+                connection.close()
+            if response.status == http.client.OK:
+                return msgspec.json.decode(body, type=kind)
+        except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
+            raise LauncherUnavailable(f"{self._whom} at {address}: {trouble(error)}") from error
+        said = body[:300].decode("utf-8", "replace")
+        raise LauncherError(f"{self._whom} at {address}: {response.status} {said}")
+
+    def _connection(self, address: str) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(address, timeout=self._timeout_s)
+        return http.client.HTTPSConnection(address, timeout=self._timeout_s, context=self._tls)

@@ -1,0 +1,122 @@
+"""Suspects out of the job: measured first where the row asks for it, evicted, or a person's; links moved.
+
+What a launcher cannot do is recorded in its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from actions.brakes.history import carried_out, ended_s
+from actions.nodes.past import cleared_text
+from actions.remedies.slow_job import unmeasured
+from actions.remedies.table import EvictNode, RestartProcess, Validate
+from actions.remedies.view import Intent, View
+from actions.validation.question import question
+from trainwarden.records import ActionKind, ActionRecord
+
+PAUSE: Final = "pause"
+REST: Final = "rest"
+MOST_ATTEMPTS: Final = 3  # of one incident's question, where the launcher came to no answer
+
+
+def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Intent | None:
+    """The node at fault out of the job, if the launcher can; else its own words for a person.
+
+    Parameters
+    ----------
+    in_vain : sequence of ActionRecord
+        Restarts for that node which have not helped, where the rung asks for some.
+    """
+    incident, able = view.case.incident, view.capabilities()
+    if able is not None and (why_not := able.refusal("evict")) is not None:
+        return view.for_a_person("evict_node", why_not)
+    proof, node = _confirmed(view) or (None, view.accused())
+    if node is None:
+        return view.for_a_person("evict_node", "no node is under suspicion; a person must look")
+    if (word := view.memory.nodes.cleared(node, view.case.first_said_s)) is not None:
+        return view.for_a_person("evict_node", cleared_text(word))
+    why, after = f"{incident.kind}: {incident.reason}", None
+    if proof is not None:
+        why, after = f"{why}; {proof.id} has confirmed {node}", proof.id
+    elif rung.after_restarts is not None and in_vain:
+        why = f"{len(in_vain)} restarts for {node} within {rung.within_s:.0f} s have not helped: {incident.reason}"
+        after = in_vain[-1].id
+    intent = Intent(
+        id=view.next_id("evict"), kind="evict_node", why=why, plan={"nodes": [node]}, after=after, blames=node
+    )
+    if (answer := view.answered(intent)) is not None:
+        return answer
+    return None if able is None else view.cooled(intent)
+
+
+def move(view: View) -> Intent | None:
+    """Ranks to other places: what the launcher, or else a plan, is short of."""
+    able = view.capabilities()
+    if able is None:
+        return None
+    return view.for_a_person("move_topology", able.refusal("move") or unmeasured(view))
+
+
+def validate(view: View, rung: Validate) -> Intent | None:
+    """The suspects measured against their peers, once the job is down or can stand still; not every few minutes."""
+    incident, able = view.case.incident, view.capabilities()
+    asked = question(incident.kind, incident.suspects)
+    why = f"{incident.kind}: {incident.reason}; to be measured before anybody is blamed"
+    intent = Intent(id=view.next_id("validate"), kind="validate", why=why, plan=asked.plan)
+    if able is not None and (why_not := able.refusal("validate")) is not None:
+        return msgspec.structs.replace(intent, refused=f"{why_not}; a person may, with trainwarden validate")
+    if not (asked.nodes or asked.of_all):
+        return msgspec.structs.replace(intent, refused="no node is under suspicion; a person must look")
+    if view.rules.mode_of(intent.kind) == "observe":
+        return intent
+    if (answer := view.answered(intent)) is not None:
+        return answer
+    state = view.state()
+    if able is None or state is None:
+        return None
+    past = (a for a in view.memory.of_job(incident.job) if a.kind == "validate" and carried_out(a))
+    rested_s = max((ended_s(action) + rung.rest_s for action in past), default=view.now_s)
+    if rested_s > view.now_s:
+        why = "the job was validated not long ago, and stands still meanwhile"
+        return msgspec.structs.replace(intent, refused=why, held=REST, until_s=rested_s)
+    if state.phase == "failed":  # what is left of the ranks is ended by it: not before detection has told why
+        return view.cooled(intent) if _down(view) or not state.ranks_running else None
+    if state.phase == "running" and state.pausable:
+        return None if _down(view) else view.cooled(intent)
+    why = "the job trains, and its loop takes no part in pauses: once it is down"
+    return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
+
+
+def _down(view: View) -> bool:
+    """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
+    job, remedies = view.case.incident.job, view.rules.remedies
+    of_job = (case.incident for case in view.memory.cases.values() if case.open and case.incident.job == job)
+    return any(remedies.find(incident.kind, RestartProcess) is not None for incident in of_job)
+
+
+def asks_again(view: View) -> bool:
+    """Whether the newest validation came to no answer, and it may be tried once more."""
+    tried = view.attempts("validate")
+    return 0 < len(tried) < MOST_ATTEMPTS and tried[-1].outcome == "failed"
+
+
+def unproved(view: View) -> set[ActionKind]:
+    """Rungs that are not for suspects whom no validation has confirmed, where the row has one for that."""
+    if view.rules.remedies.find(view.case.incident.kind, Validate) is None:
+        return set()
+    verdicts = {action.plan.get("verdict") for action in view.attempts("validate")}
+    doubted: set[ActionKind] = set() if _confirmed(view) is not None else {"evict_node"}
+    return doubted | {"move_topology"} if verdicts == {"cleared"} else doubted
+
+
+def _confirmed(view: View) -> tuple[ActionRecord, str] | None:
+    """The validation of this incident that says of a node that it is at fault, and that node, still a suspect."""
+    suspects = {suspect.node for suspect in view.case.incident.suspects}
+    for action in reversed(view.attempts("validate")):
+        if action.outcome == "done" and (named := [n for n in action.plan.get("confirmed", ()) if n in suspects]):
+            return action, named[0]
+    return None

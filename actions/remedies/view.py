@@ -1,0 +1,126 @@
+"""What planning sees of one incident at one moment, and what it answers: the next action, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from actions.brakes.history import begun
+from actions.remedies.memory import Case, Memory
+from actions.remedies.policy import Rules
+from trainwarden.launching import Capabilities, LauncherState
+from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
+
+OVER = frozenset({"ended", "stopping"})
+COOL_DOWN: Final = "cool_down"
+SHORT_S: Final = 30.0  # a cool-down that is over so soon is not worth a word
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """The next action, or why there is none.
+
+    The id follows from incident, rung and attempt, so every engine that knows the same plans the same. `refused`:
+    it cannot be done, for this reason; with `held`, for now only, until `until_s` where that is known. `after` is the
+    action whose failure raised the `severity`.
+    """
+
+    id: str
+    kind: ActionKind
+    why: str
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    refused: str | None = None
+    held: str | None = None
+    until_s: float | None = None
+    severity: Severity | None = None
+    after: str | None = None
+    blames: str | None = None
+
+    def of(self, incident: IncidentRecord, now_s: float) -> ActionRecord:
+        """The action as it would be proposed now."""
+        return ActionRecord(
+            id=self.id,
+            incident=incident.id,
+            job=incident.job,
+            kind=self.kind,
+            outcome="proposed",
+            at_s=now_s,
+            why=self.why,
+            plan=self.plan,
+            severity=self.severity,
+            after=self.after,
+            blames=self.blames,
+        )
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident at one moment, under `rules`.
+
+    `state` and `capabilities` ask the launcher (None: it does not tell), `away` for how long it has not told, and why.
+    """
+
+    now_s: float
+    case: Case
+    memory: Memory
+    rules: Rules
+    state: Callable[[], LauncherState | None]
+    capabilities: Callable[[], Capabilities | None]
+    away: Callable[[], tuple[float, str]]
+
+    @property
+    def actions(self) -> list[ActionRecord]:
+        """Actions of this incident, oldest first."""
+        return self.memory.of_cause(self.case.incident.id)
+
+    def attempts(self, rung: str) -> list[ActionRecord]:
+        """Actions of this incident's `rung`, oldest first."""
+        prefix = f"{self.case.incident.id}/{rung}/"
+        return [action for action in self.actions if action.id.startswith(prefix)]
+
+    def held(self) -> bool:
+        """Whether something waits for a brake to go off, however long that takes."""
+        return any(action.outcome == "skipped" and action.plan.get("held") for action in self.actions)
+
+    def next_id(self, rung: str) -> str:
+        """Id of the first attempt of `rung` that was not begun yet."""
+        attempt = 1 + sum(begun(action) for action in self.attempts(rung))
+        return f"{self.case.incident.id}/{rung}/{attempt}"
+
+    def cooled(self, intent: Intent) -> Intent | None:
+        """`intent`, or that it waits for an earlier action of the job to show its effect; None: for a moment only."""
+        of_job = self.memory.of_job(self.case.incident.job)
+        until_s = self.rules.brakes.cooling_until_s(intent.kind, of_job)
+        if until_s <= self.now_s:
+            return intent
+        if until_s - self.now_s < SHORT_S:
+            return None
+        why = "an earlier action of the job is to show its effect first"
+        return msgspec.structs.replace(intent, refused=why, held=COOL_DOWN, until_s=until_s)
+
+    def failed(self) -> bool:
+        """Whether the launcher says that the job is down and waits for help."""
+        state = self.state()
+        return state is not None and state.phase == "failed"
+
+    def accused(self) -> str | None:
+        """The node of the first suspect that has one."""
+        return self.memory.accused_in(self.case.incident.id)
+
+    def answered(self, intent: Intent) -> Intent | None:
+        """The refusal of `intent` if the launcher is away for too long or the job is over; never in observe mode."""
+        if self.rules.mode_of(intent.kind) == "observe":
+            return None
+        state = self.state()
+        if state is None:
+            away_s, why = self.away()
+            if away_s < self.rules.config.launcher_deadline_s:
+                return None
+            return msgspec.structs.replace(intent, refused=why, held="launcher")
+        if state.phase in OVER:
+            return msgspec.structs.replace(intent, refused="the job is over", held="over")
+        return None
+
+    def for_a_person(self, kind: ActionKind, why: str) -> Intent:
+        """`kind` would help or nothing does; a person is told `why` we do not do it."""
+        return Intent(id=self.next_id("person"), kind=kind, why=self.case.incident.reason, refused=why)

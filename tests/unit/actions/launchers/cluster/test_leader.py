@@ -1,0 +1,318 @@
+"""The leader's table, by the stories that need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.cluster.leader import LeaderTable, believable
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape
+
+SHAPE: Final = Shape(nodes=3, least_nodes=2, spares=1, ranks=2, restarts=2)
+PATIENCE: Final = Patience()
+LOST_S: Final = PATIENCE.lost_s
+
+
+class Job:
+    """Nodes that say what they are told to, to one leader after the other."""
+
+    def __init__(self, *names: str, shape: Shape = SHAPE) -> None:
+        self.now_s, self.shape = 100.0, shape
+        self.said: dict[str, Report] = {}
+        self.table = LeaderTable(1, shape, PATIENCE, self.now_s)
+        for name in names:
+            self.say(name)
+
+    def say(self, name: str, **what: Any) -> None:
+        """`name` reports what is new, and all that it said before."""
+        fresh = Report(job="j", life=name, node=name, shape=self.shape, host=f"host-{name}", port=7000)
+        self.said[name] = msgspec.structs.replace(self.said.get(name, fresh), **what)
+        self.again(name)
+
+    def again(self, *names: str) -> None:
+        """`names` say what they said before; all but those that are lost, if none is named."""
+        for name in names or self.said:
+            self.table.hear(self.said[name], self.now_s)
+        self.table.advance(self.now_s)
+
+    def pass_s(self, seconds: float, *names: str) -> None:
+        """Time passes, and all (or `names`) go on to report."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.25
+            self.again(*names)
+
+    def run(self) -> Attempt:
+        """An attempt is formed and all of its nodes run it."""
+        self.table.form(None, self.now_s)
+        attempt = self.table.attempt
+        assert attempt is not None
+        assert self.table.runs
+        for name in attempt.roster:
+            self.say(name, ran=attempt.id, state="running", alive=2, code=None, newest=attempt)
+        return attempt
+
+    def stop(self, *but: str) -> None:
+        """All nodes that run something follow the order to stop."""
+        assert not self.table.runs
+        for name, one in self.said.items():
+            if name not in but and one.alive:
+                self.say(name, alive=0, state="stopped" if one.state == "running" else one.state)
+
+    def next_leader(self) -> None:
+        """Another launcher leads, and knows nothing."""
+        self.table = LeaderTable(self.table.epoch + 1, self.shape, PATIENCE, self.now_s)
+
+    @property
+    def ready(self) -> bool:
+        return self.table.ready(self.now_s)
+
+
+def test_an_attempt_begins_when_all_are_there_and_names_each_nodes_place() -> None:
+    job = Job("n10", "n2")
+    assert not job.ready
+    job.say("n1")
+    attempt = job.run()
+    assert attempt.id == (1, 1)
+    assert attempt.roster == ("n1", "n2", "n10")
+    assert (attempt.master, attempt.port) == ("host-n1", 7000)
+
+
+def test_fewer_begin_only_after_a_while_and_no_fewer_than_asked_for() -> None:
+    job = Job("a")
+    job.pass_s(PATIENCE.join_s)
+    assert not job.ready
+    job.say("b")
+    assert job.ready
+    assert job.run().roster == ("a", "b")
+
+
+def test_a_job_whose_nodes_do_not_come_is_given_up_with_a_word() -> None:
+    job = Job("a")
+    job.now_s += PATIENCE.give_up_s
+    job.again()
+    assert job.table.over == Over(1, "1 of 3 nodes were there within 600 s")
+
+
+def test_a_rank_that_fails_has_all_stopped_and_started_again_in_place_from_the_newest_checkpoint() -> None:
+    job = Job("a", "b", "c", "d")
+    first = job.run()
+    job.say("b", state="failed", code=9, alive=1)
+    assert not job.table.runs
+    assert not job.ready
+    job.stop("c")
+    assert not job.ready, "c still runs"
+    job.stop()
+    job.table.form(Checkpoint(Path("ckpt/step-40.pt"), 40, "torch"), job.now_s)
+    again = job.table.attempt
+    assert again is not None
+    assert again.id == (1, 2)
+    assert (again.roster, again.failures) == (first.roster, 1)
+    assert (again.checkpoint, again.step) == ("step-40.pt", 40)
+
+
+def test_a_job_that_fails_too_often_is_over_with_the_code_of_its_rank() -> None:
+    job = Job("a", "b", "c")
+    for _ in range(3):
+        job.run()
+        job.say("a", state="failed", code=7)
+        if job.table.over is None:
+            job.stop()
+    assert job.table.over == Over(7, "a rank on a ended with code 7, after 2 restarts")
+
+
+def test_restarts_are_counted_on_by_the_next_leader() -> None:
+    job = Job("a", "b", "c")
+    for _ in range(3):
+        job.run()
+        job.next_leader()
+        job.pass_s(1.0)
+        job.say("a", state="failed", code=7)
+        if job.table.over is None:
+            job.stop()
+            job.pass_s(LOST_S)
+    assert job.table.over is not None
+    assert job.table.over.code == 7
+
+
+def test_a_lost_nodes_place_is_taken_by_a_spare() -> None:
+    job = Job("a", "b", "c", "d")
+    job.run()
+    job.pass_s(LOST_S - 0.25, "a", "c", "d")
+    assert job.table.runs
+    job.pass_s(0.25, "a", "c", "d")
+    assert not job.table.runs
+    del job.said["b"]
+    job.stop()
+    assert job.run().roster == ("a", "c", "d")
+
+
+def test_without_a_spare_the_job_goes_on_with_fewer_after_a_while() -> None:
+    job = Job("a", "b", "c")
+    job.run()
+    job.pass_s(LOST_S, "a", "c")
+    del job.said["b"]
+    job.stop()
+    assert not job.ready
+    job.pass_s(PATIENCE.join_s)
+    assert job.run().roster == ("a", "c")
+
+
+def test_all_ended_well_is_the_end() -> None:
+    job = Job("a", "b", "c", "d")
+    job.run()
+    for name in "ab":
+        job.say(name, state="done", alive=0)
+    assert job.table.over is None
+    job.say("c", state="done", alive=0)
+    assert job.table.over == Over(0)
+    assert not job.table.finished(job.now_s)
+    for name in "abcd":
+        job.say(name, over=Over(0))
+    assert job.table.finished(job.now_s)
+
+
+def test_a_stop_on_one_node_ends_the_job_everywhere_and_waits_for_no_lost_one_for_ever() -> None:
+    job = Job("a", "b", "c")
+    job.run()
+    job.say("b", over=Over(143, "stopped on b"))
+    assert job.table.over == Over(143, "stopped on b")
+    assert not job.table.runs
+    job.say("a", over=Over(143), alive=0)
+    job.say("b", alive=0)
+    assert not job.table.finished(job.now_s)
+    job.now_s += LOST_S
+    assert job.table.finished(job.now_s)
+
+
+def test_a_leader_that_follows_goes_on_with_the_attempt_that_runs() -> None:
+    job = Job("a", "b", "c", "d")
+    before = job.run()
+    job.next_leader()
+    job.say("d", newest=before)
+    job.pass_s(1.0)
+    assert (job.table.attempt, job.table.runs) == (before, True)
+    job.pass_s(2 * LOST_S)
+    assert (job.table.attempt, job.table.runs) == (before, True)
+
+
+def test_a_leader_that_follows_begins_nothing_beside_what_it_has_not_heard_of_yet() -> None:
+    """Spares alone report at first, and none of them knows what runs."""
+    job = Job("a", "b", "c", shape=msgspec.structs.replace(SHAPE, spares=3))
+    job.run()
+    running, job.said = job.said, {}
+    job.next_leader()
+    for name in "def":
+        job.say(name)
+    assert not job.ready
+    job.pass_s(1.0)
+    job.said |= running
+    job.pass_s(2 * LOST_S)
+    assert job.table.runs
+    assert job.table.attempt is not None
+    assert job.table.attempt.roster == ("a", "b", "c")
+
+
+def test_a_leader_that_follows_a_lost_one_replaces_it() -> None:
+    job = Job("a", "b", "c", "d")
+    job.run()
+    del job.said["a"]
+    job.next_leader()
+    job.pass_s(LOST_S)
+    assert not job.table.runs
+    job.stop()
+    assert job.run().roster == ("b", "c", "d")
+
+
+def test_where_nobody_of_an_attempt_is_left_another_waits_until_cut_off_nodes_have_stopped() -> None:
+    job = Job("a", "b", "c", "d", shape=Shape(nodes=1, least_nodes=1, spares=3))
+    job.run()
+    del job.said["a"]
+    job.pass_s(LOST_S + PATIENCE.isolated_s - 0.25)
+    assert not job.table.runs
+    assert not job.ready
+    job.pass_s(0.25)
+    assert job.run().roster == ("b",)
+
+
+def test_a_node_that_stopped_by_itself_has_the_job_started_again() -> None:
+    job = Job("a", "b", "c")
+    job.run()
+    job.say("c", state="stopped", alive=0)
+    assert not job.table.runs
+    job.stop()
+    assert job.run().id == (1, 2)
+
+
+def test_a_script_that_starts_over_ends_the_job_before_it_writes_over_its_checkpoints() -> None:
+    job = Job("a", "b", "c")
+    job.table.form(Checkpoint(Path("ckpt/step-40.pt"), 40, "torch"), job.now_s)
+    assert job.table.attempt is not None
+    for name in "abc":
+        job.say(name, ran=job.table.attempt.id, state="running", alive=2, first_step=40)
+    assert job.table.over is None
+    job.say("b", first_step=0)
+    assert job.table.over is not None
+    assert job.table.over.code == 1
+    assert "b started over at step 0" in job.table.over.why
+
+
+def test_a_late_spare_may_wait_and_one_too_many_is_sent_home() -> None:
+    job = Job("a", "b", "c", "d")
+    job.run()
+    fresh = msgspec.structs.replace(job.said["d"], life="e", node="e")
+    over = job.table.misfit(fresh, job.now_s)
+    assert over is not None
+    assert "its 3 nodes and 1 spares" in over.why
+    assert job.table.misfit(job.said["a"], job.now_s) is None
+    del job.said["d"]
+    job.pass_s(LOST_S)
+    assert job.table.misfit(fresh, job.now_s) is None
+
+
+def test_a_node_with_other_numbers_is_sent_home() -> None:
+    job = Job("a")
+    other = msgspec.structs.replace(job.said["a"], life="b", node="b", shape=Shape(nodes=3, least_nodes=3))
+    over = job.table.misfit(other, job.now_s)
+    assert over is not None
+    assert over.code == 2
+
+
+@pytest.mark.parametrize("what", [{"obeyed_epoch": 2**53}, {"ran": (2**53, 1)}])
+def test_epochs_that_no_job_reaches_are_not_believed(what: dict[str, Any]) -> None:
+    job = Job("a")
+    assert believable(job.said["a"])
+    assert not believable(msgspec.structs.replace(job.said["a"], **what))
+
+
+def test_news_are_told_once() -> None:
+    job = Job("a", "b", "c")
+    job.run()
+    assert job.table.news()[-1] == "attempt 1 begins on 3 nodes (a, b, c)"
+    assert job.table.news() == []
+
+
+def test_nodes_of_a_large_job_report_less_often_and_are_lost_later() -> None:
+    job = Job("n0", shape=Shape(nodes=1000, least_nodes=1000))
+    for number in range(1, 1000):
+        name = f"n{number}"
+        job.table.hear(msgspec.structs.replace(job.said["n0"], life=name, node=name), job.now_s)
+    assert job.table.next_s == 5.0
+    job.table.form(None, job.now_s)
+    job.now_s += 39.0
+    job.table.advance(job.now_s)
+    assert job.table.runs
+    job.now_s += 1.0
+    job.table.advance(job.now_s)
+    assert not job.table.runs
+
+
+def test_the_order_of_nodes_is_that_of_their_names_whatever_their_processes_are_called() -> None:
+    job = Job()
+    for life, node in [("x/9f", "rack2-n10"), ("y/1a", "rack2-n9"), ("z/00", "rack10-n1")]:
+        job.say(life, node=node)
+    assert job.run().roster == ("y/1a", "x/9f", "z/00")

@@ -1,0 +1,165 @@
+"""The leader's side of the network: leases, bad questions, the checkpoint that is looked for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from actions.launchers.cluster.leading import Leading
+from actions.launchers.cluster.words import MAX_BYTES, MOST_NODES, Attempt, Order, Patience, Report, Shape
+from actions.launchers.leases.questions import Refusal
+from actions.launchers.leases.words import Lease
+from tests.doubles import ManualClock
+from tests.examples import examples
+from trainwarden.errors import ConfigError
+
+SHAPE: Final = Shape(nodes=2, least_nodes=2)
+PIECES: Final = [b"-1", b"9" * 30, b"null", b'""', b"1e9", b"[", b"{"]
+LEASE: Final = Lease(job="j", holder="l", address="host:1", epoch=3, duration_s=6.0)
+
+
+class Leadership:
+    """A lease that stands until it is taken away."""
+
+    def __init__(self) -> None:
+        self.lease: Lease | None = LEASE
+        self.fenced_epoch = 0
+
+    def leads(self) -> Lease | None:
+        return self.lease
+
+    def left_s(self) -> float:
+        return 4.0
+
+    def fenced(self, epoch: int) -> None:
+        self.fenced_epoch, self.lease = epoch, None
+
+
+class Leader:
+    """`Leading` with a lease of a double and a clock that stands still."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.leadership, self.clock = Leadership(), ManualClock(100.0)
+        self.leading = Leading(
+            "j", "l", self.leadership, self.clock, shape=SHAPE, patience=Patience(), checkpoints=folder
+        )
+
+    def ask(self, life: str, **what: Any) -> Order:
+        return msgspec.json.decode(self.post(msgspec.json.encode(report(life, **what))), type=Order)
+
+    def post(self, question: bytes) -> bytes:
+        return self.leading.routes()["POST", "/v1/node"](question)
+
+    def form(self) -> Order:
+        """Both nodes come, and time passes as it does to a leader that is not the first."""
+        for _ in range(30):
+            order = [self.ask("a"), self.ask("b")][0]
+            self.leading.advance()
+            self.clock.sleep(0.25)
+        return order
+
+
+def report(life: str, **what: Any) -> Report:
+    return Report(**{"job": "j", "life": life, "node": life, "shape": SHAPE, "host": life, "port": 7000, **what})
+
+
+def test_nodes_are_ordered_what_the_leaders_lease_allows() -> None:
+    leader = Leader()
+    order = leader.form()
+    assert (order.holder, order.epoch, order.left_s, order.run) == ("l", 3, 4.0, True)
+    assert order.attempt is not None
+    assert order.attempt.roster == ("a", "b")
+
+
+def test_who_leads_no_more_says_so_and_begins_with_nothing_when_it_leads_again() -> None:
+    leader = Leader()
+    before = leader.form()
+    leader.leadership.lease = None
+    leader.leading.advance()
+    order = leader.ask("a", newest=before.attempt)
+    assert (order.leads, order.epoch, order.attempt) == (False, 3, None)
+    assert leader.leading.finished()
+    leader.leadership.lease = msgspec.structs.replace(LEASE, epoch=5)
+    assert leader.ask("a").attempt is None
+    assert leader.ask("a", newest=before.attempt).attempt == before.attempt
+
+
+def test_a_node_that_obeys_a_higher_epoch_fences_the_leader() -> None:
+    leader = Leader()
+    assert not leader.ask("a", obeyed_epoch=4).leads
+    assert leader.leadership.fenced_epoch == 4
+
+
+def test_a_node_of_another_shape_is_sent_home_and_counts_for_nothing() -> None:
+    leader = Leader()
+    order = leader.ask("c", shape=Shape(nodes=3, least_nodes=2))
+    assert order.over is not None
+    assert order.over.code == 2
+    assert not order.run
+    assert leader.ask("a").over is None
+
+
+def test_a_leader_that_was_started_with_other_numbers_than_the_job_that_runs_goes_and_not_the_job() -> None:
+    leader = Leader()
+    other = Shape(nodes=3, least_nodes=2)
+    running = Attempt(epoch=1, number=1, roster=("c", "d", "e"), master="c", port=1)
+    order = leader.ask("c", shape=other, newest=running)
+    assert not order.leads
+    assert order.over is None
+    with pytest.raises(ConfigError, match=r"--nnodes 2 .* but the job that runs by --nnodes 3"):
+        leader.leading.advance()
+
+
+def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    for step in (10, 20):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}' + ("}" if step == 10 else ""))
+    leader = Leader(tmp_path)
+    leader.form()
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-search":
+            thread.join()
+    leader.leading.advance()
+    attempt = leader.ask("a").attempt
+    assert attempt is not None
+    assert (attempt.checkpoint, attempt.step) == ("checkpoint-10", 10)
+
+
+@pytest.mark.parametrize(
+    "question", [b"", b"{}", b"[" * 100_000, b'{"job":1}', msgspec.json.encode(report("a", job="other"))]
+)
+def test_a_bad_question_is_refused_in_a_sentence(question: bytes) -> None:
+    with pytest.raises(Refusal):
+        Leader().post(question)
+
+
+@examples(100)
+@given(st.data())
+def test_no_question_breaks_the_leader(data: st.DataObject) -> None:
+    """Reports with pieces cut out, doubled or replaced, between good ones."""
+    leader = Leader()
+    attempt = Attempt(epoch=1, number=1, roster=("a", "b"), master="a", port=1)
+    good = msgspec.json.encode(report("a", alive=1, ran=(1, 1), state="running", newest=attempt, obeyed_epoch=1))
+    for _ in range(5):
+        start, end = sorted((data.draw(st.integers(0, len(good))), data.draw(st.integers(0, len(good)))))
+        piece = data.draw(
+            st.one_of(st.binary(max_size=20), st.sampled_from([b"-1", b"9" * 30, b"null", b'""', b"1e9"]))
+        )
+        with contextlib.suppress(Refusal):
+            leader.post(good[:start] + piece + good[end:])
+        leader.leading.advance()
+        leader.clock.sleep(1.0)
+
+
+def test_the_largest_attempt_fits_into_a_question() -> None:
+    roster = tuple(f"{'n' * 200}{number}/{'0' * 12}" for number in range(MOST_NODES))
+    attempt = Attempt(epoch=2**52, number=2**52, roster=roster, master="m", port=65_535, checkpoint="c" * 4096)
+    assert len(msgspec.json.encode(report("a", newest=attempt))) < MAX_BYTES

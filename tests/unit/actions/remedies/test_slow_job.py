@@ -1,0 +1,109 @@
+"""The last rungs of a slow job: a checkpoint where the launcher can, then the restart that goes on from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine_doubles import Killed, Rig
+from tests.unit.actions.engine.test_handler import slow_evidence
+from trainwarden.launching import Capabilities
+
+ABLE = Capabilities(can=frozenset({"restart", "checkpoint"}))
+
+
+RUNGS: dict[str, Any] = {
+    "slow_compute": [
+        {"action": "checkpoint_job", "overhead_s": 600.0},
+        {"action": "restart_job", "overhead_s": 600.0},
+    ]
+}
+
+
+def rig_of(able: Capabilities = ABLE) -> Rig:
+    rig = Rig(RUNGS, cool_down_s=0.0)
+    rig.launcher.able, rig.launcher.phase = able, "running"
+    return rig
+
+
+def goes_slow(rig: Rig) -> None:
+    """It has lost 900 s."""
+    rig.tell(rig.incident(kind="slow_compute", evidence=slow_evidence(slow_iterations=3000)))
+
+
+def slow(able: Capabilities = ABLE) -> Rig:
+    """A slow job, with a launcher that takes its time."""
+    rig = rig_of(able)
+    rig.launcher.slow = True
+    goes_slow(rig)
+    return rig
+
+
+def ticks(rig: Rig) -> None:
+    for _ in range(5):
+        rig.tick(10.0)
+
+
+def asked(rig: Rig) -> list[str]:
+    return [verb for verb, _ in rig.launcher.asked]
+
+
+def test_the_restart_waits_for_the_checkpoint_and_names_it() -> None:
+    rig = slow()
+    rig.tick(30.0)
+    assert asked(rig) == ["checkpoint"]
+    rig.launcher.finish("i1/checkpoint/1")
+    ticks(rig)
+    assert asked(rig) == ["checkpoint", "restart"]
+    restart = rig.bus.actions()[-1]
+    assert (restart.plan["checkpoint"], restart.severity, restart.after) == ("i1/checkpoint/1", "sev2", None)
+    assert rig.launcher.operations[1].expected_generation == 2
+
+
+def test_a_checkpoint_that_failed_holds_nothing_up_and_is_said() -> None:
+    rig = slow()
+    rig.launcher.finish("i1/checkpoint/1", error="the disk is full")
+    ticks(rig)
+    assert asked(rig) == ["checkpoint", "restart"]
+    why = rig.bus.actions()[-1].why
+    assert why.endswith("; the checkpoint before it failed, so steps since the newest one are lost")
+    assert "checkpoint" not in rig.bus.actions()[-1].plan
+
+
+def test_where_the_launcher_cannot_its_words_are_recorded_and_the_restart_follows() -> None:
+    rig = slow(Capabilities(can=frozenset({"restart"}), cannot={"checkpoint": "the script writes its own"}))
+    rig.tick()
+    assert asked(rig) == ["restart"]
+    assert rig.story()[0] == ("i1/checkpoint/1", "skipped")
+    assert rig.bus.actions()[0].why == "the script writes its own"
+
+
+def test_a_restart_does_not_overtake_a_checkpoint_that_a_brake_holds() -> None:
+    rig = rig_of()
+    rig.tell(rig.command("stop"))
+    goes_slow(rig)
+    ticks(rig)
+    assert asked(rig) == []
+    rig.tell(rig.command("resume"))
+    ticks(rig)
+    assert asked(rig) == ["checkpoint", "restart"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_kill_at_either_call_repeats_neither(place: int) -> None:
+    rig, calls = rig_of(), iter([False, True] if place else [True])
+
+    def arrive() -> None:
+        if next(calls, False):
+            raise Killed
+
+    rig.launcher.before = arrive
+    for what in (goes_slow, ticks):
+        try:
+            what(rig)
+        except Killed:
+            rig.restart_engine()
+    ticks(rig)
+    assert next(calls, None) is None
+    assert [one.kind for one in rig.launcher.operations] == ["checkpoint", "restart"]

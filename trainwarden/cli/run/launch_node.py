@@ -1,0 +1,110 @@
+"""`trainwarden launch --rdzv`: this node's part of a job on several nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
+from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
+from trainwarden.settings import checkpoints_of
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options of `trainwarden launch` say of this machine's part."""
+
+    nproc: int
+    checkpoints: Path | None
+    job: str | None
+    keep: Path | None
+    config: Path | None
+
+
+class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options of `trainwarden launch` say of several nodes."""
+
+    rdzv: str | None
+    nnodes: int
+    min_nodes: int | None
+    join_wait_s: float
+    spares: int
+    max_restarts: int
+    token_file: Path | None
+
+    def check(self, here: Here, *, mode: str, validate: bool) -> None:
+        """Refuse what several nodes cannot do.
+
+        Raises
+        ------
+        ConfigError
+            With the option at fault.
+        """
+        if self.rdzv is None:
+            raise ConfigError("--nnodes: several nodes find each other by --rdzv HOST:PORT")
+        if self.min_nodes is not None and self.min_nodes > self.nnodes:
+            raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
+        if here.job is None and here.config is None:
+            raise ConfigError("--job: all nodes of a job have to name it alike")
+        if mode != "observe":
+            raise ConfigError(f"--mode {mode}: on several nodes the leader restarts, not the engine; leave it out")
+        if here.keep is not None:
+            raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
+        if validate:
+            raise ConfigError("--validate: not on several nodes; run `trainwarden validate` on them first")
+
+
+def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked) -> int:
+    """Take part in the job until it is over; its exit code."""
+    config = here.config
+    settings = settings_for(config, here.job, "launch")
+    # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
+    services = ("agent",) if elsewhere(settings, config) else ()
+    with JobRun(settings, own_services=services, config=config, command=command) as run:
+        voice.say(f"job {settings.job}: this node's part of {asked.nnodes} nodes, {here.nproc} ranks each")
+        if not services:
+            voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
+        code = _take_part(command, asked, run, here, voice)
+        result = run.result(code)
+        voice.say(f"trainwarden: job {settings.job} ended with exit code {code}")
+        voice.say(f"trainwarden: records and logs: {run.run_dir}")
+    voice.answer_if_possible(result)
+    return code
+
+
+def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice) -> int:
+    from actions.launchers.cluster.launcher import Meeting, NodeLauncher
+    from actions.launchers.cluster.words import Patience, Shape
+    from actions.launchers.leases.server import read_token
+    from actions.launchers.local.ranks import Place
+    from collectors.nccl_profiler import build as nccl_profiler
+    from trainwarden.clock import BootClock
+    from trainwarden.metrics_http.tls import peer_tls
+    from trainwarden.self_metrics import log_to_stderr
+
+    log_to_stderr()
+    settings = run.settings
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _frame: stopped.append(n))
+    place = Place(
+        command=tuple(command), ranks=here.nproc, run_dir=run.run_dir, job=settings.job, node=settings.node,
+        log_bytes=settings.runs.log_bytes, show=voice.stream.fileno(),
+        checkpoints=checkpoints_of(settings, here.checkpoints),
+    )  # fmt: skip
+    shape = Shape(
+        nodes=asked.nnodes, least_nodes=asked.min_nodes or asked.nnodes, spares=asked.spares, ranks=here.nproc,
+        restarts=asked.max_restarts,
+    )  # fmt: skip
+    assert asked.rdzv is not None
+    token = None if asked.token_file is None else read_token(asked.token_file)
+    tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
+    patience = Patience(join_s=asked.join_wait_s)
+    meeting = Meeting(rdzv=asked.rdzv, shape=shape, token=token, tls=tls, patience=patience)
+    environ = {**os.environ, **nccl_profiler.offer(os.environ)}
+    launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
+    return launcher.run(lambda: bool(stopped))
