@@ -225,7 +225,8 @@ class NodeLauncher:
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
             code=orders.code, first_step=self._first_step, newest=orders.newest,
-            obeyed_epoch=0 if obeys is None else obeys.epoch, over=orders.over,
+            obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
+            over=orders.over,
         )  # fmt: skip
 
     def _keep(self, obeys: Allegiance | None) -> None:
