@@ -60,6 +60,7 @@ class LauncherCalls:
         self._capabilities: tuple[float, Capabilities] | None = None
         self._away_since_s: dict[str, float] = {}
         self._no_state: dict[str, str] = {}
+        self._unknown: set[str] = set()
         for kind in ("unavailable", "refused", "failed", "broken"):
             metrics.count("launcher_errors_total", "Calls that the launcher did not do.", 0, kind=kind)
 
@@ -98,6 +99,10 @@ class LauncherCalls:
         """For how long `job`'s launcher has not told its state, and why not in one sentence."""
         return now_s - self._away_since_s.get(job, now_s), self._no_state.get(job, "")
 
+    def unknown(self, job: str) -> bool:
+        """Whether the launcher has last said that it knows no `job`; then waiting for it is of little use."""
+        return job in self._unknown
+
     def forget_state(self, job: str) -> None:
         """What was known of `job` is no longer true: something was done to it."""
         self._states.pop(job, None)
@@ -113,6 +118,7 @@ class LauncherCalls:
 
     def _say_why_not(self, job: str, found: LauncherState | Away | LauncherError) -> None:
         """Log why a state is not told once, not at each of the two questions a second."""
+        (self._unknown.add if isinstance(found, LauncherError) else self._unknown.discard)(job)
         if isinstance(found, LauncherState):
             self._no_state.pop(job, None)
             return

@@ -126,10 +126,12 @@ class Cordons:
 
     def _cannot(self, action: ActionRecord, now_s: float) -> str | Hold | None:
         """The launcher's own words if it cannot do it, or cannot be asked for too long."""
-        if self._acting.calls.state(action.job, now_s) is None:
-            away_s, why = self._acting.calls.away(action.job, now_s)
-            return Hold("launcher", why) if away_s >= self._rules.config.launcher_deadline_s else None
-        able = self._acting.calls.capabilities(now_s)
+        calls = self._acting.calls
+        if calls.state(action.job, now_s) is None:
+            away_s, why = calls.away(action.job, now_s)
+            told = calls.unknown(action.job) or away_s >= self._rules.config.launcher_deadline_s
+            return Hold("launcher", why) if told else None
+        able = calls.capabilities(now_s)
         return None if able is None else able.refusal(VERBS[action.kind])
 
     def _other_under_way(self, action: ActionRecord, now_s: float) -> bool:

@@ -31,13 +31,13 @@ class Node:
 
     def __init__(self, number: int, world: World) -> None:
         self.number, self.world, self.lives = number, world, 0
-        self.cut_until_s = 0.0
+        self.cut_until_s, self.fence = 0.0, EpochFence()
         self.boot()
 
     def boot(self) -> None:
         self.lives += 1
         self.life, self.on = f"n{self.number}/{self.lives}", True
-        self.fence = EpochFence()
+        self.fence = EpochFence(self.fence.allegiance)
         self.orders = NodeOrders(self.life, self.fence, PATIENCE, self.world.now_s)
         self.ranks, self.begun, self.gone_s = Ranks(), list[AttemptId](), float("inf")
         self.leads: LeaderTable | None = None
@@ -53,6 +53,7 @@ class Node:
             job="j", life=self.life, node=f"n{self.number}", shape=self.world.shape, host=self.life, port=7000,
             alive=self.ranks.alive, ran=orders.ran, state=orders.state, code=orders.code, newest=orders.newest,
             obeyed_epoch=0 if orders.obeys is None else orders.obeys.epoch,
+            obeyed_holder="" if orders.obeys is None else orders.obeys.holder,
         )  # fmt: skip
 
     def tick(self) -> None:

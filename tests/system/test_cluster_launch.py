@@ -93,6 +93,24 @@ def test_a_lost_leader_is_followed_and_replaced_within_twenty_seconds(testbed: T
     testbed.nodes[4].signal(service, signal.SIGTERM)
 
 
+@nodes(4)
+def test_a_leader_that_stood_still_is_followed_and_is_a_spare_when_it_wakes(testbed: Testbed, tmp_path: Path) -> None:
+    """Its ranks run on meanwhile; the lease service is on a node of its own."""
+    testbed.nodes[3].start(*lease_command(tmp_path), cwd=ROOT)
+    job = Job(testbed, tmp_path, 3, "--nnodes", "2", "--spares", "1", steps=500)
+    job.trains()
+    leader = job.leader()
+    process, fault_s = job.processes[leader.name], now_s()
+    leader.signal(process, signal.SIGSTOP)
+    if leader.name in {one.node for one in job.lines()}:
+        assert job.first_step_after(fault_s).at_s - fault_s < LOST_S
+    else:
+        time.sleep(LOST_S)
+    leader.signal(process, signal.SIGCONT)
+    assert set(job.end().values()) == {0}
+    job.check()
+
+
 @nodes(3)
 def test_without_a_spare_the_job_ends_on_the_nodes_that_are_left_when_that_was_allowed(
     testbed: Testbed, tmp_path: Path

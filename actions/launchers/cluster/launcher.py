@@ -88,7 +88,6 @@ class NodeLauncher:
         self._first_step: int | None = None
         self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
-        self._connect()
 
     def _connect(self) -> None:
         """Make the leader's part and the ways to others; nothing of it begins yet."""
@@ -105,7 +104,7 @@ class NodeLauncher:
         routes.update(self._leading.routes())
         self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, tls=meeting.tls)
         self._reporter = Reporter(
-            self._orders, self._keeper, self._report, self._lock, clock, token=meeting.token, tls=meeting.tls
+            self._orders, self._keeper, self.report, self._lock, clock, token=meeting.token, tls=meeting.tls
         )
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:
@@ -116,6 +115,7 @@ class NodeLauncher:
         int
             0 if every rank ended well, else the code of the first that failed, 143 if the job was stopped.
         """
+        self._connect()
         self._leases.start()
         self._server.start()
         self._keeper.start()
@@ -202,7 +202,7 @@ class NodeLauncher:
         with self._lock:
             self._ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
             self._awaits_step = attempt.step is not None
-            self._first_step, self._port = None, places.free_port(self._host)
+            self._first_step = None
         if attempt.number > 1:
             self._tell(attempt, "done")
 
@@ -223,13 +223,17 @@ class NodeLauncher:
         known = [step for step in first.values() if step is not None]
         return min(known) if len(known) == self._place.ranks else None
 
-    def _report(self) -> Report:
+    def report(self) -> Report:
+        """What is true here; a port that is free now as long as no ranks run, as others may take one meanwhile."""
         orders, obeys = self._orders, self._orders.obeys
+        if not self._ranks.alive:
+            self._port = places.free_port(self._host)
         return Report(
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
             code=orders.code, first_step=self._first_step, newest=orders.newest,
-            obeyed_epoch=0 if obeys is None else obeys.epoch, over=orders.over,
+            obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
+            over=orders.over,
         )  # fmt: skip
 
     def _keep(self, obeys: Allegiance | None) -> None:

@@ -78,7 +78,9 @@ class LeaderTable:
             return Over(MISFIT_CODE, f"{report.node} was started by {report.shape}, but the leader by {self._shape}")
         if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
             return None
-        if len(self._living(now_s)) >= self._shape.nodes + self._shape.spares:
+        # Of the same name it is the process before this one, killed and not yet lost.
+        others = [one for one in self._living(now_s) if one.node != report.node]
+        if len(others) >= self._shape.nodes + self._shape.spares:
             return Over(MISFIT_CODE, f"the job has its {self._shape.nodes} nodes and {self._shape.spares} spares")
         return None
 

@@ -68,7 +68,7 @@ class Leading:
         """The order that follows from `report` and all that came before it."""
         with self._lock:
             lease = self._leadership.leads()
-            if lease is not None and report.obeyed_epoch > lease.epoch:
+            if lease is not None and _is_fenced(lease, report):
                 self._leadership.fenced(report.obeyed_epoch)
                 lease = None
             if lease is None:
@@ -138,3 +138,10 @@ class Leading:
     def _tell(table: LeaderTable) -> None:
         for sentence in table.news():
             log.info("the leader says", extra={"fields": {"what": sentence}})
+
+
+def _is_fenced(lease: Lease, report: Report) -> bool:
+    """Whether the node of `report` would refuse the holder of `lease` for ever, by what it has obeyed."""
+    if report.obeyed_epoch == lease.epoch:
+        return report.obeyed_holder != lease.holder
+    return report.obeyed_epoch > lease.epoch

@@ -131,8 +131,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         The lowest first step of its ranks, once each has finished one.
     newest : Attempt, optional
         The newest attempt that was heard of, whoever takes part.
-    obeyed_epoch : int
-        The highest one.
+    obeyed_epoch, obeyed_holder : int, str
+        The leader that is obeyed here, or was last.
     over : Over, optional
         The job is over: a leader has said so, or a person wishes it here.
     """
@@ -150,6 +150,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     first_step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
     newest: Attempt | None = None
     obeyed_epoch: SeenEpoch = 0
+    obeyed_holder: Annotated[str, msgspec.Meta(max_length=256)] = ""
     over: Over | None = None
 
 

@@ -76,24 +76,30 @@ class Measurement:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, which is seen by that
             self._process.stdin.write(b"\n")
-            self._process.stdin.close()
+        self._let_go()
 
     def kill(self) -> None:
         """End it with all that it has started, at once. Safe twice."""
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
+        self._let_go()
 
     def outcome(self) -> Outcome:
         """What it found, once it has ended."""
         code = self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._let_go()
         try:
             found = msgspec.json.decode(self._target.read_bytes(), type=_Result)
         except (OSError, msgspec.DecodeError):
             return Outcome(None, f"the validation ended with code {code} and no result: {self._last_words()}")
         return Outcome(Findings(accused=found.accused, judged=found.judged, nodes=tuple(found.nodes)))
+
+    def _let_go(self) -> None:
+        """Close our end of its standard input."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def _last_words(self) -> str:
         try:

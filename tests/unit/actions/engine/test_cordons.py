@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from tests.engine_doubles import Killed, Rig
+from tests.memory_launcher import MemoryLauncher
 from trainwarden.commands.words import NodeWord, on_job, on_node
-from trainwarden.launching import Capabilities, NodeState, Operation, Targets, refused
+from trainwarden.errors import LauncherError
+from trainwarden.launching import Capabilities, LauncherState, NodeState, Operation, Targets, refused
 from trainwarden.records import ActionRecord, CommandRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS
 
@@ -289,3 +291,21 @@ def test_of_many_words_a_few_are_begun_at_each_tick_in_their_order() -> None:
     one.tick()
     one.tick()
     assert one.launcher.done == [f"command/c{number}/cordon/1" for number in range(25)]
+
+
+def test_a_launcher_that_knows_no_such_job_says_so_at_once() -> None:
+    """The job is over, and its scheduler has forgotten it: whoever waits at a shell hears why, and names another."""
+    one, real = rig(), MemoryLauncher.state
+
+    def state(job: str) -> LauncherState:
+        if job == "gone":
+            raise LauncherError("Slurm knows no job named gone")
+        return real(one.launcher, job)
+
+    one.launcher.state = state  # type: ignore[method-assign]
+    one.tell(word(one, job="gone"))
+    assert (last(one).outcome, last(one).why) == ("skipped", "Slurm knows no job named gone")
+    one.tell(word(one, name="c2"))
+    assert one.launcher.done == ["command/c2/cordon/1"]
+    whys = [action.why for action in one.bus.actions() if action.command == "command/c1"]
+    assert whys == ["Slurm knows no job named gone", "ann has said cordon of n0 since"]

@@ -274,6 +274,14 @@ def test_a_late_spare_may_wait_and_one_too_many_is_sent_home() -> None:
     assert job.table.misfit(fresh, job.now_s) is None
 
 
+def test_a_launcher_that_is_started_again_at_once_is_not_one_too_many() -> None:
+    """What was killed counts as there until it is lost."""
+    job = Job("a", "b", "c", "d")
+    job.run()
+    again = msgspec.structs.replace(job.said["d"], life="d/2", node="d")
+    assert job.table.misfit(again, job.now_s) is None
+
+
 def test_a_node_with_other_numbers_is_sent_home() -> None:
     job = Job("a")
     other = msgspec.structs.replace(job.said["a"], life="b", node="b", shape=Shape(nodes=3, least_nodes=3))

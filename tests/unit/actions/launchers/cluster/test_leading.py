@@ -97,6 +97,15 @@ def test_a_node_that_obeys_a_higher_epoch_fences_the_leader() -> None:
     assert leader.leadership.fenced_epoch == 4
 
 
+def test_a_node_that_obeyed_another_one_under_the_same_epoch_fences_the_leader_too() -> None:
+    """A lease service that began with nothing counts from one again; a node that kept whom it obeyed refuses it."""
+    leader = Leader()
+    assert not leader.ask("a", obeyed_epoch=3, obeyed_holder="before").leads
+    assert leader.leadership.fenced_epoch == 3
+    again = Leader()
+    assert again.ask("a", obeyed_epoch=3, obeyed_holder="l").leads
+
+
 def test_a_node_of_another_shape_is_sent_home_and_counts_for_nothing() -> None:
     leader = Leader()
     order = leader.ask("c", shape=Shape(nodes=3, least_nodes=2))

@@ -1,0 +1,48 @@
+"""One node's launcher, before anything of it runs."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from actions.launchers.cluster.launcher import Meeting, NodeLauncher
+from actions.launchers.cluster.words import Shape
+from actions.launchers.local.ranks import Place
+from tests.doubles import ManualClock
+from trainwarden.errors import ConfigError
+
+
+def launcher(folder: Path, rdzv: str = "127.0.0.1:29401") -> NodeLauncher:
+    place = Place(command=("python",), ranks=1, run_dir=folder, job="j", node="n")
+    meeting = Meeting(rdzv=rdzv, shape=Shape(nodes=1, least_nodes=1))
+    return NodeLauncher(place, meeting, ManualClock(), {}, stop_grace_s=1.0)
+
+
+def test_a_port_that_somebody_took_while_the_node_waited_is_offered_no_more(tmp_path: Path) -> None:
+    node = launcher(tmp_path)
+    with socket.create_server(("127.0.0.1", node.report().port)) as taken:
+        assert node.report().port != taken.getsockname()[1]
+
+
+def test_what_was_obeyed_before_a_kill_is_remembered(tmp_path: Path) -> None:
+    (tmp_path / "allegiance.json").write_text('{"epoch":7,"holder":"n/1"}')
+    assert (launcher(tmp_path).report().obeyed_epoch, launcher(tmp_path).report().obeyed_holder) == (7, "n/1")
+    (tmp_path / "allegiance.json").write_text('{"epoch":"x"}')
+    assert launcher(tmp_path).report().obeyed_epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("rdzv", "why"),
+    [
+        ("10.0.0.1:29401", "only with a token"),
+        ("10.0.0.1", "HOST:PORT"),
+        ("127.0.0.1:0", "HOST:PORT"),
+        ("127.0.0.1:99999", "HOST:PORT"),
+        (":1", "HOST:PORT"),
+    ],
+)
+def test_a_meeting_place_that_is_none_is_refused(tmp_path: Path, rdzv: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        launcher(tmp_path, rdzv)
