@@ -57,6 +57,20 @@ def chosen(settings: DetectionSettings, only: Sequence[str] | None = None) -> di
     return {name: _choice(name, said.get(name, {})) for name in (said if only is None else only)}
 
 
+def checked(settings: DetectionSettings) -> dict[str, Choice]:
+    """As `chosen`, for a service: each is made once, so that a wrong file of its own is told now, not with a job.
+
+    Raises
+    ------
+    ConfigError
+        As `chosen`, and if a file that a detector's settings name is wrong.
+    """
+    found = chosen(settings)
+    for choice in found.values():
+        choice.made()
+    return found
+
+
 def rule(settings: DetectionSettings) -> EnsembleConfig:
     """The ensemble's settings.
 

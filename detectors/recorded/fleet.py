@@ -28,6 +28,7 @@ FACTS: Final = ("gpu_xid_state", "nic_rdma_link_state", "nic_link_state")
 DERIVED: Final = {
     "gpu_throttle_thermal_state": "gpu_clock_event_reasons_state",
     "gpu_throttle_hardware_state": "gpu_clock_event_reasons_state",
+    "gpu_throttle_power_state": "gpu_clock_event_reasons_state",
 }
 """Metrics that exporters do not have, and what they follow from (`trainwarden.prometheus.exporters.states_of`)."""
 WHOLE: Final = "fleet"
@@ -77,7 +78,8 @@ def wanted_metrics(settings: DetectionSettings, names: Sequence[str]) -> frozens
     ConfigError
         If a detector does not exist or a setting is wrong.
     """
-    asked = [one.role.metrics for one in chosen(settings, names).values() if one.role.reads == "samples"]
+    made = [one.made() for one in chosen(settings, names).values() if one.role.reads == "samples"]
+    asked = [one.role.metrics for one in made]  # its settings may name further ones
     if not all(asked):
         return None
     wanted = {*FACTS, *(name for metrics in asked for name in metrics)}

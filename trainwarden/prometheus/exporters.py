@@ -16,9 +16,10 @@ from trainwarden.catalogue import ALIASES, CATALOGUE
 
 MAX_LABEL_CHARS: Final = 256
 REASONS: Final = "gpu_clock_event_reasons_state"
-# nvmlClocksEventReason: what of the mask is heat, and what is the hardware's own doing (NVML API reference).
+# nvmlClocksEventReason (NVML API reference): heat, the hardware's own doing, and the power cap or brake.
 REASON_BITS: Final = {
     "gpu_throttle_thermal_state": 0x20 | 0x40, "gpu_throttle_hardware_state": 0x08 | 0x40 | 0x80,
+    "gpu_throttle_power_state": 0x04 | 0x80,
 }  # fmt: skip
 BLANKS: Final = ((2147483632.0, 2147483635.0), (140737488355328.0, 140737488355331.0))
 MOST: Final = 9.2e18  # and what is larger, 64-bit blanks and the like

@@ -40,8 +40,11 @@ def states_of(reasons: Floats) -> dict[str, Floats]:
 
     Examples
     --------
-    >>> {name: one.tolist() for name, one in states_of(np.array([0.0, 4.0, 32.0, 8.0])).items()}
-    {'gpu_throttle_thermal_state': [0.0, 0.0, 1.0, 0.0], 'gpu_throttle_hardware_state': [0.0, 0.0, 0.0, 1.0]}
+    >>> for name, one in states_of(np.array([0.0, 4.0, 32.0, 8.0])).items():
+    ...     print(name, one.tolist())
+    gpu_throttle_thermal_state [0.0, 0.0, 1.0, 0.0]
+    gpu_throttle_hardware_state [0.0, 0.0, 0.0, 1.0]
+    gpu_throttle_power_state [0.0, 1.0, 0.0, 0.0]
     """
     known = np.isfinite(reasons)
     mask = np.where(known, reasons, 0.0).astype(np.int64)

@@ -91,7 +91,14 @@ def _plugins(settings: Settings) -> Iterator[list[Mistake]]:
             except ConfigError as error:
                 yield [Mistake(place, str(error))]
                 continue
-            yield _table(plugin.Config, {} if isinstance(raw, bool) else raw, place if named else _LAUNCHER_SETTINGS)
+            words = {} if isinstance(raw, bool) else raw
+            # A detector is made of its settings alone, and reads the files that they name.
+            whole = partial(_made, plugin, words, ".".join(place)) if package is detectors else None
+            yield _table(plugin.Config, words, place if named else _LAUNCHER_SETTINGS, whole)
+
+
+def _made(plugin: type[Any], words: dict[str, Any], where: str) -> object:
+    return plugin(plugins.configure(plugin, words, where))
 
 
 _LAUNCHER_SETTINGS: Final = ("engine", "launcher_settings")

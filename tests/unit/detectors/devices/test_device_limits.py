@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from detectors.devices.device_limits import DeviceLimits
-from detectors.devices.limits import LimitMemory, read_limits, shipped_limits
+from detectors.devices.limit_memory import LimitMemory
+from detectors.devices.limits import limits_in_force, read_limits
 from tests.unit.detectors.devices.windows import START_S, run, samples_of, window_of
 from trainwarden.errors import ConfigError
 
-LIMITS = {limit.id: limit for limit in shipped_limits()}
+LIMITS = {limit.id: limit for limit in limits_in_force()}
 
 
 def limits(**config):
@@ -146,6 +147,17 @@ ROW = "[[limit]]\nid = 'x'\nkind = 'crash'\nseverity = 'sev1'\nsource = ''\n"
         ("[[limit]]\nid = 'x'", "limit 1"),
         (f"{ROW}says = ''\nmetric = 'gpu_power_watts'", "either"),
         (f"{ROW}says = ''\nmetric = 'no'\nabove = 1.0", "no metric"),
+        (f"{ROW}says = ''\nmetric = 'gpu_power_watts'\nabove = 1.0\nbelow = 2.0", "either above or below or total"),
+        (f"{ROW}says = ''\nmetric = 'gpu_power_watts'\ntotal = 1.0", "needs over_s"),
+        (
+            f"{ROW}says = ''\nmetric = 'gpu_power_watts'\ntotal = 1.0\nover_s = 1.0\nof = 'gpu_power_limit_watts'",
+            "growth",
+        ),
+        (f"{ROW}says = ''\nmetric = 'gpu_power_watts'\nabove = 1.0\nof = 'no'", "no metric 'no'"),
+        (f"{ROW}says = ''\nmetric = 'gpu_power_watts'\nabove = 1.0\nrelief = 2.0", "beyond its bar"),
+        (f"{ROW}says = ''\nmetric = 'gpu_power_watts'\nabove = 1.0\nnot_in = ['lunch']", "lunch"),
+        (2 * f"{ROW}says = ''\nmetric = 'gpu_power_watts'\nabove = 1.0\n", "limit 2: there is a limit x before it"),
+        ("[limits]\nx = 1", "nothing else"),
         (f"{ROW}says = '{{x}}'\nmetric = 'gpu_power_watts'\nabove = 1.0", "limit 1"),
         ("[[", "cannot be read"),
     ],
@@ -155,3 +167,34 @@ def test_a_table_with_a_mistake_is_refused_in_one_sentence(tmp_path, text, words
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_limits(path)
+
+
+def test_an_operators_table_is_laid_over_ours(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text(
+        """
+        [[limit]]
+        id = "gpu.hot"
+        metric = "gpu_temperature_celsius"
+        above = 70.0
+        kind = "gpu_throttle"
+        severity = "sev3"
+        says = "warm"
+        source = "our room"
+        [[limit]]
+        id = "gpu.fan"
+        metric = "gpu_fan_speed_ratio"
+        below = 0.1
+        kind = "gpu_throttle"
+        severity = "sev3"
+        says = "its fan stands still"
+        source = "our room"
+        """
+    )
+    assert "warm" in run(limits(table=str(path)), "gpu", "gpu_temperature_celsius", [[75.0], [60.0]]).reason
+    detector = limits(table=str(path))
+    assert "gpu_fan_speed_ratio" in detector.role.metrics
+    assert "stands still" in run(detector, "gpu", "gpu_fan_speed_ratio", [[0.0], [0.6]]).reason
+    assert len(limits_in_force(str(path))) == len(LIMITS) + 1
+    with pytest.raises(ConfigError, match=r"^detection\.detectors\.device_limits: .*none\.toml: cannot be read"):
+        limits(table=str(tmp_path / "none.toml"))

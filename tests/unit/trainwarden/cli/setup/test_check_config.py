@@ -19,6 +19,10 @@ from trainwarden.cli.setup.check_config import check_config
         ("[detection.ensemble.weights]\nnonesuch = 1.0", "t.toml:1: detection.ensemble.weights: there is no"),
         ("[engine.policy]\n\nstale_s = 0.0", "t.toml:3: engine.policy: expected"),
         ('[engine]\nremedies = "/nowhere/ours.toml"', "t.toml:2: engine.remedies: /nowhere/ours.toml: cannot be read"),
+        (
+            '[detection.detectors.device_limits]\n\ntable = "/nowhere/ours.toml"',
+            "t.toml:1: detection.detectors.device_limits: /nowhere/ours.toml: cannot be read",
+        ),
         ('[engine]\nlauncher = "slurmm"', "t.toml:2: there is no launchers plug-in 'slurmm'"),
         ("[engine.launcher_settings]\nquickly = true", "t.toml:2: engine.launcher_settings: unknown key `quickly`"),
         ("[kafka]\npartitons = 8", "t.toml:2: kafka: unknown key `partitons`"),
