@@ -70,7 +70,8 @@ class JobWatch:
         self._ensemble = Ensemble(config, {name: detector.role for name, detector in detectors.items()})
         self._of_events = [name for name, detector in detectors.items() if detector.role.reads == "events"]
         of_samples = [detector.role for detector in detectors.values() if detector.role.reads == "samples"]
-        self._of_samples, self._of_history = bool(of_samples), not all(role.metrics for role in of_samples)
+        self._of_samples = bool(of_samples)
+        self._of_history = any(role.past and not role.metrics for role in of_samples)
         self._metrics = metrics
         self._barrier = Barrier(job, metrics)
         self._told: VerdictRecord | None = None

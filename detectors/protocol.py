@@ -35,12 +35,16 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         What the others weigh among the votes that need company (`EnsembleConfig.metric_votes`); 0 supports nobody.
     metrics : tuple of str
         Of one that reads samples: the only metrics it looks at, new samples alone; empty = all, with what came before.
+    past : bool
+        Of one that reads samples of all metrics: whether it wants what came before; one that does not takes of a
+        Prometheus what others have asked for.
     """
 
     reads: Reads
     opens: tuple[Alone, ...] = ()
     weight: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 1.0
     metrics: tuple[str, ...] = ()
+    past: bool = True
 
 
 class Detector(Protocol):

@@ -55,6 +55,8 @@ class FamilySamples:
         The newest m + k samples, NaN where not measured, oldest first; the last k are new.
     times_s : float array [r, k]
         When the new samples were taken.
+    normal : bool
+        Somebody has said that nothing in them is strange: they are what models are trained on.
     """
 
     family: str
@@ -64,6 +66,7 @@ class FamilySamples:
     roles: tuple[str, ...]
     values: Floats
     times_s: Floats
+    normal: bool = False
 
     @property
     def fresh(self) -> int:

@@ -79,7 +79,7 @@ def wanted_metrics(settings: DetectionSettings, names: Sequence[str]) -> frozens
         If a detector does not exist or a setting is wrong.
     """
     made = [one.made() for one in chosen(settings, names).values() if one.role.reads == "samples"]
-    asked = [one.role.metrics for one in made]  # its settings may name further ones
+    asked = [one.role.metrics for one in made if one.role.metrics or one.role.past]  # settings may name further ones
     if not all(asked):
         return None
     wanted = {*FACTS, *(name for metrics in asked for name in metrics)}

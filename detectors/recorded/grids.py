@@ -6,8 +6,8 @@ Clocks of entities that are sampled equally often may have any phase.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from trainwarden.catalogue import lookup
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
+FIRST_MOVES: Final = 64  # of a metric, that are looked at when they come; what moves more often does so normally
+AFTER: Final = np.array([0, 1, 2, 3, 4, 15])  # samples by which a movement is known to last, or to be over
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +86,78 @@ class RecordedSamples:
         The time up to which `take` hands out.
     """
 
-    def __init__(self, grids: Sequence[MetricGrid], roles_of: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        grids: Sequence[MetricGrid],
+        whole: Sequence[bool],
+        roles_of: Mapping[int, str],
+        normal_until_s: float | None = None,
+    ) -> None:
         self._grids = grids
+        self._normal_until_s = -np.inf if normal_until_s is None else normal_until_s
         self._roles = roles_of
         self._places = [0] * len(grids)
-        self.times_s: Floats = np.unique(np.concatenate([np.zeros(0), *(grid.column_s for grid in grids)]))
+        turns = [grid.column_s if read else first_moves_s(grid) for grid, read in zip(grids, whole, strict=True)]
+        self.times_s: Floats = np.unique(np.concatenate([np.zeros(0), *turns]))
         self.until_s = -np.inf
 
     @classmethod
-    def of(cls, job: RecordedJob, wanted: Collection[str] | None = None) -> Self:
-        """The metrics of `job`; of families that have any of the `wanted` ones alone, where these are named."""
+    def of(
+        cls,
+        job: RecordedJob,
+        wanted: Collection[str] | None = None,
+        *,
+        others: bool = False,
+        normal_until_s: float | None = None,
+    ) -> Self:
+        """The metrics of `job`, shown at all times, of families that have any of the `wanted` ones (default: all).
+
+        With `others` the samples of the other families are shown, too, when something in them moves for the first time.
+        """
         table = job.metrics
-        if table is None or not table.times_s.size or not (wanted is None or set(wanted) & set(table.names)):
-            return cls([], {})
+        if table is None or not table.times_s.size or not (others or wanted is None or set(wanted) & set(table.names)):
+            return cls([], [], {})
         grids = metric_grids(table)
-        kept = [grid for grid in grids if wanted is None or set(wanted) & set(grid.names)]
-        return cls(kept, roles_by_rank(job))
+        whole = [wanted is None or bool(set(wanted) & set(grid.names)) for grid in grids]
+        kept = [grid for grid, read in zip(grids, whole, strict=True) if read or others]
+        return cls(kept, whole if others else [True] * len(kept), roles_by_rank(job), normal_until_s)
 
     def take(self) -> tuple[FamilySamples, ...]:
         """What is new since the last call, with as much before it as live samples have."""
         found = []
         for place, grid in enumerate(self._grids):
             new, end = self._places[place], int(np.searchsorted(grid.column_s, self.until_s, side="right"))
-            if end > new:
-                found.append(grid.samples(max(0, new - HISTORY), new, end, self._roles))
-                self._places[place] = end
+            split = min(end, max(new, int(np.searchsorted(grid.column_s, self._normal_until_s, side="left"))))
+            for first, last in ((new, split), (split, end)):
+                if last > first:
+                    part = grid.samples(max(0, first - HISTORY), first, last, self._roles)
+                    found.append(replace(part, normal=first < split))
+            self._places[place] = end
         return tuple(found)
+
+
+def first_moves_s(grid: MetricGrid) -> Floats:
+    """When a metric moves that had stood still on all entities, and the samples after, which tell whether it lasts.
+
+    Examples
+    --------
+    >>> level = np.where(np.arange(40) < 20, 7.0, 8.0)[None, None]
+    >>> times_s = np.arange(40.0)
+    >>> place = np.zeros((1, 40), dtype=np.int64)
+    >>> grid = MetricGrid("", ("m",), (Entity(),), level, times_s[None], times_s, place, ("",))
+    >>> first_moves_s(grid).tolist()
+    [20.0, 21.0, 22.0, 23.0, 24.0, 35.0, 39.0]
+    """
+    end, found = grid.column_s.size, np.zeros(0, dtype=np.int64)
+    for column in range(len(grid.names)):
+        values = grid.values[:, column]
+        first = np.where(np.isfinite(values).any(axis=1), np.isfinite(values).argmax(axis=1), 0)
+        level = values[np.arange(len(values)), first][:, None]
+        away = (np.isfinite(values) & (values != level)).any(axis=0)
+        moves = np.flatnonzero(np.diff(away, prepend=False))[:FIRST_MOVES]
+        found = np.append(found, (moves[:, None] + AFTER).ravel())
+    turns = np.unique(np.append(np.minimum(found, end - 1), end - 1))
+    return np.asarray(grid.column_s[turns])
 
 
 def roles_by_rank(job: RecordedJob) -> dict[int, str]:

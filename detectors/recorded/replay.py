@@ -123,6 +123,7 @@ def replay(
     facts: Sequence[Fact] = (),
     scores: MetricScores | None = None,
     samples: Samples | None = None,
+    normal_until_s: float | None = None,
     progress: Progress = lambda share: None,
 ) -> ReplayResult:
     """Judge `job` in one pass in time order; nothing at time t depends on later data.
@@ -140,6 +141,8 @@ def replay(
         From `detectors.recorded.metrics.score_recorded`; without them the metric models abstain.
     samples : Samples, optional
         Metrics that come from elsewhere than the job's own table.
+    normal_until_s : float, optional
+        Metrics before it are normal; the job's own `normal_until_s` goes before it.
 
     Raises
     ------
@@ -148,7 +151,8 @@ def replay(
     """
     detectors = {name: _Noted(_made(choice, job)) for name, choice in chosen(settings, names or None).items()}
     watch = JobWatch(job.name, dict(detectors), rule(settings), SelfMetrics("replay"))
-    samples = samples or _samples(job, [one.role for one in detectors.values()])
+    until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
+    samples = samples or _samples(job, [one.role for one in detectors.values()], until_s)
     turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
     stream = ReplayStream(job, facts, turns_s if samples is None else np.union1d(turns_s, samples.times_s))
     if samples is not None:
@@ -191,12 +195,14 @@ def _turning_times_s(detectors: Sequence[Detector], scores: MetricScores | None)
     return np.unique(np.concatenate(found))
 
 
-def _samples(job: RecordedJob, roles: Sequence[Role]) -> Samples | None:
+def _samples(job: RecordedJob, roles: Sequence[Role], normal_until_s: float | None) -> Samples | None:
     """The recording's samples as far as anybody reads them; None where nobody does."""
-    asked = [role.metrics for role in roles if role.reads == "samples"]
+    asked = [role for role in roles if role.reads == "samples"]
     if not asked or job.metrics is None:
         return None
-    return RecordedSamples.of(job, {name for names in asked for name in names} if all(asked) else None)
+    named = [role for role in asked if role.metrics or role.past]
+    wanted = {name for role in named for name in role.metrics} if all(role.metrics for role in named) else None
+    return RecordedSamples.of(job, wanted, others=len(named) < len(asked), normal_until_s=normal_until_s)
 
 
 def _abstained(

@@ -158,7 +158,10 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         if work.want_scores or any(one.role.reads == "scores" for one in chosen(work.settings, work.names).values()):
             bundle = _bundle(work.models, work.normal)
             scores = score_recorded(job, bundle, work.normal_until_s)
-        result = replay(job, work.settings, names=work.names, facts=facts, scores=scores, progress=progress)
+        result = replay(
+            job, work.settings, names=work.names, facts=facts, scores=scores, progress=progress,
+            normal_until_s=work.normal_until_s,
+        )  # fmt: skip
     except WardenError as error:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None

@@ -1,0 +1,183 @@
+"""Vote: a metric moves that has never moved before: an error counter, a link's state, a table that fills."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.job.packed import pack, unpack
+from detectors.job.samples import Entity, name_of
+from detectors.job.window import Window
+from detectors.metrics.bundle.calibration import squeeze
+from detectors.metrics.still_stream import still_records
+from detectors.metrics.stillness import StillFamily
+from detectors.protocol import Role
+from trainwarden.catalogue import lookup
+from trainwarden.errors import DetectorError
+from trainwarden.records import Suspect, Vote
+from trainwarden.settings import Config
+
+MAX_SUSPECTS: Final = 16
+MAX_METRICS: Final = 8
+QUIET: Final = frozenset({"start", "restart", "exit", "ended"})  # phases in which all may move
+_KIND: Final = "still_metrics"
+WEEK: Final = 9.2  # nats: one minute in 10,000; what has stood for so long may open by itself
+# Metrics that move when something breaks; the others measure work.
+_TELLS: Final = re.compile(
+    r"(?i)error|replay|retire|remap|ecc_|recover|downed|lost|carrier_down|inactive|active_links|link_state|physical_state"
+    r"|fabric|link_width|oom_kill|readonly|timeouts|discards|pause_storm|health_state|peer_access|uncompleted|impaired"
+)
+Moved = tuple[float, str, int, int, bool]
+"""Nats, family, metric and row of what moves, and whether that lasts and tells."""
+
+
+class StillMetrics:
+    """Metrics that never moved in normal time move: graded by how long they had stood on all entities of a family.
+
+    Such a vote supports those of the models. It opens an incident alone where the metric was away in three of five
+    samples, has not come and gone before, and is one that moves when something breaks, by its name; one that the
+    catalogue does not know does so, too, if it had stood for a week.
+
+    Parameters
+    ----------
+    config : StillMetrics.Config
+
+    References
+    ----------
+    Laplace, Essai philosophique sur les probabilites, 1814 (rule of succession).
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """`leave_out` names metrics that are not looked at."""
+
+        leave_out: tuple[str, ...] = ()
+
+    role = Role(reads="samples", opens=("verified",), past=False)
+    contract_stream = staticmethod(still_records)
+
+    def __init__(self, config: Config) -> None:
+        self._leave_out = frozenset(config.leave_out)
+        self._families: dict[str, StillFamily] = {}
+        self._found: list[Moved] = []
+        self._now_s = 0.0
+
+    @property
+    def more(self) -> bool:
+        """One finding holds all."""
+        return False
+
+    def update(self, window: Window) -> None:
+        """Take in new samples."""
+        self._now_s = window.now_s
+        for samples in window.samples:
+            family = self._families.setdefault(samples.family, StillFamily())
+            family.take(samples, window.now_s, quiet=samples.normal or window.phase in QUIET)
+        if window.samples:
+            self._found = self._look()
+
+    def score(self, window: Window) -> Vote:
+        """What moves, the rarest first; normal if nothing does."""
+        if self._found:
+            return self._vote()
+        if not self._families:
+            return Vote(opinion="abstain", reason="no metric was measured")
+        return Vote(opinion="normal")
+
+    def state(self) -> bytes:
+        """See `detectors.protocol.Detector`."""
+        families = {
+            name: {"names": one.names, "entities": [[row, list(who)] for row, who in one.entities.items()]}
+            for name, one in self._families.items()
+        }
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for number, one in enumerate(self._families.values()):
+            arrays |= {f"{number}/{part}": array for part, array in one.arrays().items()}
+        return pack(_KIND, {"now_s": self._now_s, "families": families}, arrays)
+
+    def restore(self, state: bytes) -> None:
+        """See `detectors.protocol.Detector`."""
+        plain, arrays = unpack(_KIND, state)
+        families: dict[str, StillFamily] = {}
+        try:
+            for number, (name, said) in enumerate(plain["families"].items()):
+                one = families[name] = StillFamily()
+                rows = msgspec.convert(said["entities"], list[tuple[int, Entity]])
+                names = msgspec.convert(said["names"], list[str])
+                known = {row: Entity(*who) for row, who in rows}
+                one.restore(names, known, {part: arrays[f"{number}/{part}"] for part in one.arrays()})
+            self._now_s = float(plain["now_s"])
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
+        self._families = families
+        self._found = self._look()
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _look(self) -> list[Moved]:
+        found: list[Moved] = []
+        for name, family in self._families.items():
+            asked = np.array([one not in self._leave_out for one in family.names], dtype=np.bool_)
+            away, lasting = family.moving(self._now_s)
+            for metric, row in np.argwhere(away & asked[:, None]).tolist():
+                nats = float(family.nats[metric, row])
+                opens = lasting[metric, row] and not family.told[metric] and tells(family.names[metric], nats)
+                found.append((nats, name, metric, row, bool(opens)))
+        return sorted(found, key=lambda one: (not one[4], -one[0]))
+
+    def _vote(self) -> Vote:
+        alone = self._found[0][4]
+        shown = [one for one in self._found if one[4] or not alone]
+        best: dict[tuple[str, int], Moved] = {}
+        for one in shown:
+            best.setdefault((one[1], one[3]), one)
+        suspects = tuple(self._suspect(one) for one in list(best.values())[:MAX_SUSPECTS])
+        _, name, _, row, _ = shown[0]
+        first = f"{name_of(*self._families[name].entities[row])}: {suspects[0].reason}"
+        metrics = dict.fromkeys(self._families[one[1]].names[one[2]] for one in shown)
+        return Vote(
+            opinion="anomalous", score=suspects[0].score, threshold=min(0.41, suspects[0].score),
+            kind="metric_anomaly", severity="sev3", verified=alone, suspects=suspects,
+            reason=first if len(best) == 1 else f"{first}, and {len(best) - 1} more",
+            onset_s=min(float(self._families[one[1]].since_s[one[2], one[3]]) for one in shown),
+            metrics=tuple(metrics)[:MAX_METRICS],
+        )  # fmt: skip
+
+    def _suspect(self, moved: Moved) -> Suspect:
+        nats, name, metric, row, _ = moved
+        family = self._families[name]
+        who, level, value = family.entities[row], family.level[metric, row], family.value[metric, row]
+        stood_s = float(family.since_s[metric, row] - family.level_s[metric, row])
+        now = "and is back" if value == level else f"and is {value:g}"
+        words = f"{family.names[metric]} stood at {level:g} for {_length(stood_s)} {now}"
+        return Suspect(score=float(squeeze(nats)), reason=words, rank=who.rank, node=who.node, device=who.device)
+
+
+def tells(name: str, nats: float) -> bool:
+    """Whether a metric says by itself that something is wrong, when a movement of it is as rare as `nats`.
+
+    Examples
+    --------
+    >>> [tells(name, 4.0) for name in ("gpu_pcie_replay_count", "gpu_power_watts", "our_own_errors", "our_own_queue")]
+    [True, False, True, False]
+    >>> [tells(name, 9.3) for name in ("gpu_power_watts", "our_own_queue")]
+    [False, True]
+    """
+    known = lookup(name)
+    return _TELLS.search(name if known is None else known.name) is not None or (known is None and nats >= WEEK)
+
+
+def _length(seconds: float) -> str:
+    """A time in words.
+
+    Examples
+    --------
+    >>> _length(90.0), _length(7_200.0), _length(400_000.0)
+    ('2 min', '2.0 h', '4.6 days')
+    """
+    if seconds < 3600.0:
+        return f"{seconds / 60.0:.0f} min"
+    return f"{seconds / 3600.0:.1f} h" if seconds < 172_800.0 else f"{seconds / 86_400.0:.1f} days"
