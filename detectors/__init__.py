@@ -7,6 +7,7 @@ from typing import Final
 CATALOG: Final[dict[str, str]] = {
     "log_window": "detectors.logs.log_window:LogWindow",
     "template_burst": "detectors.logs.template_burst:TemplateBurst",
+    "loss_watch": "detectors.logs.loss_watch:LossWatch",
     "hard_event": "detectors.facts.hard_event:HardEvent",
     "device_limits": "detectors.devices.device_limits:DeviceLimits",
     "device_peers": "detectors.devices.device_peers:DevicePeers",

@@ -1,0 +1,155 @@
+"""Vote: the loss or the gradient norm that a trainer prints is not finite, or far above what it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+
+from detectors.job.packed import pack, unpack
+from detectors.job.window import LogLine, Window
+from detectors.logs.loss_lines import printed
+from detectors.logs.loss_stream import loss_records
+from detectors.protocol import Role
+from trainwarden.errors import DetectorError
+from trainwarden.records import Vote
+from trainwarden.settings import Config
+
+MAX_SERIES: Final = 4_096  # sources times two; those that come later are not followed
+KEPT: Final = 64  # values that the level is taken over
+LEAST: Final = 32  # before which nothing is said of spikes: warm-up is wild
+WIDTHS: Final = 8.0  # robust standard deviations (1.4826 times the median distance from the median)
+LEAST_SHARE: Final = {"loss": 0.2, "gradient norm": 4.0}  # of the level, that a spike is above it at least
+FORGET: Final = 200  # values after which a new level is the level
+_KIND: Final = "loss_watch"
+
+
+class Series(msgspec.Struct):
+    """One quantity of one source: its newest normal values, and the row of strange ones that it is in."""
+
+    quantity: str
+    source: str
+    values: list[float] = []
+    strange: int = 0
+    finite: bool = True
+    since_s: float = 0.0
+    value: float = 0.0
+    level: float = 0.0
+
+
+class LossWatch:
+    """Loss and gradient norm, as printed: `silent_corruption`, which accuses nobody and asks for validation.
+
+    A value that is not finite counts at once for the loss if the next one is not either; mixed precision skips single
+    steps of infinite gradients. A spike is so many values in a row far above the median of the newest 64.
+
+    Parameters
+    ----------
+    config : LossWatch.Config
+
+    References
+    ----------
+    Iglewicz and Hoaglin, How to detect and handle outliers, 1993 (robust z-scores).
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """`not_finite` and `spike`: so many printed values in a row are told."""
+
+        not_finite: Annotated[int, msgspec.Meta(ge=1, le=100)] = 2
+        spike: Annotated[int, msgspec.Meta(ge=1, le=100)] = 5
+
+    role = Role(reads="logs", opens=("verified",))
+    contract_stream = staticmethod(loss_records)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._series: dict[tuple[str, str, str], Series] = {}
+
+    @property
+    def more(self) -> bool:
+        """One finding holds all."""
+        return False
+
+    def update(self, window: Window) -> None:
+        """Take in new lines."""
+        for line in window.logs:
+            for quantity, value in printed(line.line):
+                self._take(quantity, value, line)
+
+    def score(self, window: Window) -> Vote:
+        """What is strange and since when; normal if nothing is."""
+        found = [one for one in self._series.values() if one.strange >= self._enough(one)]
+        if found:
+            return self._vote(found)
+        if not self._series:
+            return Vote(opinion="abstain", reason="no line tells a loss or a gradient norm")
+        return Vote(opinion="normal")
+
+    def state(self) -> bytes:
+        """See `detectors.protocol.Detector`."""
+        plain = [[list(key), msgspec.to_builtins(one)] for key, one in self._series.items()]
+        for _, one in plain:
+            one["value"] = str(one["value"])  # NaN is no number of a state's
+        return pack(_KIND, {"series": plain})
+
+    def restore(self, state: bytes) -> None:
+        """See `detectors.protocol.Detector`."""
+        plain: dict[str, Any]
+        plain, _ = unpack(_KIND, state)
+        try:
+            rows = [
+                (tuple(key), msgspec.convert(one | {"value": float(one["value"])}, Series))
+                for key, one in plain["series"]
+            ]
+            self._series = {(str(node), str(source), str(what)): one for (node, source, what), one in rows}
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _take(self, quantity: str, value: float, line: LogLine) -> None:
+        key = (line.node, line.source, quantity)
+        if key not in self._series and len(self._series) >= MAX_SERIES:
+            return
+        one = self._series.setdefault(key, Series(quantity, line.source))
+        level, bar = _bar(one)
+        finite = math.isfinite(value)
+        if (finite and not value > bar) or (one.strange >= FORGET and finite and one.finite):
+            if one.strange >= FORGET:
+                one.values.clear()
+            one.strange, one.finite = 0, True
+            one.values = [*one.values[1 - KEPT :], value]
+            return
+        if not one.strange or finite is not one.finite:
+            one.strange, one.since_s, one.level = 0, line.time_s, level
+        one.strange, one.finite, one.value = one.strange + 1, finite, value
+
+    def _enough(self, one: Series) -> int:
+        if one.finite:
+            return self._config.spike
+        # A loss scale that is looked for skips steps of infinite gradients by the dozen.
+        return self._config.not_finite if one.quantity == "loss" else 10 * self._config.not_finite
+
+    def _vote(self, found: list[Series]) -> Vote:
+        first = min(found, key=lambda one: (one.finite, one.quantity != "loss", one.since_s))
+        like = [one for one in self._series.values() if one.quantity == first.quantity]
+        same = sum(one.quantity == first.quantity for one in found)
+        what = f"spikes at {first.value:.4g} from {first.level:.4g}" if first.finite else f"is {first.value}"
+        who = f", in {same} of {len(like)} sources that print it" if len(like) > 1 else ""
+        return Vote(
+            opinion="anomalous", score=0.9 if first.finite else 1.0, kind="silent_corruption",
+            severity="sev3" if first.finite else "sev2", verified=True, onset_s=min(one.since_s for one in found),
+            reason=f"the {first.quantity} {what} {first.strange} times{who}: validate the devices; nobody is accused",
+            metrics=tuple(sorted({one.quantity.replace(" ", "_") for one in found}, reverse=True)),
+        )  # fmt: skip
+
+
+def _bar(one: Series) -> tuple[float, float]:
+    """The level of a series, and what is above normal; infinite until enough is known."""
+    if len(one.values) < LEAST:
+        return (one.values[-1] if one.values else 0.0), math.inf
+    level = float(np.median(one.values))
+    spread = 1.4826 * float(np.median(np.abs(np.array(one.values) - level)))
+    return level, level + max(WIDTHS * spread, LEAST_SHARE[one.quantity] * abs(level))
