@@ -26,6 +26,7 @@ from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import ACTIONS
 
+WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
 STALE: Final = "stale"  # in the plan of a failed action: its launcher refused it, as the job had changed since
 
 
@@ -129,7 +130,7 @@ class Acting:
         end = self.under_way.go_on(action, now_s, by=action.by or "engine", unwanted=said)
         if end is None:
             return
-        more = {"withdrawn": unwanted.name} if end.unheard and isinstance(unwanted, Hold) else {}
+        more = {WITHDRAWN: unwanted.name} if end.unheard and isinstance(unwanted, Hold) else {}
         if end.stale:
             more[STALE] = "true"
         if more:

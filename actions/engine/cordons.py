@@ -14,7 +14,7 @@ import msgspec
 
 from actions.brakes.history import begun
 from actions.brakes.hold import Hold
-from actions.engine.acting import STALE, Acting
+from actions.engine.acting import STALE, WITHDRAWN, Acting
 from actions.engine.calls import VERBS
 from actions.nodes.words import CORDONING
 from actions.remedies.policy import Rules
@@ -159,7 +159,11 @@ class Cordons:
 
 
 def _over(action: ActionRecord) -> bool:
-    """Whether nothing more will come of it: what is held goes ahead later, what was refused as stale is begun anew."""
+    """Whether nothing more will come of it.
+
+    What is held goes ahead later; what a stop withdrew, or the launcher refused as stale, is begun anew.
+    """
     if action.outcome == "skipped":
         return not action.plan.get("held")
-    return action.outcome == "done" or (action.outcome == "failed" and STALE not in action.plan)
+    anew = STALE in action.plan or WITHDRAWN in action.plan
+    return action.outcome == "done" or (action.outcome == "failed" and not anew)

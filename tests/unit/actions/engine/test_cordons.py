@@ -104,6 +104,11 @@ def test_a_stop_that_is_said_while_started_is_written_is_obeyed() -> None:
         "its fan is loud; all acting was stopped by bob; it may go ahead once a person resumes"
         " before the launcher heard of it"
     )
+    one.launcher.before = lambda: None
+    one.tick(5.0)
+    assert one.story()[-1] == ("command/c1/cordon/2", "skipped")
+    one.tell(on_job("resume", None, "bob", 0.0))
+    assert one.launcher.done == ["command/c1/cordon/2"]
 
 
 def _at(command: CommandRecord) -> tuple[Any, str, CommandRecord]:
