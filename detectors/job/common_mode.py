@@ -6,6 +6,8 @@ the others' median is taken out is its own (Wu et al., Falcon, 2024, section 4.3
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,17 +34,20 @@ def median_of_others(values: Floats) -> Floats:
     rows, ranks = values.shape
     if ranks < 2:
         return np.full((rows, ranks), np.nan)
-    order = np.argsort(values, axis=1, kind="stable")  # NaN sorts last
-    ordered = np.take_along_axis(values, order, axis=1)
-    known = np.isfinite(values).sum(axis=1, keepdims=True)
+    order = values.argsort(axis=1, kind="stable")  # NaN sorts last
+    row = np.arange(rows)[
+        :, None
+    ]  # numpy's own *_along_axis make this anew at each call, which costs most on few ranks
+    ordered = values[row, order]
+    finite = np.isfinite(values)
     place = np.empty_like(order)
-    np.put_along_axis(place, order, np.broadcast_to(np.arange(ranks), (rows, ranks)), axis=1)
-    others = np.where(np.isfinite(values), known - 1, known)
+    place[row, order] = np.arange(ranks)
+    others = finite.sum(axis=1, keepdims=True) - finite
     low, high = (others - 1) // 2, others // 2
     # Without the element at `place`, everything above it moves down by one.
-    low_index = np.clip(low + (low >= place), 0, ranks - 1)
-    high_index = np.clip(high + (high >= place), 0, ranks - 1)
-    middle = (np.take_along_axis(ordered, low_index, axis=1) + np.take_along_axis(ordered, high_index, axis=1)) / 2
+    low_index = np.minimum(np.maximum(low + (low >= place), 0), ranks - 1)
+    high_index = np.minimum(high + (high >= place), ranks - 1)
+    middle = (ordered[row, low_index] + ordered[row, high_index]) / 2
     return np.where(others > 0, middle, np.nan)
 
 
@@ -65,10 +70,11 @@ def quiet_median(values: Floats) -> Floats:
     if values.shape[0] == 0:
         return np.full(values.shape[1:], np.nan)
     ordered = np.sort(values, axis=0)  # NaN last
-    count = np.isfinite(values).sum(axis=0)
     rows = values.shape[0]
-    if (count == rows).all():
+    least, most = ordered[0], ordered[-1]
+    if math.isfinite(least) and math.isfinite(most) if values.ndim == 1 else np.isfinite(least + most).all():
         return np.asarray((ordered[(rows - 1) // 2] + ordered[rows // 2]) / 2.0)
+    count = np.isfinite(values).sum(axis=0)
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, rows - 1)
     if values.ndim == 1:
         return np.asarray((ordered[low] + ordered[high]) / 2.0)

@@ -95,7 +95,7 @@ def pair(engine: Engine) -> Iterator[Pair]:
 
 def test_each_incident_is_acted_on_once_by_whoever_owns_its_job(pair: Pair) -> None:
     pair.fails("job")
-    wait_until(lambda: len(pair.started()) == JOBS, "all are restarted")
+    wait_until(lambda: len(pair.launcher.asked) == JOBS, "all are restarted")  # which the bus has been told before
     time.sleep(0.5)
     assert set(pair.started().values()) == {1}
     assert sorted(name for _, name in pair.launcher.asked) == sorted(pair.started())
@@ -121,7 +121,7 @@ def test_who_is_left_takes_over_the_incidents_of_one_that_is_gone_and_repeats_no
     pair.end(0)
     wait_until(lambda: len(pair.handlers[1]._memory.cases) == JOBS, "the other has taken over")
     pair.fails("late")
-    wait_until(lambda: len(pair.started()) == 2 * JOBS, "the late ones are restarted")
+    wait_until(lambda: len(pair.launcher.asked) >= 2 * JOBS, "the late ones are restarted")
     assert set(pair.started().values()) == {1}
     assert len(pair.launcher.asked) == 2 * JOBS
 
@@ -146,8 +146,9 @@ def test_all_engines_together_take_out_no_more_nodes_than_are_allowed(pair: Pair
     wait_until(
         lambda: all(h._memory.latches.over("any") is not None for h in pair.handlers), "both have heard the latch"
     )
+    wait_until(lambda: pair.launcher.operations, "the first nodes go")
     time.sleep(1.0)
-    assert 1 <= len(pair.launcher.operations) <= 5
+    assert len(pair.launcher.operations) <= 5
     pair.fails("late", kind="gpu_lost")
     wait_until(lambda: sum(len(handler._memory.cases) for handler in pair.handlers) == 2 * JOBS, "all are known")
     time.sleep(1.0)

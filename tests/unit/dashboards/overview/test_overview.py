@@ -22,6 +22,8 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.topics import ACTIONS, INCIDENTS, ITERATIONS, VERDICTS, topic_of
 
+PATIENCE_S = 60.0  # of whoever waits for a thread
+
 
 def command(kind: str, job: str = "*", **more: str | float) -> CommandRecord:
     return CommandRecord(id=f"c/{kind}", job=job, at_s=NOW_S, kind=kind, by="somebody", **more)  # type: ignore[arg-type]
@@ -157,18 +159,18 @@ def test_who_asks_waits_for_a_few_records_and_not_for_all():
     class Pausing(ManualClock):
         def sleep(self, seconds: float) -> None:
             inside.set()
-            assert told.wait(5.0)
+            assert told.wait(PATIENCE_S)
 
     overview = Overview(Pausing(NOW_S))
     messages = (Message("t", 0, number, NOW_S, "j", incident(f"i{number}")) for number in range(1_000))
     feeder = threading.Thread(target=overview.handle, args=(messages,))
     feeder.start()
-    assert inside.wait(5.0)
-    assert overview.lock.acquire(timeout=5.0)
+    assert inside.wait(PATIENCE_S)
+    assert overview.lock.acquire(timeout=PATIENCE_S)
     some = len(overview.jobs["j"].incidents)
     overview.lock.release()
     told.set()
-    feeder.join(5.0)
+    feeder.join(PATIENCE_S)
     assert 0 < some < len(overview.jobs["j"].incidents) == 1_000
 
 

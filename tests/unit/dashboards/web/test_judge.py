@@ -37,13 +37,13 @@ def refused(script: str, **limits: Any) -> Problem:
 
 
 def ends(pid: int) -> bool:
-    """Whether the process ends within ten seconds: one that is killed is still there for a moment."""
+    """Whether the process ends within a minute: one that is killed is still there for a moment."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     with os.fdopen(process):
-        return bool(select.select([process], [], [], 10.0)[0])
+        return bool(select.select([process], [], [], 60.0)[0])
 
 
 def test_its_answer_is_passed_on_whether_it_found_something_or_not():
@@ -75,8 +75,10 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
         "import subprocess, sys, time; child = subprocess.Popen(['sleep', '300']); "
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(300)"
     )
-    problem = refused(script, timeout_s=2.0)
-    assert problem.status == 504
+    for timeout_s in (2.0, 8.0, 32.0):  # a busy machine may need longer to get as far as the child
+        assert refused(script, timeout_s=timeout_s).status == 504
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            break
     assert ends(int((tmp_path / "pid").read_text()))
 
 
@@ -96,7 +98,7 @@ def test_the_end_of_one_that_had_filled_its_pipe_is_heard(monkeypatch: pytest.Mo
         while len(process.stdout._buffer) <= 2**17:
             await asyncio.sleep(0.01)
         assert [*await judging._outputs(process)] == [None, b""]
-        return await asyncio.wait_for(process.wait(), 10.0)
+        return await asyncio.wait_for(process.wait(), 60.0)
 
     assert asyncio.run(late()) == -signal.SIGKILL
 

@@ -56,9 +56,9 @@ def basic(name: str, password: str) -> dict[str, str]:
 
 def get(port: int, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None) -> tuple[int, str, dict]:
     connection = (
-        http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         if tls is None
-        else http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=tls)
+        else http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls)
     )
     try:
         connection.request("GET", "/metrics", headers=headers or {})
@@ -162,7 +162,7 @@ def test_no_more_threads_than_places() -> None:
 def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server._Handler, "timeout", 0.05)
     port = served(None)
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
         assert silent.recv(1) == b""
 
 
@@ -185,7 +185,7 @@ def test_clients_that_send_a_byte_now_and_then_keep_no_place(
         threading.Thread(target=drip, daemon=True).start()
         slow.callback(over.set)
         for one in dripping:
-            one.settimeout(10.0)
+            one.settimeout(60.0)
             with suppress(ConnectionError):
                 while one.recv(1024):
                     pass  # until we are hung up on

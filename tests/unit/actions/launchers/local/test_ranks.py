@@ -77,7 +77,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_who_has_news(tmp_path: Path)
     news: list[str] = []
     speaker = threading.Thread(target=lambda: news.extend(output.news()), daemon=True)
     speaker.start()
-    speaker.join(5.0)
+    speaker.join(60.0)
     assert len(news) == 1, "it waits for the reader"
     for number in range(1000):
         output.say(f"sentence {number}")
