@@ -151,13 +151,11 @@ class LeaderTable:
         assert self.attempt is not None
         attempt, lost_s, reports = self.attempt, self._lost_s, []
         for life in attempt.roster:
-            member = self._members.get(life)
-            if now_s - (self._began_s if member is None else member.heard_s) >= lost_s:
+            if now_s - self._heard_s(life) >= lost_s:
                 self._stop(f"{life} is lost: nothing was heard of it for {lost_s:.0f} s", now_s)
                 return
-            if member is not None:
-                reports.append(member.report)
-        reports = [one for one in reports if one.ran == attempt.id]
+            if life in self._members and self._members[life].report.ran == attempt.id:
+                reports.append(self._members[life].report)
         for one in reports:
             if one.state == "failed":
                 self._failed(one, attempt, now_s)

@@ -113,8 +113,9 @@ class Leading:
     def finished(self) -> bool:
         """Whether nobody waits for a word of this launcher any more."""
         with self._lock:
-            leads = self._leadership.leads() is not None and self._table is not None
-            return not leads or self._table is None or self._table.finished(self._clock.monotonic_s())
+            if self._table is None or self._leadership.leads() is None:
+                return True
+            return self._table.finished(self._clock.monotonic_s())
 
     def _table_of(self, lease: Lease, now_s: float) -> LeaderTable:
         if self._table is None or self._table.epoch != lease.epoch:

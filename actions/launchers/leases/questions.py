@@ -21,6 +21,7 @@ from trainwarden.metrics_http.server import MetricsServer
 from trainwarden.metrics_http.tls import PeerTls, trouble
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+MOST_DIGITS: Final = 9  # of a length; a number cut short would be another one
 _STOP_S: Final = 0.2  # between two looks at whether to stop
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ def application(
 
 def _read(environ: WSGIEnvironment, most_bytes: int) -> bytes:
     length = environ.get("CONTENT_LENGTH") or "0"
-    if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= most_bytes:
+    if not length.isascii() or not length.isdigit() or len(length) > MOST_DIGITS or not 0 < int(length) <= most_bytes:
         raise Refusal(HTTPStatus.BAD_REQUEST, f"a question has 1 to {most_bytes} bytes")
     try:
         question: bytes = environ["wsgi.input"].read(int(length))

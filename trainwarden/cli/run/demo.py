@@ -32,7 +32,7 @@ def demo(
     slowdown: Annotated[float, typer.Option(min=1.05, max=20.0, help="How many times slower, for slow-rank.")] = 2.0,
     at_step: Annotated[int | None, typer.Option(min=15, help="The step it goes wrong at.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Training processes.")] = 4,
-    nodes: Annotated[int, typer.Option(min=2, max=9, help="Machines, one of them a spare, for node-lost.")] = 3,
+    nodes: Annotated[int, typer.Option(min=3, max=9, help="Machines, one of them a spare, for node-lost.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and model; moves the default step of the fault.")] = 0,
     steps: Annotated[int | None, typer.Option(min=30, help="Training steps.")] = None,
     bus: BusAddress = None,

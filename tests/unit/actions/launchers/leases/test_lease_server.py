@@ -104,10 +104,13 @@ def test_an_answer_that_says_to_wait_for_ever_is_none(wait):
         msgspec.json.decode(f'{{"granted":false,"wait_s":{wait}}}', type=Answer)
 
 
-@pytest.mark.parametrize("length", ["-1", "1e3", "99999999999999999999", "²"])
+@pytest.mark.parametrize("length", ["-1", "1e3", "99999999999999999999", "000000001999999999999", "²"])
 def test_a_length_that_is_none_is_refused(length):
-    service = Service()
-    assert service.say("POST", "/v1/lease", b"{}", CONTENT_LENGTH=length)[0] == 400
+    """Also of who has no token: a question is read before that is looked at."""
+    good = msgspec.json.encode(Ask(job="j", holder="a"))
+    for token in (TOKEN, None):
+        code, told = Service().say("POST", "/v1/lease", good, token, CONTENT_LENGTH=length)
+        assert (code, told) == (400, {"error": f"a question has 1 to {MAX_BYTES} bytes"})
 
 
 def test_what_is_not_there_says_what_is():
