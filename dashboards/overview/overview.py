@@ -121,11 +121,12 @@ class Overview:
 
     def _take_one(self, message: Message) -> None:
         record = message.record
+        if self._trust.refusal(message) is not None:
+            return
         self.nodes.take(record, message.time_s)
         if isinstance(record, CommandRecord):
-            if self._trust.refusal(message) is None:
-                self._take_command(record, message.offset)
-                self._tell(record)
+            self._take_command(record, message.offset)
+            self._tell(record)
             return
         name = getattr(record, "job", None)
         if name is None:

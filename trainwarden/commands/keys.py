@@ -92,10 +92,14 @@ class Signer:
         """
         try:
             place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(place, "w") as file:
+                    file.write(f"{self.name} {_PRIVATE}{base64.b64encode(self._seed).decode()}\n")
+            except OSError:
+                path.unlink()  # or the next try would find a file already
+                raise
         except OSError as error:
             raise ConfigError(f"key: {path} cannot be made ({error.strerror})") from error
-        with os.fdopen(place, "w") as file:
-            file.write(f"{self.name} {_PRIVATE}{base64.b64encode(self._seed).decode()}\n")
 
     def public_line(self, rights: str) -> str:
         """Its line in a file of trusted keys."""

@@ -83,7 +83,10 @@ class PeerTls(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError
             If a file cannot be used.
         """
-        return client_context(self.ca, self.certificate, self.key, "tls")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _trust(context, self.ca, "tls")
+        _load(context, self.certificate, self.key, "tls")
+        return context
 
 
 def peer_tls(ca: str | Path | None, certificate: str | Path | None, key: str | Path | None) -> PeerTls | None:
@@ -116,22 +119,6 @@ def server_context(certificate: str, key: str, client_ca: str | None, setting: s
     if client_ca is not None:
         _trust(context, client_ca, setting)
         context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def client_context(ca: str | None, certificate: str | None, key: str | None, setting: str) -> ssl.SSLContext:
-    """For an asker that trusts `ca` (None: those of the system), and shows `certificate` where it has one.
-
-    Raises
-    ------
-    ConfigError
-        If one of the files cannot be used; it names `setting`.
-    """
-    context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if ca is not None:
-        _trust(context, ca, setting)
-    if certificate is not None:
-        _load(context, certificate, key or certificate, setting)
     return context
 
 

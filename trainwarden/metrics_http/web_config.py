@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.tls import server_context
 from trainwarden.settings import sentence_of
 
 log = logging.getLogger("trainwarden.metrics")
@@ -176,16 +177,9 @@ def _context(path: Path, tls: TlsConfig | None) -> ssl.SSLContext | None:
         raise ConfigError(f"{path}: client_ca_file and client_auth_type RequireAndVerifyClientCert need each other")
     if tls.client_allowed_sans and not verified:
         raise ConfigError(f"{path}: client_allowed_sans needs client_auth_type RequireAndVerifyClientCert")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca = None if tls.client_ca_file is None else str(path.parent / tls.client_ca_file)
+    context = server_context(str(path.parent / tls.cert_file), str(path.parent / tls.key_file), ca, str(path))
     context.minimum_version = _VERSIONS[tls.min_version]
-    try:
-        # An empty password: a key that asks for one must not stop a service at a prompt.
-        context.load_cert_chain(path.parent / tls.cert_file, path.parent / tls.key_file, password="")
-        if tls.client_ca_file is not None:
-            context.load_verify_locations(path.parent / tls.client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the certificate, its key or the client's CA cannot be used ({error})") from error
     return context
 
 

@@ -60,6 +60,21 @@ def test_words_that_do_not_count_stop_silence_and_approve_nothing():
     assert overview.stopped_by() == "ann"
 
 
+def test_a_word_that_does_not_count_makes_no_node_well():
+    bob, plan = new_signer("bob"), {"nodes": ["n7"]}
+    overview = Overview(ManualClock(NOW_S), Trust([Trusted("bob", frozenset({"act"}), bob.public)]))
+    out = action("i1/evict/1", kind="evict_node", outcome="done", plan=plan, finished_at_s=NOW_S)
+    well = command("set_healthy", node="n7")
+    overview.handle([
+        Message("trainwarden.actions", 0, 0, NOW_S, "j", out),
+        Message("trainwarden.commands", 0, 0, NOW_S + 1.0, "*", well),
+    ])  # fmt: skip
+    assert [one["state"] for one in overview.nodes.objects(NOW_S)] == ["cordoned"]
+    signed = bob.sign(msgspec.structs.replace(well, by="bob"), NOW_S)
+    overview.handle([Message("trainwarden.commands", 0, 1, NOW_S + 1.0, "*", signed)])
+    assert [one["state"] for one in overview.nodes.objects(NOW_S)] == ["healthy"]
+
+
 def test_partitions_have_offsets_of_their_own():
     overview = Overview(ManualClock(NOW_S))
     for partition in (1, 0):

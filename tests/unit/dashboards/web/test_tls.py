@@ -18,7 +18,7 @@ import uvicorn
 from dashboards.web.server import _how, listen_at, tls_of
 from tests.servers.certificates import Authority
 from trainwarden.errors import ConfigError
-from trainwarden.metrics_http.tls import client_context, trouble
+from trainwarden.metrics_http.tls import trouble
 from trainwarden.settings import ServeSettings
 
 PAST = datetime.timedelta(days=-1)
@@ -55,7 +55,10 @@ class Site:
                 return trouble(error)
 
     def trusting(self, *own: str) -> ssl.SSLContext:
-        return client_context(self.authority.ca, *(own or (None, None)), setting="test")
+        context = ssl.create_default_context(cafile=self.authority.ca)
+        if own:
+            context.load_cert_chain(*own)
+        return context
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -86,7 +89,7 @@ def test_who_trusts_the_authority_is_answered_and_who_asks_in_plain_text_is_told
 
 
 def test_a_server_that_is_not_the_one_is_said(site: Site, tmp_path: Path) -> None:
-    assert site.ask(client_context(None, None, None, "test")).startswith("its certificate is not good: unable to get")
+    assert site.ask(ssl.create_default_context()).startswith("its certificate is not good: unable to get")
     wrong = site.ask(site.trusting(), "localhost")
     assert wrong == "its certificate is not good: Hostname mismatch, certificate is not valid for 'localhost'"
 
@@ -154,6 +157,6 @@ def test_a_plain_server_is_said_to_be_one() -> None:
         answering = threading.Thread(target=answer)
         answering.start()
         with socket.create_connection(listening.getsockname()) as raw, pytest.raises(ssl.SSLError) as raised:
-            client_context(None, None, None, "test").wrap_socket(raw, server_hostname="127.0.0.1")
+            ssl.create_default_context().wrap_socket(raw, server_hostname="127.0.0.1")
         answering.join()
     assert trouble(raised.value) == "it does not speak TLS"

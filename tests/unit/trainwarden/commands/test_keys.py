@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_a_key_is_made_for_its_owner_alone_and_shown_again(tmp_path: Path, capsy
     assert is_signed_by(Signer.of_file(path).sign(STOP, 1.0), one.public)
     with pytest.raises(ConfigError, match=r"ann.key cannot be made \(File exists\)"):
         key("make", "ann", file=path)
+
+
+def test_a_key_that_finds_no_room_is_one_sentence_and_leaves_no_file(tmp_path: Path) -> None:
+    signer, limits = new_signer("ann"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"ann.key cannot be made \(File too large\)"):
+            signer.write(tmp_path / "ann.key")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signer.write(tmp_path / "ann.key")
 
 
 def test_what_is_signed_is_every_field_as_a_reader_decodes_it() -> None:
