@@ -125,6 +125,7 @@ class NicCollector:
         self._ports = {str(name): _Port(bool(up)) for name, up in dict(position.get("ports", {})).items()}
 
     def close(self) -> None:
+        self._looked_at.clear()  # a turn that was broken off, or a question whether there is a port
         self._close_others()
 
     def _interfaces(self) -> Iterator[str]:

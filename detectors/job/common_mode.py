@@ -35,9 +35,8 @@ def median_of_others(values: Floats) -> Floats:
     if ranks < 2:
         return np.full((rows, ranks), np.nan)
     order = values.argsort(axis=1, kind="stable")  # NaN sorts last
-    row = np.arange(rows)[
-        :, None
-    ]  # numpy's own *_along_axis make this anew at each call, which costs most on few ranks
+    # numpy's own *_along_axis make this anew at each call, which costs most on few ranks.
+    row = np.arange(rows)[:, None]
     ordered = values[row, order]
     finite = np.isfinite(values)
     place = np.empty_like(order)

@@ -30,7 +30,6 @@ class Series(msgspec.Struct):
     """One quantity of one source: its newest normal values, and the row of strange ones that it is in."""
 
     quantity: str
-    source: str
     values: list[float] = []
     strange: int = 0
     finite: bool = True
@@ -66,6 +65,7 @@ class LossWatch:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._series: dict[tuple[str, str, str], Series] = {}
+        self._life = 0
 
     @property
     def more(self) -> bool:
@@ -74,6 +74,10 @@ class LossWatch:
 
     def update(self, window: Window) -> None:
         """Take in new lines."""
+        if window.restarts != self._life:
+            # Whoever printed what was strange may run elsewhere now and print there: nothing would ever end it here.
+            self._life = window.restarts
+            self._series = {key: one for key, one in self._series.items() if not one.strange}
         for line in window.logs:
             for quantity, value in printed(line.line):
                 self._take(quantity, value, line)
@@ -92,7 +96,7 @@ class LossWatch:
         plain = [[list(key), msgspec.to_builtins(one)] for key, one in self._series.items()]
         for _, one in plain:
             one["value"] = str(one["value"])  # NaN is no number of a state's
-        return pack(_KIND, {"series": plain})
+        return pack(_KIND, {"series": plain, "life": self._life})
 
     def restore(self, state: bytes) -> None:
         """See `detectors.protocol.Detector`."""
@@ -103,6 +107,7 @@ class LossWatch:
                 (tuple(key), msgspec.convert(one | {"value": float(one["value"])}, Series))
                 for key, one in plain["series"]
             ]
+            self._life = int(plain["life"])
             self._series = {(str(node), str(source), str(what)): one for (node, source, what), one in rows}
         except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
             raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
@@ -113,7 +118,7 @@ class LossWatch:
         key = (line.node, line.source, quantity)
         if key not in self._series and len(self._series) >= MAX_SERIES:
             return
-        one = self._series.setdefault(key, Series(quantity, line.source))
+        one = self._series.setdefault(key, Series(quantity))
         level, bar = _bar(one)
         finite = math.isfinite(value)
         if (finite and not value > bar) or (one.strange >= FORGET and finite and one.finite):

@@ -345,3 +345,12 @@ def test_ports_that_go_take_their_files_along(sysfs: Sysfs) -> None:
     _, events = look(collector)
     assert [event.kind for event in events] == ["link_down", "link_down"]
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_that_was_only_asked_whether_there_is_a_port_keeps_no_file(sysfs: Sysfs) -> None:
+    sysfs.ethernet("eth0", rx_bytes=1)
+    before = len(os.listdir("/proc/self/fd"))
+    collector = collector_over(sysfs)
+    assert collector.supported() is None
+    collector.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -104,6 +104,17 @@ def test_who_prints_it_is_counted():
     assert "in 1 of 2 sources that print it" in vote.reason
 
 
+def test_a_job_that_goes_on_elsewhere_after_a_restart_has_left_its_loss_behind():
+    detector = LossWatch(LossWatch.Config())
+    assert shown(losses([*NORMAL[:40], float("nan"), float("nan")]), detector=detector)[-1].opinion == "anomalous"
+    for value, opinion in (("2.5", "normal"), ("nan", "normal"), ("nan", "anomalous")):
+        kept, detector = detector.state(), LossWatch(LossWatch.Config())
+        detector.restore(kept)
+        line = LogLine("n1", "rank-0.log", None, f"loss: {value}", 50.0)
+        detector.update(replace(EMPTY, now_s=50.0, logs=(line,), restarts=1))
+        assert detector.score(EMPTY).opinion == opinion
+
+
 def test_cut_anywhere_it_goes_on():
     lines = losses([*NORMAL[:50], *[float("nan")] * 3, *NORMAL[50:60], *[9.0] * 8])
     whole = shown(lines)
