@@ -204,8 +204,8 @@ def _mistakes(kind: str, rungs: tuple[AnyRung, ...]) -> Iterator[str]:
     if kind == "metric_anomaly" and "validate" not in before_eviction:
         yield "metrics alone take no node out: they say that it is unlike others, not that it is at fault"
     yield from (f"{action} may be a rung only once" for action in actions if actions.count(action) > 1)
-    if actions[-1:] == ["checkpoint_job"]:
-        yield "checkpoint_job cures nothing: a restart has to come after it"
+    if "checkpoint_job" in actions and "restart_job" not in actions[actions.index("checkpoint_job") :]:
+        yield "checkpoint_job cures nothing: restart_job has to come after it"
     if "stop_job" in actions[:-1]:
         yield "nothing can come after stop_job"
     for before, after in pairwise(rungs):

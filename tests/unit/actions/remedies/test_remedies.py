@@ -92,7 +92,11 @@ def test_an_operators_file_replaces_the_kinds_it_names_and_leaves_the_rest(tmp_p
         ('hang = [{ action = "ignore" }, { action = "ignore" }]', "hang: ignore may be a rung only once"),
         (
             'slow_compute = [{ action = "checkpoint_job" }]',
-            "slow_compute: checkpoint_job cures nothing: a restart has to come after it",
+            "slow_compute: checkpoint_job cures nothing: restart_job has to come after it",
+        ),
+        (
+            'slow_compute = [{ action = "restart_job" }, { action = "checkpoint_job" }, { action = "ignore" }]',
+            "slow_compute: checkpoint_job cures nothing: restart_job has to come after it",
         ),
         ('hang = [{ action = "stop_job" }, { action = "ignore" }]', "hang: nothing can come after stop_job"),
         (
