@@ -18,14 +18,12 @@ from typing import Any, Final, Self
 
 from tests.servers.kafka import ServerMissing
 from tests.testbed.quotas import Quotas
+from trainwarden.cli.run.machines import HOLD, PATIENCE_S, SWITCH, Holder
+from trainwarden.errors import ConfigError
 
 PROGRAMS: Final = ("ip", "tc", "unshare", "nsenter", "setpriv")
-PATIENCE_S: Final = 20.0
 NOBODYS_MAC: Final = "02:00:00:00:00:01"  # locally administered
-# An ignored SIGCHLD makes the kernel bury the orphans that come to process 1.
-_HOLD: Final = "echo up; exec env --ignore-signal=CHLD cat"
-_NODE: Final = f'mount --bind "$1" /etc/hosts; hostname "$2"; ip link set lo up; {_HOLD}'
-_SWITCH: Final = f"ip link add br0 type bridge; ip link set br0 up; {_HOLD}"
+_NODE: Final = f'mount --bind "$1" /etc/hosts; hostname "$2"; ip link set lo up; {HOLD}'
 
 
 class Node:
@@ -42,7 +40,7 @@ class Node:
         self._mac = f"02:77:00:00:00:{number + 1:02x}"  # a machine keeps it over a boot: others remember it
         self._testbed, self._port = testbed, f"port{number}"
         self._procs: Path | None = None
-        self._holder: _Holder | None = None
+        self._holder: Holder | None = None
         self._started: list[subprocess.Popen[Any]] = []
 
     def boot(self) -> None:
@@ -52,7 +50,7 @@ class Node:
         if testbed.quotas is not None:
             self._procs = testbed.quotas.give(self.name, testbed.cpus)
         flags = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
-        self._holder = _Holder(["unshare", *flags, "sh", "-ec", _NODE, "sh", str(testbed.hosts), self.name], forks=True)
+        self._holder = Holder(["unshare", *flags, "sh", "-ec", _NODE, "sh", str(testbed.hosts), self.name], forks=True)
         far_end = ["peer", "name", "eth0", "address", self._mac, "netns", str(self.pid)]
         testbed.switch("ip", "link", "add", self._port, "type", "veth", *far_end)
         testbed.switch("ip", "link", "set", self._port, "master", "br0", "up")
@@ -154,7 +152,8 @@ class Node:
 
         Its exit code is that of `command`; signals come to it by `signal`.
         """
-        around = ["nsenter", "--target", str(self.pid), "--net", "--uts", "--ipc", "--mount", "--pid"]
+        assert self._holder is not None, f"{self.name} is off"
+        around = self._holder.inside("--uts", "--ipc", "--mount", "--pid")
         if self._procs is not None:
             around = ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(self._procs), *around]
         who = [] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
@@ -219,13 +218,16 @@ class Testbed:
         names = [f"{node.address} {node.name}" for node in self.nodes]
         self.hosts.write_text("\n".join(["127.0.0.1 localhost", *names, ""]), encoding="utf-8")
         self.quotas = None if cpus is None else Quotas()
-        self._switch: _Holder | None = None
+        self._switch: Holder | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._switch = _Holder(["unshare", "--net", "sh", "-ec", _SWITCH])
+            self._switch = Holder(["unshare", "--net", "sh", "-ec", SWITCH])
             for node in self.nodes:
                 node.boot()
+        except ConfigError as error:
+            self.close()
+            raise ServerMissing(str(error)) from error
         except BaseException:
             self.close()
             raise
@@ -251,28 +253,7 @@ class Testbed:
     def switch(self, *command: str) -> str:
         """What `command` says where the nodes' cables come together."""
         assert self._switch is not None
-        around = ["nsenter", "--target", str(self._switch.pid), "--net"]
-        done = subprocess.run([*around, *command], check=True, capture_output=True, text=True, timeout=PATIENCE_S)
-        return done.stdout
-
-
-class _Holder:
-    """A process that keeps namespaces; `pid` is who lives in them, as it is numbered here."""
-
-    def __init__(self, command: list[str], *, forks: bool = False) -> None:
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != b"up\n":
-            _, said = self._process.communicate(timeout=PATIENCE_S)
-            raise ServerMissing(f"no namespaces can be made here ({said.decode(errors='replace').strip()})")
-        self.pid = _child(self._process.pid) if forks else self._process.pid
-
-    def kill(self) -> None:
-        """End everything in the namespaces, and wait for it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._process.communicate(timeout=PATIENCE_S)
+        return self._switch.run(*command)
 
 
 def _child(pid: int) -> int:

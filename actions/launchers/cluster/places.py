@@ -24,7 +24,7 @@ def split(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= 65_535:
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) <= 65_535:
         raise ConfigError(f"--rdzv: '{address[:200]}' is no address; it is HOST:PORT")
     return host, int(port)
 

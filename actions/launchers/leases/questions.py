@@ -135,7 +135,7 @@ class QuestionServer:
     ) -> None:
         host, _, port = listen.rpartition(":")
         host = host.strip("[]")
-        if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+        if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65_535:
             raise ConfigError(f"{listen} is no address; it is HOST:PORT")
         if token is None and host not in LOOPBACK:
             raise ConfigError(f"without a token only this machine is answered; {host} is open to others")

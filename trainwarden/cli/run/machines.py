@@ -19,11 +19,11 @@ from typing import Final, Self
 from trainwarden.errors import ConfigError
 
 PROGRAMS: Final = ("ip", "unshare", "nsenter", "setsid", "hostname")
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 20.0
 # An ignored SIGCHLD makes the kernel bury the orphans that come to process 1.
-_HOLD: Final = "echo up; exec env --ignore-signal=CHLD cat"
-_SWITCH: Final = f"ip link add br0 type bridge; ip link set br0 up; {_HOLD}"
-_MACHINE: Final = f'hostname "$1"; ip link set lo up; {_HOLD}'
+HOLD: Final = "echo up; exec env --ignore-signal=CHLD cat"
+SWITCH: Final = f"ip link add br0 type bridge; ip link set br0 up; {HOLD}"
+_MACHINE: Final = f'hostname "$1"; ip link set lo up; {HOLD}'
 
 
 def why_none() -> str | None:
@@ -37,11 +37,11 @@ def why_none() -> str | None:
 class Machine:
     """One machine; `address` is where the others reach it."""
 
-    def __init__(self, number: int, switch: _Holder) -> None:
+    def __init__(self, number: int, switch: Holder) -> None:
         self.name, self.address = f"node-{number}", f"10.78.0.{number + 1}"
         self._switch, self._port = switch, f"port{number}"
         flags = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
-        self._holder = _Holder(["unshare", *flags, "sh", "-ec", _MACHINE, "sh", self.name], forks=True)
+        self._holder = Holder(["unshare", *flags, "sh", "-ec", _MACHINE, "sh", self.name], forks=True)
         far_end = ["peer", "name", "eth0", "netns", str(self._holder.pid)]
         switch.run("ip", "link", "add", self._port, "type", "veth", *far_end)
         switch.run("ip", "link", "set", self._port, "master", "br0", "up")
@@ -75,13 +75,13 @@ class Machines:
     def __init__(self, count: int) -> None:
         if (reason := why_none()) is not None:
             raise ConfigError(f"several nodes on this machine: {reason}")
-        self._switch: _Holder | None = None
+        self._switch: Holder | None = None
         self._count = count
         self.all: list[Machine] = []
 
     def __enter__(self) -> Self:
         try:
-            self._switch = _Holder(["unshare", "--net", "sh", "-ec", _SWITCH])
+            self._switch = Holder(["unshare", "--net", "sh", "-ec", SWITCH])
             for number in range(self._count):
                 self.all.append(Machine(number, self._switch))
         except (OSError, subprocess.SubprocessError) as error:
@@ -104,7 +104,7 @@ class Machines:
             self._switch.kill()
 
 
-class _Holder:
+class Holder:
     """A process that keeps namespaces; `pid` is who lives in them, as it is numbered here."""
 
     def __init__(self, command: list[str], *, forks: bool = False) -> None:
@@ -123,9 +123,12 @@ class _Holder:
         """What runs a command in the network and the other namespaces."""
         return ["nsenter", "--target", str(self.pid), "--net", *more]
 
-    def run(self, *command: str) -> None:
-        """Run `command` in the network."""
-        subprocess.run([*self.inside(), *command], check=True, capture_output=True, timeout=PATIENCE_S)
+    def run(self, *command: str) -> str:
+        """What `command` says in the network."""
+        around = self.inside()
+        return subprocess.run(
+            [*around, *command], check=True, capture_output=True, text=True, timeout=PATIENCE_S
+        ).stdout
 
     def kill(self) -> None:
         """End everything in the namespaces, and wait for it. Safe twice."""

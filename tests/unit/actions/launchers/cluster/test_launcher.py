@@ -40,6 +40,7 @@ def test_what_was_obeyed_before_a_kill_is_remembered(tmp_path: Path) -> None:
         ("10.0.0.1", "HOST:PORT"),
         ("127.0.0.1:0", "HOST:PORT"),
         ("127.0.0.1:99999", "HOST:PORT"),
+        ("127.0.0.1:00000170000", "HOST:PORT"),
         (":1", "HOST:PORT"),
     ],
 )

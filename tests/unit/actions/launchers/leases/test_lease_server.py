@@ -143,7 +143,7 @@ def test_a_token_is_read_without_its_line_end(tmp_path: Path):
         read_token(tmp_path / "none")
 
 
-@pytest.mark.parametrize("listen", ["7000", "h:", ":1", "h:99999", "h:x"])
+@pytest.mark.parametrize("listen", ["7000", "h:", ":1", "h:99999", "h:00000170000", "h:x"])
 def test_an_address_that_is_none_is_refused(listen):
     with pytest.raises(ConfigError, match="HOST:PORT"):
         LeaseServer(listen, TOKEN, ManualClock())
