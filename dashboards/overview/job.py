@@ -188,8 +188,8 @@ class JobOverview:
 
 
 def waits(action: ActionRecord) -> bool:
-    """Whether `action` waits for a person's word."""
-    return action.outcome == "proposed" and action.plan_digest is not None
+    """Whether `action` waits for a person's word; what a person has asked for waits for no other."""
+    return action.outcome == "proposed" and action.plan_digest is not None and action.incident is not None
 
 
 def _began_s(incident: IncidentRecord) -> float:

@@ -31,8 +31,7 @@ def wants_page(request: Request) -> bool:
 
 def sign_in(status: int, wrong: str = "") -> Response:
     """The form that takes a token; `wrong` says what was wrong with the last one."""
-    around_it = {"frozen": False, "live": "", "person": None, "may_act": False, "stopped_by": None}
-    text = render("enter.html", wrong=wrong, **around_it)
+    text = render("enter.html", wrong=wrong, frozen=False, live="", person=None, may_act=False, stopped_by=None)
     return HTMLResponse(text, status, headers=_FRESH)
 
 

@@ -206,3 +206,16 @@ def test_what_a_person_asked_for_leads_to_no_incident() -> None:
     assert page.status == 200
     assert "cordon_node" in page.text
     assert "its fan is loud</td>" in page.text
+
+
+def test_what_a_person_asked_for_waits_for_nobody_and_breaks_no_page() -> None:
+    """Anybody may write an action down so, with the digest of a plan."""
+    action = ActionRecord(
+        id="command/c/cordon/1", command="command/c", job="llama-70b", kind="cordon_node", outcome="proposed",
+        at_s=NOW_S, why="its fan is loud", plan={"nodes": ["node-03"]}, plan_digest="d", by="ann",
+    )  # fmt: skip
+    site = Site(overview_of([*world(), (NOW_S, action.job, action)]))
+    for path in ("/", "/jobs/llama-70b"):
+        page = site.get(path)
+        assert page.status == 200
+        assert "command%2Fc" not in page.text
