@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,3 +196,21 @@ def test_a_process_name_full_of_brackets_is_no_trap(tmp_path: Path) -> None:
     assert stat is not None
     assert (stat.state, stat.start_ticks, stat.status) == ("Z", 4242, 9)
     assert read_stat(8, str(tmp_path)) is None
+
+
+def test_another_run_folder_in_the_place_of_the_watched_one_is_watched_within_ten_turns(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    rig = Rig(run_dir)
+    rig.collect()
+    rig.collect()
+    run_dir.rename(tmp_path / "old")
+    (run_dir / "hook").mkdir(parents=True)
+    for _ in range(10):
+        rig.collect()
+    fds = rig.collector.wake_fds()
+    assert not select.select(fds, [], [], 0.0)[0]
+    rig.write(line("a"))
+    assert select.select(fds, [], [], 0.0)[0]
+    assert rig.ids() == ["a"]
+    rig.collector.close()

@@ -88,8 +88,9 @@ def test_power_capped_is_told_of_one_whose_clock_is_far_below_its_peers():
     slow = tick | {"gpu_sm_clock_hertz": [1.7e9] * 7 + [1.3e9]}
     vote = judged([slow] * 12)[-1]
     assert [one.node for one in vote.suspects] == ["n7"]
-    free = slow | {"gpu_throttle_power_state": [1.0] * 7 + [0.0]}
-    assert judged([free] * 12)[-1].opinion == "normal"
+    for state in (0.0, NAN):  # not held down, and not known to be
+        free = slow | {"gpu_throttle_power_state": [1.0] * 7 + [state]}
+        assert judged([free] * 12)[-1].opinion == "normal"
 
 
 @pytest.mark.parametrize(("most", "found"), [(5_000.0, ["n5"]), (900.0, []), (5_000.0, None)])
@@ -116,6 +117,18 @@ def test_throttling_is_told_with_the_clock_that_it_costs(peers, highest, words):
     assert vote.reason.endswith(words or "(heat, power brake or fast trigger)")
     idle = judged([tick | {"gpu_utilization_ratio": [0.0] * size}] * 6)[-1]
     assert "SM clock" not in idle.reason
+
+
+def test_a_clock_that_was_told_long_ago_is_no_peers():
+    def tick(peer):
+        return {
+            "gpu_utilization_ratio": [1.0] * 9, "gpu_sm_clock_hertz": [1.2e9] + [peer] * 8,
+            "gpu_throttle_hardware_state": [1.0] + [0.0] * 8,
+        }  # fmt: skip
+
+    votes = judged([tick(1.7e9), *[tick(NAN)] * 12])
+    assert "SM clock 1200 MHz where its busy peers" in votes[6].reason
+    assert "SM clock" not in votes[12].reason
 
 
 def test_flickering_slowdowns_add_up():

@@ -10,6 +10,7 @@ import pytest
 
 from detectors.job.state import JobState
 from detectors.job.window import LogLine
+from detectors.logs import loss_watch
 from detectors.logs.loss_lines import printed
 from detectors.logs.loss_watch import LossWatch
 from tests.places import shared_data
@@ -113,6 +114,15 @@ def test_a_job_that_goes_on_elsewhere_after_a_restart_has_left_its_loss_behind()
         line = LogLine("n1", "rank-0.log", None, f"loss: {value}", 50.0)
         detector.update(replace(EMPTY, now_s=50.0, logs=(line,), restarts=1))
         assert detector.score(EMPTY).opinion == opinion
+
+
+def test_no_more_sources_are_followed_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(loss_watch, "MAX_SERIES", 2)
+    detector = LossWatch(LossWatch.Config())
+    for number in range(3):
+        shown(losses([2.0]), detector=detector, source=f"rank-{number}.log")
+    assert shown(losses([float("nan")] * 3), detector=detector, source="rank-2.log")[-1].opinion == "normal"
+    assert shown(losses([float("nan")] * 3), detector=detector, source="rank-1.log")[-1].opinion == "anomalous"
 
 
 def test_cut_anywhere_it_goes_on():

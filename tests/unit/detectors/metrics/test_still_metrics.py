@@ -11,6 +11,7 @@ import pytest
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
 from detectors.metrics.still_metrics import StillMetrics
+from detectors.recorded.grids import MetricGrid, first_moves_s
 from detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.settings import DetectionSettings
@@ -111,6 +112,7 @@ def test_it_is_over_when_the_metric_has_been_back_for_a_while_and_counts_less_th
     votes = shown(stood(600, *[8.0] * 5, *[7.0] * 20, *[8.0] * 5))
     told = [place for place, vote in enumerate(votes) if vote.verified]
     assert told == [602, 603, 604, 605, 606]
+    assert [vote.opinion for vote in votes[608:610]] == ["anomalous", "normal"]  # nothing of it in the newest five
     assert votes[629].opinion == "anomalous"  # what has come and gone before supports others at most
     assert votes[629].score < votes[604].score
 
@@ -124,6 +126,13 @@ def test_after_a_day_it_stands_elsewhere():
     votes = shown(stood(60, *[8.0] * 150), every_s=600.0)
     assert votes[60 + 143].verified
     assert votes[-1].opinion == "normal"
+
+
+def test_of_what_was_not_heard_of_for_ten_minutes_nothing_is_said():
+    detector = StillMetrics(StillMetrics.Config())
+    assert shown(stood(120, *[8.0] * 5, entities=4), detector=detector)[-1].verified
+    votes = shown([[7.0] * 12], detector=detector, first=125, family="nic")
+    assert [vote.opinion for vote in votes[8:10]] == ["anomalous", "normal"]
 
 
 def test_late_metrics_gaps_and_clocks_apart():
@@ -147,6 +156,13 @@ def test_cut_anywhere_it_goes_on():
 def test_one_can_be_left_out():
     detector = StillMetrics(StillMetrics.Config(leave_out=(ERRORS,)))
     assert {vote.opinion for vote in shown(stood(120, 8.0, 8.0, 8.0), detector=detector)} == {"normal"}
+
+
+def test_in_a_recording_what_moves_all_the_time_is_not_looked_at_all_the_time():
+    times_s = np.arange(4000.0)
+    restless = np.where(times_s % 2, 1.0, 0.0)[None, None]
+    grid = MetricGrid("", ("m",), (Entity(),), restless, times_s[None], times_s, np.zeros((1, 4000), np.int64), ("",))
+    assert len(first_moves_s(grid)) < 100
 
 
 def recorded(folder, lane):
