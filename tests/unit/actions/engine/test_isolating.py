@@ -266,3 +266,25 @@ def test_the_brake_on_nodes_does_not_count_mere_suspicions() -> None:
     one.tell(one.incident("lost", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", node="n9"),)))
     one.tick(1.0)
     assert kinds(one) == ["evict"]
+
+
+def test_a_validation_is_no_remedy_that_failed_before_the_restart() -> None:
+    one = rig(WELL, {"metric_anomaly": [{"action": "validate"}, {"action": "restart_job"}]})
+    suspicion(one)
+    one.tick(1.0)
+    assert kinds(one) == ["validate", "restart"]
+    assert last(one, "restart_job").after is None
+
+
+@pytest.mark.parametrize(
+    ("accused", "verdict"),
+    [
+        (SLOW, "confirmed"),
+        (msgspec.structs.replace(SLOW, ranks=(5,)), "cleared"),
+        (msgspec.structs.replace(SLOW, ranks=()), "confirmed"),
+        (Accused(kind="hang", text="rank 1 hangs", ranks=(1,), nodes=("n5",)), "undecided"),
+    ],
+)
+def test_a_suspect_is_meant_by_its_rank_where_both_name_ranks(accused: Accused, verdict: str) -> None:
+    asked = {"nodes": ["n7"], "ranks": [3], "checks": ["gemm"]}
+    assert answer(asked, Findings(accused=(accused,), judged=ALL, nodes=NODES)).verdict == verdict

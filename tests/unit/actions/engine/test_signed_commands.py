@@ -85,6 +85,15 @@ def test_a_node_is_taken_out_of_use_by_a_signed_word_of_who_may_act() -> None:
     assert (refused(rig, "unsigned"), refused(rig, "not_allowed")) == (1, 1)
 
 
+def test_an_unsigned_word_on_a_node_is_not_obeyed_by_the_next_engine_either() -> None:
+    rig = signing(mode="auto")
+    rig.launcher.able = Capabilities(can=frozenset({"cordon"}))
+    rig.tell(on_node("cordon", "n0", "job", "bob", at_s=rig.clock.now_s()))
+    rig.restart_engine()
+    rig.tick(1.0)
+    assert (rig.launcher.asked, rig.bus.actions()) == ([], [])
+
+
 @pytest.mark.parametrize(
     "forged", [{"plan": {"nodes": ["n8"]}}, {"kind": "evict_node"}, {"kind": "uncordon_node"}, {"kind": "stop_job"}]
 )

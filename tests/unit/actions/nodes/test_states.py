@@ -246,3 +246,20 @@ def test_a_launcher_that_cannot_be_made_here_keeps_nobody_from_the_bus(
 def test_what_is_no_name_is_refused(address: str, name: str) -> None:
     with pytest.raises(ConfigError, match="name one node"):
         set_healthy(name, bus=address)
+
+
+@pytest.mark.parametrize(
+    ("records", "kept"),
+    [
+        ([beat()], []),
+        ([incident()], ["n7"]),
+        ([eviction()], ["n7"]),
+        ([incident(), msgspec.structs.replace(incident(), **CLOSED)], []),
+    ],
+)
+def test_of_old_nodes_those_that_are_out_or_accused_are_kept(records: list[Any], kept: list[str]) -> None:
+    states = NodeStates()
+    for record in records:
+        states.take(record, 1.0)
+    states.forget(1e9)
+    assert [(one["node"], one["history"]) for one in states.objects(1e9)] == [(node, []) for node in kept]
