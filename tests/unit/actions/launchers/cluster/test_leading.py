@@ -12,6 +12,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.checkpoints.resumption import SEARCH_S
+from actions.launchers.cluster import leading
 from actions.launchers.cluster.leading import Leading
 from actions.launchers.cluster.words import MAX_BYTES, MOST_NODES, Attempt, Order, Patience, Report, Shape
 from actions.launchers.leases.questions import Refusal
@@ -108,6 +111,7 @@ def test_a_node_that_obeyed_another_one_under_the_same_epoch_fences_the_leader_t
 
 def test_a_node_of_another_shape_is_sent_home_and_counts_for_nothing() -> None:
     leader = Leader()
+    leader.form()
     order = leader.ask("c", shape=Shape(nodes=3, least_nodes=2))
     assert order.over is not None
     assert order.over.code == 2
@@ -140,6 +144,42 @@ def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> 
     attempt = leader.ask("a").attempt
     assert attempt is not None
     assert (attempt.checkpoint, attempt.step) == ("checkpoint-10", 10)
+
+
+class Looked:
+    """A search of the folder of checkpoints that has come to what it is told."""
+
+    found: Checkpoint | None = None
+    done = False
+
+
+def test_a_folder_that_does_not_answer_holds_an_attempt_up_for_so_long_and_what_was_found_before_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[Looked] = []
+
+    def search(_folder: Path) -> Looked:
+        searches.append(Looked())
+        return searches[-1]
+
+    monkeypatch.setattr(leading, "Search", search)
+    leader = Leader(tmp_path)
+    assert leader.form().attempt is None
+    leader.clock.sleep(SEARCH_S)
+    assert [leader.ask("a"), leader.ask("b")][0].attempt is None
+    leader.leading.advance()
+    attempt = leader.ask("a").attempt
+    assert attempt is not None
+    assert attempt.checkpoint is None
+    searches[0].found, searches[0].done = Checkpoint(tmp_path / "old", 10, "torch"), True
+    leader.leading.advance()
+    ended = {"ran": attempt.id, "newest": attempt, "state": "failed", "code": 1}
+    leader.ask("a", **ended)
+    leader.ask("b", **ended)
+    leader.leading.advance()
+    leader.leading.advance()
+    assert len(searches) == 2
+    assert leader.ask("a", **ended).attempt.number == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
