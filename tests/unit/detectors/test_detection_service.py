@@ -586,6 +586,7 @@ def test_records_of_all_kinds_and_of_no_use_are_taken() -> None:
     [
         DetectionSettings(detectors={"nonesuch": {}}),
         DetectionSettings(detectors={"hard_event": {"root_patience_s": -1}}),
+        DetectionSettings(detectors={"device_limits": {"table": "/nowhere/ours.toml"}}),
         DetectionSettings(detectors={"nonesuch": False}),
         DetectionSettings(ensemble={"window_every_s": 0}),
         DetectionSettings(ensemble={"weights": {"nonesuch": 0.5}}),
