@@ -17,7 +17,7 @@ from trainwarden.topics import Topic
 
 MAX_POLL_BYTES = 16 * 1024 * 1024  # one poll returns no more than this, however large its records
 _FIRST_WAIT_S = 0.002
-_LONGEST_WAIT_S = 0.016  # between two looks while idle: a record waits no longer, and 60 looks a second cost 0.1% CPU
+_LONGEST_WAIT_S = 0.016  # between two looks while idle, which cost 1 to 2 % of a core: no record waits longer
 _MEMBERS_INTERVAL_S = 1.0  # between two looks at whether other members are alive
 
 
