@@ -20,13 +20,15 @@ _ABOUT: Final[Mapping[IncidentKind, tuple[Check, ...]]] = {
     "slow_compute": ("gemm",),
     "slow_link": ("links",),
     "congestion": ("links",),
+    "silent_corruption": ("gemm",),
 }
+_OF_ALL: Final[frozenset[IncidentKind]] = frozenset({"congestion", "silent_corruption"})  # where nobody is suspected
 
 
 class Question(NamedTuple):
     """Nodes under suspicion, most suspected first, their suspected ranks as far as known, and the checks to be made.
 
-    Where many links are slow and nobody is suspected, it is about all (`of_all`).
+    Where many links are slow, or a loss went wrong, and nobody is suspected, it is about all (`of_all`).
     """
 
     nodes: tuple[str, ...]
@@ -54,7 +56,7 @@ class Answer(NamedTuple):
 
 
 def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
-    """What to ask about the suspects of an incident of `kind`; where none has a node, only congestion is asked about.
+    """What to ask about the suspects of an incident of `kind`; where none has a node, only what is of all is asked.
 
     Examples
     --------
@@ -66,7 +68,7 @@ def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
         nodes=tuple(dict.fromkeys(one.node for one in named if one.node is not None)),
         ranks=tuple(dict.fromkeys(one.rank for one in named if one.rank is not None)),
         checks=_ABOUT.get(kind, ("gemm", "links")),
-        of_all=kind == "congestion" and not named,
+        of_all=kind in _OF_ALL and not named,
     )
 
 

@@ -123,6 +123,23 @@ def test_congestion_that_nobody_is_suspected_of_is_looked_for_everywhere(
     assert any(action.kind == "move_topology" for action in one.bus.actions()) == moved
 
 
+WRONG = Accused(kind="silent_corruption", text="rank 5 on n2 reckons wrong", nodes=("n2",), ranks=(5,))
+
+
+@pytest.mark.parametrize(("accused", "verdict"), [((WRONG,), "confirmed"), ((), "cleared")])
+def test_numbers_that_went_wrong_have_all_devices_reckon_and_nobody_evicted(
+    accused: tuple[Accused, ...], verdict: str
+) -> None:
+    one = rig(Findings(accused=accused, judged=("gemm",), nodes=NODES))
+    one.tell(one.incident(kind="silent_corruption"))
+    one.tick(1.0)
+    (asked,) = one.launcher.operations
+    assert (asked.kind, asked.targets.nodes, asked.plan.checks) == ("validate", (), ("gemm",))
+    answer = last(one, "validate")
+    assert (answer.plan["verdict"], "rank 5 on n2" in answer.why) == (verdict, bool(accused))
+    assert kinds(one) == ["validate"]
+
+
 def test_whom_new_evidence_no_longer_suspects_is_not_evicted() -> None:
     one = rig(GUILTY, policy={"modes": {"evict_node": "confirm"}})
     incident = suspicion(one)
