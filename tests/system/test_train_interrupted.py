@@ -13,6 +13,7 @@ import pytest
 
 from tests.system.runs import WARDEN
 from tests.training_data import batch
+from trainer_offline.registry.address import asking
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.version import CHALLENGER, CHAMPION
 
@@ -38,6 +39,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batch(found / "data", jobs=3, rows=400)
     (found / "settings.toml").write_text(SETTINGS)
     return found
+
+
+def test_a_run_that_cannot_be_ended_when_it_is_interrupted_is_no_broken_registry() -> None:
+    """MLflow writes down how a run ended, and a thread of it that was stopped too may hold the database."""
+
+    def run() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            (Path(__file__) / "database").read_bytes()  # an error of its own
+
+    with pytest.raises(KeyboardInterrupt), asking("sqlite:///models/mlflow.db"):
+        run()
 
 
 def train(place: Path, registry: Path) -> list[str]:

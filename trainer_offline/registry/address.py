@@ -130,6 +130,8 @@ def asking(uri: str) -> Iterator[None]:
     ------
     RegistryAway
         Instead of whatever MLflow, its database or the network raise.
+    KeyboardInterrupt
+        Where that is what was wrong first: MLflow ends a run that was interrupted, and may find its database locked.
     """
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
@@ -138,6 +140,11 @@ def asking(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+        first: BaseException | None = error
+        while first is not None and not isinstance(first, KeyboardInterrupt):
+            first = first.__context__
+        if first is not None:
+            raise KeyboardInterrupt from error
         raise RegistryAway(f"registry '{uri}': {_said(error)}") from error
 
 
