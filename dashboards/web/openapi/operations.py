@@ -124,7 +124,7 @@ OPERATIONS: Final = (
             answer=Command,
             body=asked,
             status=202,
-            may=(422, 503),
+            may=(404, 422, 503),  # 404: what is no part of a path, such as a line break
         )
         for word, does, asked in (
             ("set-healthy", "Say that a node is well.", HealthyAsked),
