@@ -174,8 +174,8 @@ def test_processors_and_disks_are_what_psutil_says_of_them(tmp_path: Path) -> No
         assert low.read_bytes <= disk.read_bytes <= high.read_bytes
         assert low.write_bytes <= disk.write_bytes <= high.write_bytes
         assert low.read_count + low.write_count <= disk.operations <= high.read_count + high.write_count
-        assert low.read_time + low.write_time <= disk.waited_s * 1e3 <= high.read_time + high.write_time
-        assert low.busy_time <= disk.busy_s * 1e3 <= high.busy_time
+        assert low.read_time + low.write_time <= round(disk.waited_s * 1e3) <= high.read_time + high.write_time
+        assert low.busy_time <= round(disk.busy_s * 1e3) <= high.busy_time
 
 
 def test_shares_of_two_cores_and_a_disk(
