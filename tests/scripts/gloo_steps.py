@@ -1,7 +1,4 @@
-"""As ring.py, but what the ranks agree on at each step is an all_reduce of torch on gloo.
-
-A line of LOG's neighbour ``imports`` is attempt, and when torch's import began and ended.
-"""
+"""As ring.py, but what the ranks agree on at each step is an all_reduce of torch on gloo."""
 
 from __future__ import annotations
 
@@ -11,19 +8,14 @@ import time
 from pathlib import Path
 
 import ring
+import torch
+import torch.distributed as dist
 
 from trainwarden import hook
 
 
 def main() -> None:
     steps, log = int(sys.argv[1]), Path(sys.argv[2])
-    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    import torch
-    import torch.distributed as dist
-
-    ended_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    with log.with_name("imports").open("a") as file:
-        file.write(f"{os.environ['TRAINWARDEN_ATTEMPT']} {began_s} {ended_s}\n")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     total = torch.ones(1000)

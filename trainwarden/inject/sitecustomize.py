@@ -84,6 +84,15 @@ def _run_next() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("TRAINWARDEN_HOOK_DIR"):
-    sys.meta_path.insert(0, _TorchWatcher())
-_run_next()
+def come_in() -> None:
+    """Have the hook come with torch, or now where torch has come before (`actions.launchers.preload`)."""
+    if "torch" in sys.modules:
+        _load_hook()
+    else:
+        sys.meta_path.insert(0, _TorchWatcher())
+
+
+if __name__ == "sitecustomize":
+    if os.environ.get("TRAINWARDEN_HOOK_DIR"):
+        come_in()
+    _run_next()

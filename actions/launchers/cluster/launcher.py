@@ -115,6 +115,7 @@ class NodeLauncher:
         int
             0 if every rank ended well, else the code of the first that failed, 143 if the job was stopped.
         """
+        self._runner.get_ready(stop)
         self._connect()
         self._leases.start()
         self._server.start()

@@ -8,17 +8,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import EXEC, Place
 from trainwarden import rundir
 from trainwarden.launching import Accused, Check, Findings
 
 _READY = b"ready"  # trainwarden.cli.run.validate
-_EXEC = Path(__file__).with_name("rank_exec.py")
 
 
 class Outcome(NamedTuple):
@@ -48,7 +46,7 @@ class Measurement:
     def __init__(self, place: Place, checks: Sequence[Check]) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)
-        command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid())]
+        command = [sys.executable, "-I", "-S", str(EXEC), str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
         command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told"]
         environ = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}

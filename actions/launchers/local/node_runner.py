@@ -6,7 +6,7 @@ import logging
 import selectors
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,13 +16,13 @@ from actions.launchers.local.orphans import Orphans
 from actions.launchers.local.port import free_port, size_of, stolen
 from actions.launchers.local.ranks import Place, RankProcess, RanksOutput, World
 from actions.launchers.local.run_events import EventFile
+from actions.launchers.preload.starts import Preload
 from trainwarden import rundir
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.supervisor")
 
 SWEEP_S = 10.0  # between two looks at what ranks that live have let go of
-NO_RANK = -1
 CANNOT_START_CODE = 126  # what a shell shows for a command that cannot be run
 
 
@@ -98,6 +98,7 @@ class NodeRunner:
         self._kill_at_s: float | None = None
         self._ended: deque[_Ended] = deque()  # in the order of their ends
         self._orphans = Orphans(adopt=adopt)
+        self._preload = Preload(place.command, place.preload, self.say)
         self.beside: int | None = None
         self._swept_s = 0.0
         self._failures: dict[int, Failure] = {}  # by rank, the first one first
@@ -126,6 +127,10 @@ class NodeRunner:
             self._start = _Start(tuple(ranks), attempt, resume_from, self._log_bytes(), self._port_tries)
         self._launch(ranks, attempt, resume_from, world)
 
+    def get_ready(self, stop: Callable[[], bool]) -> None:
+        """Have the modules imported that ranks start with, before any of them does; returns early once `stop()`."""
+        self._preload.get_ready(rank_processes.shared_environment(self._place, self._environ), stop)
+
     def _log_bytes(self) -> tuple[int, ...]:
         return tuple(size_of(rundir.rank_log(self._place.run_dir, rank)) for rank in range(self._place.ranks))
 
@@ -140,7 +145,7 @@ class NodeRunner:
                 self._place, rank, attempt, world or self._port, self._environ, resume_from=resume_from
             )
             self._first_steps.pop(rank, None)
-            process = RankProcess(self._place, rank, environ, self._output)
+            process = RankProcess(self._place, rank, environ, self._output, self._preload)
             self._running[rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, lambda process=process: self._reap(process))
         for rank in ranks:
@@ -195,6 +200,7 @@ class NodeRunner:
 
     def kill_all(self) -> None:
         """End everything at once and wait for it."""
+        self._preload.close()
         gone = {ended.process for ended in self._ended}
         alive = [process for process in self._running.values() if process not in gone]
         for process in alive:
@@ -285,4 +291,4 @@ class NodeRunner:
         self._swept_s = self._clock.monotonic_s()
         gone = {ended.process.rank for ended in self._ended}
         alive = {rank: one.pid for rank, one in self._running.items() if rank not in gone}
-        return self._orphans.sweep(alive if self.beside is None else {**alive, NO_RANK: self.beside})
+        return self._orphans.sweep(alive, {self.beside, self._preload.pid})

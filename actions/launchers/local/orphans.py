@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,17 +35,19 @@ class Orphans:
     def __init__(self, *, adopt: bool) -> None:
         self._adopts = adopt and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
-    def sweep(self, alive: Mapping[int, int]) -> int:
+    def sweep(self, alive: Mapping[int, int], beside: Collection[int | None] = ()) -> int:
         """Kill what ranks that are gone have left; how many of those are still there. Never waits.
 
         Parameters
         ----------
         alive : mapping
             Processes of the ranks by rank: their own orphans, such as a server in the background, are left alone.
+        beside : collection of int
+            Children that are no ranks, and left alone; None is none.
         """
         left = 0
         for pid in _children() if self._adopts else ():
-            if pid in alive.values() or _reaped(pid):
+            if pid in beside or pid in alive.values() or _reaped(pid):
                 continue
             rank = _rank_of(pid)
             if rank is None and alive:

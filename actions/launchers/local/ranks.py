@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +15,11 @@ import msgspec
 import psutil
 
 import trainwarden
+from actions.launchers.preload.starts import Preload
 from trainwarden import hook, rundir
 from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings, join_all
 
-_EXEC = Path(__file__).with_name("rank_exec.py")
+EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
 MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/remedies/remedies.toml)
 LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
@@ -30,7 +31,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks of a job on this machine share.
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
-    `checkpoints` is the folder that their checkpoints lie in, where a person has named it.
+    `checkpoints` is the folder that their checkpoints lie in, where a person has named it. Ranks start from a process
+    that has imported the modules `preload` (docs/preload.md), none: each imports them itself.
     """
 
     command: tuple[str, ...]
@@ -41,6 +43,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = LOG_BYTES
     show: int | None = None
     checkpoints: Path | None = None
+    preload: tuple[str, ...] = ()
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,23 +104,25 @@ class RankProcess:
     `pidfd` becomes readable when it ends.
     """
 
-    def __init__(self, place: Place, rank: int, environ: Mapping[str, str], output: RanksOutput) -> None:
+    def __init__(
+        self, place: Place, rank: int, environ: Mapping[str, str], output: RanksOutput, preload: Preload | None = None
+    ) -> None:
         self.rank = rank
         self.asked_to_stop = self._reaped = False
         self._place = place
-        command = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), *place.command]
         source, end = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=end, stderr=end, start_new_session=True
-            )
+            forked = None if preload is None else preload.spawn(environ, end)
+            if forked is None:
+                self.pid, self._wait = _execute(place.command, environ, end)
+            else:
+                self.pid, self._wait = forked, partial(_wait_for, forked)
         except BaseException:
             os.close(source)
             raise
         finally:
             os.close(end)
         self.drain = output.drain(rank, source)
-        self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self._start_s = psutil.Process(self.pid).create_time()
 
@@ -156,7 +161,7 @@ class RankProcess:
         """
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         self._signal(signal.SIGKILL)
-        code = self._process.wait()
+        code = self._wait()
         self._reaped = True  # its number may be another's from here on
         os.close(self.pidfd)
         return code
@@ -166,6 +171,34 @@ class RankProcess:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return  # all gone already, which is what was wanted
+
+
+def _execute(command: Sequence[str], environ: Mapping[str, str], output: int) -> tuple[int, Callable[[], int]]:
+    """A new process of `command` that writes to `output`, and what waits for its end."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(EXEC), str(os.getpid()), *command],
+        env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+    )  # fmt: skip
+    return process.pid, process.wait
+
+
+def _wait_for(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def shared_environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
+    """What the environments of all ranks of all starts have in common, but for where the hook reports to.
+
+    Examples
+    --------
+    >>> place = Place(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
+    >>> made = shared_environment(place, {"RANK": "9", "NCCL_DEBUG": "WARN"})
+    >>> "RANK" in made, made["NCCL_DEBUG"], made["TRAINWARDEN_JOB"]
+    (False, 'WARN', 'j')
+    """
+    worlds = (World(node_rank=n, nodes=n, master=str(n), port=n, interface=str(n)) for n in (1, 2))
+    one, other = (environment(place, w.port, w.port, w, base, resume_from=Path(w.master)) for w in worlds)
+    return {name: one[name] for name in one if one[name] == other.get(name) and name != "TRAINWARDEN_HOOK_DIR"}
 
 
 def environment(

@@ -16,6 +16,7 @@ from trainwarden.cli.shared.machine import CHECKOUT
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 
+PRELOAD = "torch._dynamo"  # torch itself, and what its first optimizer imports
 DEADLINE_S = 170.0  # the demo ends within three minutes, whatever happens
 OBSERVED_S = 12.0  # without permission to act a dead or hung job is ended this long after the fault
 
@@ -60,7 +61,7 @@ class Demo:
         run, plan = self.run, self.plan
         run.tell("job_start", world_size=plan.ranks)
         words = ("--nproc", str(plan.ranks), "--mode", plan.mode, "--checkpoints", str(run.run_dir / "checkpoints"))
-        run.stack.start("supervise", *words, "--", *self._command)
+        run.stack.start("supervise", *words, "--preload", PRELOAD, "--", *self._command)
         deadline = time.monotonic() + DEADLINE_S
         code: int | None = None
         try:

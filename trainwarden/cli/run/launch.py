@@ -15,7 +15,7 @@ from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, set
 from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
-from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep
+from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep, Preload
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import NO_CHECKPOINTS
 from trainwarden.settings import EngineSettings, checkpoints_of
@@ -38,6 +38,7 @@ def launch(
     spares: Annotated[int, typer.Option(min=0, max=1024, help="Nodes beyond --nnodes that may wait.")] = 0,
     max_restarts: Annotated[int, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes.")] = 3,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
+    preload: Preload = None,
     checkpoints: Checkpoints = None,
     job: JobName = None,
     json: Json = None,
@@ -50,7 +51,7 @@ def launch(
 
     Example: trainwarden launch --nproc 4 --mode auto --checkpoints ckpt -- python train.py
     """
-    here = Here(nproc=nproc, checkpoints=checkpoints, job=job, keep=keep, config=config)
+    here = Here(nproc=nproc, preload=tuple(preload or ()), checkpoints=checkpoints, job=job, keep=keep, config=config)
     if rdzv is None and nnodes == 1:
         return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
     asked = NodesAsked(
@@ -83,8 +84,9 @@ def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode
             voice.say(f"trainwarden: {NO_CHECKPOINTS}")
         run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
         named = () if checkpoints is None else ("--checkpoints", str(checkpoints))
+        imported = (word for module in here.preload for word in ("--preload", module))
         held = ("--mode", _waits_for(settings.engine, mode))
-        arguments = ("--nproc", str(nproc), *held, "--show", *named, "--", *command)
+        arguments = ("--nproc", str(nproc), *held, "--show", *named, *imported, "--", *command)
         code = _supervise(run, arguments, voice, config)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())

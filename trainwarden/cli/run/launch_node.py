@@ -19,6 +19,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     """What the options of `trainwarden launch` say of this machine's part."""
 
     nproc: int
+    preload: tuple[str, ...]
     checkpoints: Path | None
     job: str | None
     keep: Path | None
@@ -94,7 +95,7 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     place = Place(
         command=tuple(command), ranks=here.nproc, run_dir=run.run_dir, job=settings.job, node=settings.node,
         log_bytes=settings.runs.log_bytes, show=voice.stream.fileno(),
-        checkpoints=checkpoints_of(settings, here.checkpoints),
+        checkpoints=checkpoints_of(settings, here.checkpoints), preload=here.preload,
     )  # fmt: skip
     shape = Shape(
         nodes=asked.nnodes, least_nodes=asked.min_nodes or asked.nnodes, spares=asked.spares, ranks=here.nproc,
