@@ -229,6 +229,8 @@ REFUSED = {
         "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
         "1 threads",
     ),
+    "has a lock": ("import multiprocessing; lock = multiprocessing.Lock()", "that all ranks would share"),
+    "is connected": ("import socket; pair = socket.socketpair()", "which all ranks would share"),
     "dies": ("import os; os._exit(3)", "it has ended"),
 }
 

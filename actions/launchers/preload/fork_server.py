@@ -36,7 +36,6 @@ from typing import Any
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_BYTES = 1 << 20  # of a request: what a socket takes at once is less
 GIVEN_S = 5.0  # until the launcher is the parent; the kernel does it when the process between has ended
-DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")  # open once CUDA or ROCm has begun, which no fork survives
 
 interrupts: list[BaseException] = []
 
@@ -46,16 +45,31 @@ def sentence_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
-def refusal() -> str | None:
-    """Why no rank may be forked from this process as it is now; None if nothing speaks against it."""
+def open_files() -> dict[str, str]:
+    """What is open, by number."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found[number] = os.readlink("/proc/self/fd/" + number)
+    return found
+
+
+def refusal(before: dict[str, str]) -> str | None:
+    """Why no rank may be forked from this process, which had `before` open; None if nothing speaks against it.
+
+    What all ranks share by a fork outlives each of them: a device or a connection that is all of theirs at once, a lock
+    in shared memory (a `multiprocessing.Lock`) that a killed rank keeps for ever.
+    """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"they have started {threads - 1} threads, which a fork would leave behind"
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            device = os.readlink("/proc/self/fd/" + number)
-            if device.startswith(DEVICES):
-                return f"they have begun to use a device ({device}), which cannot be shared by a fork"
+    for number, name in open_files().items():
+        if before.get(number) != name:
+            return f"they hold {name} open, which all ranks would share"
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for words in map(str.split, lines):
+            if "w" in words[1] and "s" in words[1]:
+                return f"they have memory ({' '.join(words[5:])[:200]}) that all ranks would share"
     return None
 
 
@@ -214,11 +228,11 @@ def main(channel: socket.socket, launcher: int, modules: list[str], words: list[
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the launcher says who ends
     slot = RankSlot()
     prepare_path(words)
-    why = None
+    before = open_files()
     try:
         for module in modules:
             importlib.import_module(module)
-        why = refusal()
+        why = refusal(before)
     except BaseException as error:  # noqa: BLE001 - whatever a module raises, SystemExit too
         why = sentence_of(error)
     channel.send(json.dumps({"ready": True} if why is None else {"refused": why}).encode())
