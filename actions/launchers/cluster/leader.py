@@ -212,8 +212,10 @@ class LeaderTable:
         """Whether ranks of an attempt before may run somewhere, so that another one would run beside it."""
         if any(one.alive for one in self._living(now_s)):
             return True
-        if self.attempt is None:  # an attempt of a leader before this one may not have been heard of yet
-            return self.epoch > 1 and now_s - self._began_s < self._lost_s
+        if self._may_have_missed(now_s):
+            return True
+        if self.attempt is None:
+            return False
         silent_s = [now_s - self._heard_s(life) for life in self.attempt.roster]
         if min(silent_s) >= self._lost_s:
             return min(silent_s) < self._lost_s + self._patience.isolated_s
@@ -221,6 +223,20 @@ class LeaderTable:
         return any(_LATE_REPORTS * self.next_s <= one_s < self._lost_s for one_s in silent_s) or (
             any(life not in self._members for life in self.attempt.roster) and now_s - self._began_s < self._lost_s
         )
+
+    def _may_have_missed(self, now_s: float) -> bool:
+        """Whether a leader before this one may have begun an attempt of which nobody here has told.
+
+        Those who are silent may run one if they are enough. Whoever is cut off from this leader stops within
+        `Patience.isolated_s` of the last answer of the one before, and that leader is given time, too.
+        """
+        if self.epoch == 1:
+            return False
+        there = {one.node for one in self._living(now_s)}
+        enough = self._shape.nodes + self._shape.spares - len(there) >= self._shape.least_nodes
+        if enough:
+            return now_s - self._began_s < 2 * self._lost_s + self._patience.isolated_s
+        return self.attempt is None and now_s - self._began_s < self._lost_s
 
     def _forget(self, now_s: float) -> None:
         """Let go of nodes that are long silent and take part in nothing."""

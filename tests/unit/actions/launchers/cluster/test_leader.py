@@ -162,6 +162,29 @@ def test_without_a_spare_the_job_goes_on_with_fewer_after_a_while() -> None:
     assert job.run().roster == ("a", "c")
 
 
+def test_a_next_leader_waits_until_those_it_does_not_hear_have_stopped_what_they_may_run() -> None:
+    """``b`` and ``c`` may be cut off from it, and run an attempt that was begun while ``a`` was cut off from them."""
+    job = Job("a", shape=Shape(nodes=1, least_nodes=1, spares=2, ranks=2))
+    job.run()
+    job.next_leader()
+    job.say("a", alive=0, state="stopped")
+    job.pass_s(2 * LOST_S + PATIENCE.isolated_s - 0.25)
+    assert not job.ready
+    job.pass_s(0.25)
+    assert job.ready
+
+
+def test_a_next_leader_that_hears_so_many_that_the_others_are_too_few_waits_for_none() -> None:
+    job = Job("a", "b", "c", shape=Shape(nodes=1, least_nodes=1, spares=2, ranks=2))
+    job.run()
+    job.next_leader()
+    job.say("a", alive=0, state="stopped")
+    job.say("b")
+    assert not job.ready
+    job.say("c")
+    assert job.ready
+
+
 def test_all_ended_well_is_the_end() -> None:
     job = Job("a", "b", "c", "d")
     job.run()
