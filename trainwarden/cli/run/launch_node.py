@@ -26,18 +26,18 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options of `trainwarden launch` say of several nodes."""
+    """What the options of `trainwarden launch` say of several nodes; None where nothing is said."""
 
-    rdzv: str | None
-    nnodes: int
-    min_nodes: int | None
-    join_wait_s: float
-    spares: int
-    max_restarts: int
-    token_file: Path | None
+    rdzv: str | None = None
+    nnodes: int = 1
+    min_nodes: int | None = None
+    join_wait_s: float | None = None
+    spares: int | None = None
+    max_restarts: int | None = None
+    token_file: Path | None = None
 
     def check(self, here: Here, *, mode: str, validate: bool) -> None:
-        """Refuse what several nodes cannot do.
+        """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
 
         Raises
         ------
@@ -45,7 +45,8 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             With the option at fault.
         """
         if self.rdzv is None:
-            raise ConfigError("--nnodes: several nodes find each other by --rdzv HOST:PORT")
+            self._check_alone()
+            return
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
         if here.job is None and here.config is None:
@@ -56,6 +57,17 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
         if validate:
             raise ConfigError("--validate: not on several nodes; run `trainwarden validate` on them first")
+
+    def _check_alone(self) -> None:
+        if self.nnodes > 1:
+            raise ConfigError("--nnodes: several nodes find each other by --rdzv HOST:PORT")
+        said = {
+            "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
+            "--max-restarts": self.max_restarts, "--token-file": self.token_file,
+        }  # fmt: skip
+        for option, value in said.items():
+            if value is not None:
+                raise ConfigError(f"{option}: that is of a job on several nodes; name --rdzv HOST:PORT or leave it out")
 
 
 def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked) -> int:
@@ -96,14 +108,15 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
         log_bytes=settings.runs.log_bytes, show=voice.stream.fileno(),
         checkpoints=checkpoints_of(settings, here.checkpoints),
     )  # fmt: skip
+    restarts = {} if asked.max_restarts is None else {"restarts": asked.max_restarts}
     shape = Shape(
-        nodes=asked.nnodes, least_nodes=asked.min_nodes or asked.nnodes, spares=asked.spares, ranks=here.nproc,
-        restarts=asked.max_restarts,
+        nodes=asked.nnodes, least_nodes=asked.min_nodes or asked.nnodes, spares=asked.spares or 0, ranks=here.nproc,
+        **restarts,
     )  # fmt: skip
     assert asked.rdzv is not None
     token = None if asked.token_file is None else read_token(asked.token_file)
     tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
-    patience = Patience(join_s=asked.join_wait_s)
+    patience = Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s)
     meeting = Meeting(rdzv=asked.rdzv, shape=shape, token=token, tls=tls, patience=patience)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
     launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
