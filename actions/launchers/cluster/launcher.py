@@ -87,6 +87,8 @@ class NodeLauncher:
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
         self._own = range(0)  # the numbers of the ranks that were started here last
+        self._began_s = 0.0
+        self._start_s: float | None = None
         self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
 
@@ -171,6 +173,8 @@ class NodeLauncher:
         first = self._first_step_of_all()
         with self._lock:
             before = self._orders.state, self._ranks, self._first_step
+            if self._first_step is None and first is not None:
+                self._start_s = self._clock.monotonic_s() - self._began_s
             self._ranks, self._first_step = ranks, first
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
             changed = before != (self._orders.state, ranks, first)
@@ -203,7 +207,7 @@ class NodeLauncher:
         with self._lock:
             self._ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
             self._awaits_step = attempt.step is not None
-            self._own, self._first_step = ranks, None
+            self._own, self._first_step, self._began_s = ranks, None, self._clock.monotonic_s()
         if attempt.number > 1:
             self._tell(attempt, "done")
 
@@ -230,7 +234,7 @@ class NodeLauncher:
         return Report(
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
-            code=orders.code, first_step=self._first_step, newest=orders.newest,
+            code=orders.code, first_step=self._first_step, start_s=self._start_s, newest=orders.newest,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
             over=orders.over,
         )  # fmt: skip

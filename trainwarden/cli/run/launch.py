@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -42,6 +42,10 @@ def launch(
     max_restarts: Annotated[
         int | None, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes; default 3.")
     ] = None,
+    grow: Annotated[
+        Literal["worth", "now", "restart"] | None,
+        typer.Option(help="When fewer nodes take in more: at a checkpoint, if worth a restart (default), or at once."),
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
     checkpoints: Checkpoints = None,
     job: JobName = None,
@@ -58,7 +62,7 @@ def launch(
     here = Here(nproc=nproc, checkpoints=checkpoints, job=job, keep=keep, config=config)
     asked = NodesAsked(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
-        max_restarts=max_restarts, token_file=token_file,
+        max_restarts=max_restarts, grow=grow, token_file=token_file,
     )  # fmt: skip
     asked.check(here, mode=mode, validate=validate)
     if rdzv is None:

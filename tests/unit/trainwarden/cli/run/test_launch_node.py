@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actions.launchers.cluster.words import Shape
 from trainwarden.cli.main import run
 from trainwarden.cli.run.launch_node import Here, NodesAsked
 from trainwarden.errors import ConfigError
@@ -42,6 +43,12 @@ def test_what_they_cannot_do_is_refused(asked: dict[str, Any], here: dict[str, A
         wrong.check(msgspec.structs.replace(HERE, **here), **{"mode": "observe", "validate": False, **how})
 
 
+def test_what_is_not_said_of_a_shape_is_as_documented() -> None:
+    assert NodesAsked(rdzv="h:1", nnodes=4).shape(2) == Shape(nodes=4, least_nodes=4, ranks=2)
+    said = ASKED.shape(2)
+    assert (said.least_nodes, said.spares, said.restarts, said.grow) == (2, 1, 3, "worth")
+
+
 def test_one_machine_needs_nothing_of_several() -> None:
     NodesAsked().check(HERE, mode="auto", validate=True)
 
@@ -53,6 +60,7 @@ def test_one_machine_needs_nothing_of_several() -> None:
         ("--join-wait", "5"),
         ("--spares", "0"),
         ("--max-restarts", "3"),
+        ("--grow", "now"),
         ("--token-file", "token"),
     ],
 )
