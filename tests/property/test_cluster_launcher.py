@@ -5,6 +5,7 @@ Leaders here are worse than leases make them: one that has been replaced may go 
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 
+from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.words import Attempt, AttemptId, Order, Patience, Report, Shape
@@ -24,6 +26,7 @@ TROUBLE_S: Final = 180.0
 CALM_S: Final = 150.0  # lost, isolated, joining and a few ends of ranks, one after the other
 LEASE_S: Final = 4.0
 PATIENCE: Final = Patience(join_s=20.0)
+CHECKPOINT: Final = Checkpoint(Path("ckpt/step-1.pt"), 1, "torch")  # one becomes whole every five seconds
 
 
 class Node:
@@ -121,6 +124,8 @@ class World:
             if one.leads is not None:
                 one.leads.advance(self.now_s)
                 one.leads.form(None, self.now_s)
+                if self.random.random() < TICK_S / 5.0:
+                    one.leads.grow(CHECKPOINT, self.now_s)
                 assert one.leads.over is None
         for one in self.nodes:
             if one.on:
@@ -169,8 +174,9 @@ def calm(world: World) -> None:
         Shape(nodes=3, least_nodes=2, spares=2, restarts=1000),
         Shape(nodes=4, least_nodes=4, spares=0, restarts=1000),
         Shape(nodes=1, least_nodes=1, spares=2, restarts=1000),
+        Shape(nodes=4, least_nodes=1, spares=1, restarts=1000, grow="now"),
     ],
-    ids=["spares", "all or none", "one"],
+    ids=["spares", "all or none", "one", "grows"],
 )
 @pytest.mark.thorough
 @examples(60)
@@ -190,5 +196,6 @@ def test_a_job_goes_on_once_whatever_is_killed_cut_off_or_replaced(shape: Shape,
     table = world.leader.leads
     assert table.runs
     assert table.attempt is not None
-    assert shape.least_nodes <= len(table.attempt.roster) <= shape.nodes
+    least = shape.nodes if shape.grow == "now" else shape.least_nodes
+    assert least <= len(table.attempt.roster) <= shape.nodes
     assert world.trained[-1] == table.attempt.id

@@ -74,7 +74,6 @@ def main() -> None:
     for peer in peers:
         peer.settimeout(None)
     for step in range(first_step(), steps):
-        hook.set_step(step)
         time.sleep(step_s)
         if rank != 0:
             peers[0].sendall(b"x")
@@ -86,6 +85,7 @@ def main() -> None:
                 peer.sendall(b"x")
             if (step + 1) % EVERY_STEPS == 0:
                 save(step + 1)
+        hook.iteration(step)
         say(log, step)
 
 

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 import pytest
 
+from actions.launchers.cluster.growing import LOOK_S
 from tests.places import ROOT
 from tests.servers.kafka import ServerMissing
 from tests.system.cluster_job import RANK, WAIT_S, Job, lease_command, now_s, ranks_on
@@ -123,6 +124,25 @@ def test_without_a_spare_the_job_ends_on_the_nodes_that_are_left_when_that_was_a
     assert job.first_step_after(fault_s).ranks == 2
     assert set(job.end(lost).values()) == {0}
     job.check()
+
+
+@nodes(3)
+def test_a_job_that_had_to_shrink_grows_at_a_checkpoint_when_the_node_is_back(testbed: Testbed, tmp_path: Path) -> None:
+    job = Job(testbed, tmp_path, 3, "--nnodes", "3", "--min-nodes", "2", "--join-wait", "1", steps=700)
+    job.trains()
+    away = next(node for node in job.nodes if node not in (job.leader(), testbed.nodes[-1]))
+    away.signal(job.processes[away.name], signal.SIGKILL)
+    job.wait("a smaller job", lambda lines: lines[-1].ranks == 2 and lines[-1].attempt == 1)
+    job.start(away)
+    job.wait("the whole job", lambda lines: lines[-1].ranks == 3)
+    assert set(job.end().values()) == {0}
+    job.check()
+    sizes = {one.attempt: one.ranks for one in job.lines()}
+    assert sizes == {0: 3, 1: 2, 2: 3}
+    done = max(one.step for one in job.lines() if one.attempt == 1)
+    redone = done - min(one.step for one in job.lines() if one.attempt == 2)
+    print(f"{redone} steps of 0.05 s are made twice")
+    assert redone <= 2 * LOOK_S / 0.05
 
 
 @nodes(4)

@@ -6,7 +6,7 @@ import logging
 import selectors
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -86,6 +86,9 @@ class NodeLauncher:
         self._lock = threading.Lock()  # of the orders and of what is told of the ranks
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
+        self._own = range(0)  # the numbers of the ranks that were started here last
+        self._began_s = 0.0
+        self._start_s: float | None = None
         self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
 
@@ -171,6 +174,8 @@ class NodeLauncher:
         first = self._first_step_of_all()
         with self._lock:
             before = self._orders.state, self._ranks, self._first_step
+            if self._first_step is None and first is not None:
+                self._start_s = self._clock.monotonic_s() - self._began_s
             self._ranks, self._first_step = ranks, first
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
             changed = before != (self._orders.state, ranks, first)
@@ -203,7 +208,7 @@ class NodeLauncher:
         with self._lock:
             self._ranks = Ranks(len(self._runner.running), None if failure is None else failure.code)
             self._awaits_step = attempt.step is not None
-            self._first_step = None
+            self._own, self._first_step, self._began_s = ranks, None, self._clock.monotonic_s()
         if attempt.number > 1:
             self._tell(attempt, "done")
 
@@ -220,9 +225,7 @@ class NodeLauncher:
         """The lowest first step of the ranks, once each has finished one that has a number; asked where it matters."""
         if not self._awaits_step or self._first_step is not None:
             return self._first_step
-        first = self._runner.first_steps()
-        known = [step for step in first.values() if step is not None]
-        return min(known) if len(known) == self._place.ranks else None
+        return lowest(self._runner.first_steps(), self._own)
 
     def report(self) -> Report:
         """What is true here; a port that is free now as long as no ranks run, as others may take one meanwhile."""
@@ -232,7 +235,7 @@ class NodeLauncher:
         return Report(
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
-            code=orders.code, first_step=self._first_step, newest=orders.newest,
+            code=orders.code, first_step=self._first_step, start_s=self._start_s, newest=orders.newest,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
             over=orders.over,
         )  # fmt: skip
@@ -246,6 +249,18 @@ class NodeLauncher:
             save_json(self._place.run_dir / ALLEGIANCE, obeys)
         except OSError as error:
             log.error("allegiance not kept", extra={"fields": {"error": str(error)}})
+
+
+def lowest(first_steps: Mapping[int, int | None], ranks: Collection[int]) -> int | None:
+    """The lowest first step of `ranks`, once each has a numbered one; those of others are of attempts before.
+
+    Examples
+    --------
+    >>> lowest({1: 0, 0: 40}, [0]), lowest({0: 40}, [0, 1]), lowest({0: None}, [0])
+    (40, None, None)
+    """
+    known = [first_steps.get(rank) for rank in ranks]
+    return None if not known or None in known else min(step for step in known if step is not None)
 
 
 def _kept(path: Path) -> Allegiance | None:

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape
 from actions.launchers.leases.words import MOST_EPOCH
 
@@ -57,6 +58,8 @@ class LeaderTable:
         self._began_s = self._gathering_s = now_s
         self._members: dict[str, _Member] = {}
         self._over_s = now_s
+        self._join_s = patience.join_s
+        self._growing = Growing(shape.grow)
         self._news: list[str] = []
         self.attempt: Attempt | None = None
         self.runs = False
@@ -103,6 +106,7 @@ class LeaderTable:
             return
         if self.runs:
             self._watch(now_s)
+            self._growing.see(len(self._placed), len(self._waiting(now_s)) if self.runs else 0, now_s)
         elif now_s - self._gathering_s >= self._patience.give_up_s:
             there = len(self._free(now_s))
             why = f"{there} of {self._shape.nodes} nodes were there within {self._patience.give_up_s:.0f} s"
@@ -114,7 +118,7 @@ class LeaderTable:
             return False
         if self._may_run_still(now_s):
             return False
-        waited = now_s - self._gathering_s >= self._patience.join_s
+        waited = now_s - self._gathering_s >= self._join_s
         return len(self._free(now_s)) >= (self._shape.least_nodes if waited else self._shape.nodes)
 
     def form(self, checkpoint: Checkpoint | None, now_s: float) -> None:
@@ -137,6 +141,20 @@ class LeaderTable:
         whence = "" if checkpoint is None else f" from {checkpoint.path.name}"
         nodes = ", ".join(one.node for one in roster)
         self._news.append(f"attempt {self.attempt.number} begins on {len(roster)} nodes ({nodes}){whence}")
+
+    def grows(self, now_s: float) -> bool:
+        """Whether all are to start again, on more nodes, as soon as a checkpoint has become whole."""
+        if not self.runs or not self._waiting(now_s):
+            return False
+        took_s = [one.start_s for one in self._living(now_s) if one.start_s is not None]
+        return self._growing.due(max(took_s, default=None))
+
+    def grow(self, checkpoint: Checkpoint, now_s: float) -> None:
+        """Stop all ranks, to go on from `checkpoint` on more nodes; does nothing if that is no longer due."""
+        if self.grows(now_s):
+            more = ", ".join(one.node for one in self._waiting(now_s))
+            self._stop(f"{checkpoint.path.name} is whole, and the job goes on from it with {more}", now_s)
+            self._join_s = 0.0  # whoever is there is there
 
     def finished(self, now_s: float) -> bool:
         """Whether the job is over and everybody who is there has been told; the leader's process may go then."""
@@ -161,7 +179,7 @@ class LeaderTable:
                 self._failed(one, attempt, now_s)
                 return
             if one.state == "stopped":
-                self._stop(f"{one.node} has stopped its ranks, as it heard of nobody", now_s)
+                self._stop(f"{one.node} has stopped its ranks", now_s)
                 return
             if attempt.step is not None and one.first_step is not None and one.first_step < attempt.step:
                 why = f"{one.node} started over at step {one.first_step} although {attempt.checkpoint} is whole"
@@ -180,7 +198,7 @@ class LeaderTable:
         self._stop(f"a rank on {report.node} ended with code {code}", now_s)
 
     def _stop(self, why: str, now_s: float) -> None:
-        self.runs, self._gathering_s = False, now_s
+        self.runs, self._gathering_s, self._join_s = False, now_s, self._patience.join_s
         self._news.append(f"all ranks are stopped: {why}")
 
     def _end(self, over: Over, now_s: float) -> None:
@@ -203,10 +221,22 @@ class LeaderTable:
 
     def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
-        before = () if self.attempt is None else self.attempt.roster
+        before = self._placed
         place = {life: number for number, life in enumerate(before)}
         free = [one for one in self._living(now_s) if not one.alive and one.over is None]
         return sorted(free, key=lambda one: (place.get(one.life, len(before)), _by_name(one.node), one.life))
+
+    @property
+    def _placed(self) -> tuple[str, ...]:
+        return () if self.attempt is None else self.attempt.roster
+
+    def _waiting(self, now_s: float) -> list[Report]:
+        """Nodes that a job with too few could take in now."""
+        placed = self._placed
+        if len(placed) >= self._shape.nodes:
+            return []
+        wait = [one for one in self._free(now_s) if one.life not in placed]
+        return wait[: self._shape.nodes - len(placed)]
 
     def _may_run_still(self, now_s: float) -> bool:
         """Whether ranks of an attempt before may run somewhere, so that another one would run beside it."""
@@ -240,7 +270,7 @@ class LeaderTable:
 
     def _forget(self, now_s: float) -> None:
         """Let go of nodes that are long silent and take part in nothing."""
-        roster, lost_s = () if self.attempt is None else self.attempt.roster, self._lost_s
+        roster, lost_s = self._placed, self._lost_s
         silent = [life for life, one in self._members.items() if now_s - one.heard_s >= lost_s]
         for life in silent:
             if life not in roster:

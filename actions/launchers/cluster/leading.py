@@ -12,6 +12,7 @@ import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint, Search
 from actions.launchers.checkpoints.resumption import SEARCH_S
+from actions.launchers.cluster.growing import CheckpointWatch
 from actions.launchers.cluster.leader import LeaderTable, believable
 from actions.launchers.cluster.words import Order, Patience, Report, Shape
 from actions.launchers.leases.questions import Refusal, Routes, decoded
@@ -52,6 +53,7 @@ class Leading:
         self._held_epoch = 1
         self._search: Search | None = None
         self._search_s = 0.0
+        self._watch: CheckpointWatch | None = None
         self._wrong: str | None = None
 
     def routes(self) -> Routes:
@@ -99,11 +101,12 @@ class Leading:
                 raise ConfigError(self._wrong)
             lease = self._leadership.leads()
             if lease is None:
-                self._table = self._search = None
+                self._table = self._search = self._watch = None
                 return
             now_s = self._clock.monotonic_s()
             table = self._table_of(lease, now_s)
             table.advance(now_s)
+            self._grow(table, now_s)
             if not table.ready(now_s):
                 self._search = None  # what it found may be old by the time another attempt can be formed
             elif self._looked(now_s):
@@ -119,10 +122,20 @@ class Leading:
 
     def _table_of(self, lease: Lease, now_s: float) -> LeaderTable:
         if self._table is None or self._table.epoch != lease.epoch:
-            self._table, self._search = LeaderTable(lease.epoch, self._shape, self._patience, now_s), None
+            self._table = LeaderTable(lease.epoch, self._shape, self._patience, now_s)
+            self._search = self._watch = None
             self._held_epoch = lease.epoch
             log.info("this launcher leads", extra={"fields": {"epoch": lease.epoch, "address": lease.address}})
         return self._table
+
+    def _grow(self, table: LeaderTable, now_s: float) -> None:
+        """Have a job that is to grow do so when a checkpoint has become whole since then."""
+        if self._folder is None or not table.grows(now_s):
+            self._watch = None
+        elif self._watch is None:
+            self._watch = CheckpointWatch(self._folder, now_s)
+        elif (newer := self._watch.newer(now_s)) is not None:
+            table.grow(newer, now_s)
 
     def _looked(self, now_s: float) -> bool:
         """Whether the folder has been looked through, or does not answer; looks if nobody does yet."""

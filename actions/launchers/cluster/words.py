@@ -14,6 +14,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
 ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+Grow = Literal["worth", "now", "restart"]
 AttemptId = tuple[Epoch, Number]
 """Rises with every attempt of a job, also where a leader does not know all that those before it began."""
 
@@ -31,6 +33,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         On each node.
     restarts : int
         How often an attempt in which a rank failed is followed by another.
+    grow : str
+        When fewer than `nodes` take in more: at a whole checkpoint once that is worth a restart, at the next one, or
+        with the next restart alone.
     """
 
     nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)]
@@ -38,12 +43,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     spares: Count = 0
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
+    grow: Grow = "worth"
 
     def __str__(self) -> str:
         """The options of `trainwarden launch` that say this."""
         return (
             f"--nnodes {self.nodes} --min-nodes {self.least_nodes} --spares {self.spares} --nproc {self.ranks} "
-            f"--max-restarts {self.restarts}"
+            f"--max-restarts {self.restarts} --grow {self.grow}"
         )
 
 
@@ -129,6 +135,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ``idle``: none ran yet. ``stopped``: they were stopped before their end. ``failed``: one did, with `code`.
     first_step : int, optional
         The lowest first step of its ranks, once each has finished one.
+    start_s : float, optional
+        How long its ranks took from their start to the first step of all, where that was seen last.
     newest : Attempt, optional
         The newest attempt that was heard of, whoever takes part.
     obeyed_epoch, obeyed_holder : int, str
@@ -148,6 +156,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state: Literal["idle", "running", "done", "failed", "stopped"] = "idle"
     code: ExitCode | None = None
     first_step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    start_s: Seconds | None = None
     newest: Attempt | None = None
     obeyed_epoch: SeenEpoch = 0
     obeyed_holder: Annotated[str, msgspec.Meta(max_length=256)] = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -33,10 +33,19 @@ def launch(
     nnodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes that train; run this on each.")] = 1,
     min_nodes: Annotated[int | None, typer.Option(min=1, help="Go on with so many; default --nnodes.")] = None,
     join_wait: Annotated[
-        float, typer.Option(min=0.0, max=600.0, metavar="SECONDS", help="Before fewer than --nnodes go on.")
-    ] = 30.0,
-    spares: Annotated[int, typer.Option(min=0, max=1024, help="Nodes beyond --nnodes that may wait.")] = 0,
-    max_restarts: Annotated[int, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes.")] = 3,
+        float | None,
+        typer.Option(min=0.0, max=600.0, metavar="SECONDS", help="Before fewer than --nnodes go on; default 30."),
+    ] = None,
+    spares: Annotated[
+        int | None, typer.Option(min=0, max=1024, help="Nodes beyond --nnodes that may wait; default 0.")
+    ] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes; default 3.")
+    ] = None,
+    grow: Annotated[
+        Literal["worth", "now", "restart"] | None,
+        typer.Option(help="When fewer nodes take in more: at a checkpoint, if worth a restart (default), or at once."),
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
     preload: Preload = None,
     checkpoints: Checkpoints = None,
@@ -52,13 +61,13 @@ def launch(
     Example: trainwarden launch --nproc 4 --mode auto --checkpoints ckpt -- python train.py
     """
     here = Here(nproc=nproc, preload=tuple(preload or ()), checkpoints=checkpoints, job=job, keep=keep, config=config)
-    if rdzv is None and nnodes == 1:
-        return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
     asked = NodesAsked(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
-        max_restarts=max_restarts, token_file=token_file,
+        max_restarts=max_restarts, grow=grow, token_file=token_file,
     )  # fmt: skip
     asked.check(here, mode=mode, validate=validate)
+    if rdzv is None:
+        return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
     return launch_node(command, Voice(json), here, asked)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,6 +14,9 @@ from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 from trainwarden.settings import checkpoints_of
+
+if TYPE_CHECKING:
+    from actions.launchers.cluster.words import Shape
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,18 +31,19 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options of `trainwarden launch` say of several nodes."""
+    """What the options of `trainwarden launch` say of several nodes; None where nothing is said."""
 
-    rdzv: str | None
-    nnodes: int
-    min_nodes: int | None
-    join_wait_s: float
-    spares: int
-    max_restarts: int
-    token_file: Path | None
+    rdzv: str | None = None
+    nnodes: int = 1
+    min_nodes: int | None = None
+    join_wait_s: float | None = None
+    spares: int | None = None
+    max_restarts: int | None = None
+    grow: Literal["worth", "now", "restart"] | None = None
+    token_file: Path | None = None
 
     def check(self, here: Here, *, mode: str, validate: bool) -> None:
-        """Refuse what several nodes cannot do.
+        """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
 
         Raises
         ------
@@ -46,7 +51,8 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             With the option at fault.
         """
         if self.rdzv is None:
-            raise ConfigError("--nnodes: several nodes find each other by --rdzv HOST:PORT")
+            self._check_alone()
+            return
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
         if here.job is None and here.config is None:
@@ -57,6 +63,25 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
         if validate:
             raise ConfigError("--validate: not on several nodes; run `trainwarden validate` on them first")
+
+    def _check_alone(self) -> None:
+        if self.nnodes > 1:
+            raise ConfigError("--nnodes: several nodes find each other by --rdzv HOST:PORT")
+        said = {
+            "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
+            "--max-restarts": self.max_restarts, "--grow": self.grow, "--token-file": self.token_file,
+        }  # fmt: skip
+        for option, value in said.items():
+            if value is not None:
+                raise ConfigError(f"{option}: that is of a job on several nodes; name --rdzv HOST:PORT or leave it out")
+
+    def shape(self, ranks: int) -> Shape:
+        """What all nodes have to be asked alike, with `ranks` on each."""
+        from actions.launchers.cluster.words import Shape
+
+        said: dict[str, Any] = {"spares": self.spares, "restarts": self.max_restarts, "grow": self.grow}
+        said = {name: value for name, value in said.items() if value is not None}
+        return Shape(nodes=self.nnodes, least_nodes=self.min_nodes or self.nnodes, ranks=ranks, **said)
 
 
 def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked) -> int:
@@ -79,7 +104,7 @@ def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAs
 
 def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice) -> int:
     from actions.launchers.cluster.launcher import Meeting, NodeLauncher
-    from actions.launchers.cluster.words import Patience, Shape
+    from actions.launchers.cluster.words import Patience
     from actions.launchers.leases.server import read_token
     from actions.launchers.local.ranks import Place
     from collectors.nccl_profiler import build as nccl_profiler
@@ -97,15 +122,13 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
         log_bytes=settings.runs.log_bytes, show=voice.stream.fileno(),
         checkpoints=checkpoints_of(settings, here.checkpoints), preload=here.preload,
     )  # fmt: skip
-    shape = Shape(
-        nodes=asked.nnodes, least_nodes=asked.min_nodes or asked.nnodes, spares=asked.spares, ranks=here.nproc,
-        restarts=asked.max_restarts,
-    )  # fmt: skip
+    if asked.grow == "now" and place.checkpoints is None:
+        raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
     assert asked.rdzv is not None
     token = None if asked.token_file is None else read_token(asked.token_file)
     tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
-    patience = Patience(join_s=asked.join_wait_s)
-    meeting = Meeting(rdzv=asked.rdzv, shape=shape, token=token, tls=tls, patience=patience)
+    patience = Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s)
+    meeting = Meeting(rdzv=asked.rdzv, shape=asked.shape(here.nproc), token=token, tls=tls, patience=patience)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
     launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
     return launcher.run(lambda: bool(stopped))

@@ -347,3 +347,86 @@ def test_the_order_of_nodes_is_that_of_their_names_whatever_their_processes_are_
     for life, node in [("x/9f", "rack2-n10"), ("y/1a", "rack2-n9"), ("z/00", "rack10-n1")]:
         job.say(life, node=node)
     assert job.run().roster == ("y/1a", "x/9f", "z/00")
+
+
+# --- fewer take in more ----------------------------------------------------------------------------------------------
+
+NEWER: Final = Checkpoint(Path("ckpt/step-40.pt"), 40, "torch")
+
+
+def shrunk(grow: str, **what: Any) -> Job:
+    """Two of three nodes run, and the third comes back."""
+    job = Job("a", "b", shape=msgspec.structs.replace(SHAPE, grow=grow))
+    job.pass_s(PATIENCE.join_s)
+    job.run()
+    for name in "ab":
+        job.say(name, **what)
+    job.say("c")
+    return job
+
+
+def test_a_job_that_is_to_grow_at_once_does_so_at_a_checkpoint_and_waits_for_nobody_else() -> None:
+    job = shrunk("now")
+    assert job.table.grows(job.now_s)
+    job.table.grow(NEWER, job.now_s)
+    assert not job.table.runs
+    assert "step-40.pt is whole, and the job goes on from it with c" in job.table.news()[-1]
+    assert not job.ready, "they still run"
+    job.stop()
+    attempt = job.run()
+    assert (attempt.roster, attempt.failures) == (("a", "b", "c"), 0)
+    assert not job.table.grows(job.now_s)
+
+
+def test_a_part_of_what_is_missing_is_taken_in_without_waiting_for_the_rest() -> None:
+    job = Job("a", "b", shape=Shape(nodes=5, least_nodes=2, grow="now"))
+    job.pass_s(PATIENCE.join_s)
+    job.run()
+    job.say("c")
+    job.table.grow(NEWER, job.now_s)
+    job.stop()
+    assert job.run().roster == ("a", "b", "c")
+
+
+def test_a_job_grows_once_as_much_is_lost_as_its_restart_takes() -> None:
+    job = shrunk("worth", start_s=10.0)
+    job.pass_s(29.5)
+    assert not job.table.grows(job.now_s), "of two nodes and one more, a third of each second is lost"
+    job.pass_s(0.75)
+    assert job.table.grows(job.now_s)
+    job.next_leader()
+    job.pass_s(29.5)
+    assert not job.table.grows(job.now_s), "the next leader saw nothing of what was lost before"
+    job.pass_s(1.0)
+    assert job.table.grows(job.now_s)
+
+
+def test_a_node_that_comes_and_goes_makes_no_job_grow() -> None:
+    job = shrunk("worth", start_s=10.0)
+    for _ in range(5):
+        job.pass_s(20.0)
+        assert not job.table.grows(job.now_s)
+        job.pass_s(LOST_S + 1.0, "a", "b")
+
+
+def test_a_restart_that_nobody_has_timed_is_taken_for_a_long_one() -> None:
+    job = shrunk("worth")
+    job.pass_s(700.0)
+    assert not job.table.grows(job.now_s)
+
+
+def test_a_job_that_is_to_grow_with_its_next_restart_alone_is_not_stopped_for_it() -> None:
+    job = shrunk("restart", start_s=1.0)
+    job.pass_s(600.0)
+    job.table.grow(NEWER, job.now_s)
+    assert job.table.runs
+    job.say("a", state="failed", code=9)
+    job.stop()
+    assert job.run().roster == ("a", "b", "c")
+
+
+def test_a_job_that_has_its_nodes_does_not_grow_for_a_spare() -> None:
+    job = Job("a", "b", "c", "d", shape=msgspec.structs.replace(SHAPE, grow="now"))
+    job.run()
+    job.pass_s(60.0)
+    assert not job.table.grows(job.now_s)

@@ -48,10 +48,10 @@ class Leadership:
 class Leader:
     """`Leading` with a lease of a double and a clock that stands still."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, shape: Shape = SHAPE) -> None:
         self.leadership, self.clock = Leadership(), ManualClock(100.0)
         self.leading = Leading(
-            "j", "l", self.leadership, self.clock, shape=SHAPE, patience=Patience(), checkpoints=folder
+            "j", "l", self.leadership, self.clock, shape=shape, patience=Patience(), checkpoints=folder
         )
 
     def ask(self, life: str, **what: Any) -> Order:
@@ -137,9 +137,7 @@ def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> 
         (folder / "trainer_state.json").write_text(f'{{"global_step": {step}' + ("}" if step == 10 else ""))
     leader = Leader(tmp_path)
     leader.form()
-    for thread in threading.enumerate():
-        if thread.name == "checkpoint-search":
-            thread.join()
+    joined("checkpoint-search")
     leader.leading.advance()
     attempt = leader.ask("a").attempt
     assert attempt is not None
@@ -180,6 +178,42 @@ def test_a_folder_that_does_not_answer_holds_an_attempt_up_for_so_long_and_what_
     leader.leading.advance()
     assert len(searches) == 2
     assert leader.ask("a", **ended).attempt.number == 1  # type: ignore[union-attr]
+
+
+def test_a_job_that_is_to_grow_does_so_at_the_next_whole_checkpoint(tmp_path: Path) -> None:
+    shape = Shape(nodes=2, least_nodes=1, grow="now")
+    leader = Leader(tmp_path, shape)
+
+    def on(**what: Any) -> Order:
+        for _ in range(30):
+            order = leader.ask("a", shape=shape, **what)
+            leader.ask("b", shape=shape)
+            leader.leading.advance()
+            joined("checkpoint-search")
+            leader.clock.sleep(0.25)
+        return order
+
+    for _ in range(130):
+        order = leader.ask("a", shape=shape)
+        leader.leading.advance()
+        joined("checkpoint-search")
+        leader.clock.sleep(0.25)
+    assert order.attempt is not None
+    assert order.attempt.roster == ("a",)
+    runs = {"ran": order.attempt.id, "newest": order.attempt, "state": "running", "alive": 1}
+    assert on(**runs).run, "there is no checkpoint"
+    (tmp_path / "checkpoint-10").mkdir()
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10}')
+    assert not on(**runs).run
+    attempt = on(**{**runs, "state": "stopped", "alive": 0}).attempt
+    assert attempt is not None
+    assert (attempt.roster, attempt.checkpoint) == (("a", "b"), "checkpoint-10")
+
+
+def joined(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
 
 
 @pytest.mark.parametrize(
