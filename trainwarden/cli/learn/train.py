@@ -52,7 +52,7 @@ def train(
     json: Json = None,
     config: ConfigFile = None,
 ) -> int:
-    """Train all detectors offline, gate them and keep them as versions; exit code 1 if none passed.
+    """Train all detectors offline, gate them and keep them as versions; exit code 1 if all were rejected.
 
     Example: trainwarden train --data recordings/ --registry http://mlflow:5000
     """
@@ -81,7 +81,7 @@ def train(
         for note in card["notes"]:
             voice.say(note)
     table_of_versions(voice, answer["models"], weights)
-    return 0 if any(one["gate"]["passed"] for one in answer["models"]) else 1
+    return 0 if any(one["gate"]["passed"] or one["gate"]["provisional"] for one in answer["models"]) else 1
 
 
 def _interrupted(progress: TrainingProgress) -> str:

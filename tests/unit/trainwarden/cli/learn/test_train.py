@@ -19,9 +19,11 @@ from trainwarden.errors import ConfigError
 GATE = {"passed": True, "reasons": ["fine"], "metrics": {"recall": 0.875, "false_alarms_per_machine_day": 0.5}}
 LONG = "recall 0.1 of injected anomalies is below the floor of 0.5"
 REJECTED = {"passed": False, "reasons": [LONG, "0 false alarms in 0.1 machine-days"], "metrics": {"injected": True}}
+UNSURE = {"passed": False, "provisional": True, "reasons": ["too little to tell: x"], "metrics": {}}
 ANSWERS = [
     {"detector": "neighbor_profile", "version": "12", "aliases": ["challenger", "champion"], "gate": GATE},
     {"detector": "lof", "version": "3", "aliases": [], "gate": REJECTED},
+    {"detector": "pca", "version": "2", "aliases": ["provisional"], "gate": UNSURE},
     {"detector": "dtw", "version": "1", "aliases": [], "gate": {"passed": False, "reasons": [], "metrics": {}}},
 ]
 
@@ -117,6 +119,8 @@ def test_the_table_fits_and_says_why(width, monkeypatch):
     assert "0.5" in whole
     assert "0.875" in whole
     assert LONG in " ".join(text.split())
+    assert "pca 2 provisional: too little to tell: x" in text
+    assert "serves with half its weight" in " ".join(text.split())
     assert "dtw 1 unfinished: its training run was stopped" in text
     assert "injected anomalies of known size" in text
 
