@@ -179,7 +179,10 @@ class JobWatch:
             log.warning("models failed", extra={"fields": {"job": window.job, "error": str(error)}})
             return replace(window, unscored={one.family: f"failed: {error}" for one in window.samples})
         self.shadow.compare(window.samples, scored)
-        return replace(window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions)
+        return replace(
+            window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions,
+            provisional=bundle.provisional,
+        )  # fmt: skip
 
     def _is_news(self, verdict: VerdictRecord) -> bool:
         told = self._told

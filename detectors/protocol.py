@@ -8,7 +8,7 @@ its `role`: nobody else knows detectors by name. Detectors that learn offline (t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from trainwarden.records import Vote
 
 Reads = Literal["logs", "events", "steps", "scores", "samples", "calls"]
 Alone = Literal["hard", "verified", "any"]
+# Of the weight of a vote whose models had too little to be judged by. The mean of all and one of them are no longer
+# enough to open (1.0 and 0.5 of 2), all of them together are (3.0).
+PROVISIONAL_SHARE: Final = 0.5
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):

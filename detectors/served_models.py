@@ -52,14 +52,15 @@ class ServedModels:
         found = None if self._follower is None else self._follower.take()
         if found is None:
             return
-        if self.champion is None or found.champion.versions != self.champion.versions:
+        if self.champion is None or _who(found.champion) != _who(self.champion):
             before = {} if self.champion is None else self.champion.versions
             show_versions(self._metrics, "champion", before, found.champion.versions)
             self.champion = found.champion
             for watch in watches:
                 watch.scorer.swap(found.champion)
             self._metrics.count("model_swaps_total", "Times that other models were taken into service.")
-            log.info("models swapped", extra={"fields": {"versions": dict(found.champion.versions)}})
+            fields = {"versions": dict(found.champion.versions), "provisional": sorted(found.champion.provisional)}
+            log.info("models swapped", extra={"fields": fields})
         if found.why:
             log.warning("there is no challenger", extra={"fields": {"error": found.why}})
         before = {} if self._challenger is None else self._challenger.versions
@@ -69,3 +70,8 @@ class ServedModels:
         self._challenger = found.challenger
         for watch in watches:
             watch.shadow.swap(found.challenger)
+
+
+def _who(bundle: ModelBundle) -> tuple[dict[str, str], frozenset[str]]:
+    """What a set of models is known by; a version that is provisional no more weighs otherwise than it did."""
+    return dict(bundle.versions), bundle.provisional

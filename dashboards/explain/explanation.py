@@ -143,4 +143,5 @@ def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> 
 
 
 def _scored(vote: Vote) -> str:
-    return f"{vote.score:.2f} where {vote.threshold:.2f} is the limit"
+    said = "; its models are provisional, so it weighs less" if vote.provisional else ""
+    return f"{vote.score:.2f} where {vote.threshold:.2f} is the limit{said}"

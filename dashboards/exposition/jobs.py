@@ -83,12 +83,14 @@ def _series(family: Family, labels: Labels) -> str:
 
 def _of_all(overview: Overview) -> Iterator[Sample]:
     yield families.STOPPED, (), float(overview.stopped_by() is not None)
-    votes: set[tuple[str, str]] = set()
+    votes: set[tuple[str, str, str]] = set()
     for job in overview.jobs.values():
         if job.verdict is not None and not job.ended:
-            votes |= set(job.verdict.model_versions.items())
-    for detector, version in sorted(votes):
-        yield families.MODEL, (detector, version, "champion"), 1.0
+            for name, version in job.verdict.model_versions.items():
+                vote = job.verdict.votes.get(name)
+                votes.add((name, version, "provisional" if vote is not None and vote.provisional else "champion"))
+    for labels in sorted(votes):
+        yield families.MODEL, labels, 1.0
 
 
 def _of_job(job: JobOverview, now_s: float | None) -> Iterator[Sample]:

@@ -204,6 +204,7 @@ def _strip(name: str, verdicts: Iterable[tuple[int, VerdictRecord]], columns: in
             why = vote.reason
     return {
         "name": name,
+        "provisional": newest is not None and newest.provisional,
         "normal": _bars({at: score for at, (score, bad) in bars.items() if not bad}, columns),
         "anomalous": _bars({at: score for at, (score, bad) in bars.items() if bad}, columns),
         "newest": None if newest is None else newest.score,

@@ -48,6 +48,7 @@ def verdict_object(record: VerdictRecord) -> dict[str, Any]:
         "votes": {
             name: {"opinion": vote.opinion, "score": vote.score if vote.opinion != "abstain" else None}
             | ({"reason": vote.reason} if vote.reason else {})
+            | ({"provisional": True} if vote.provisional else {})
             for name, vote in record.votes.items()
         },
         "model_versions": record.model_versions,

@@ -75,6 +75,8 @@ class Window:
         Why families of `samples` have no scores; None where no models are loaded at all.
     model_versions : mapping
         Versions of the models in use, by detector.
+    provisional : frozenset of str
+        Those of them that had too little to be judged by.
     """
 
     job: str
@@ -111,6 +113,7 @@ class Window:
     scored: tuple[ScoredSamples, ...] = ()
     unscored: Mapping[str, str] | None = None
     model_versions: Mapping[str, str] = field(default_factory=dict)
+    provisional: frozenset[str] = frozenset()
     finished: bool = False
     last: bool = False
     restarts: int = 0

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
 from detectors.job.samples import FamilySamples, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
-from detectors.metrics.vote import ModelVoteConfig
+from detectors.metrics.vote import ENSEMBLE, ModelVoteConfig
 from trainwarden.errors import DetectorError
 from trainwarden.self_metrics import SelfMetrics
 
 log = logging.getLogger("trainwarden.detection")
-
-ENSEMBLE: Final = "ensemble"
 
 
 class Shadow:

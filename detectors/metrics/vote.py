@@ -23,6 +23,7 @@ from trainwarden.records import Suspect, Vote
 
 __all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
 MAX_SUSPECTS: Final = 16
+ENSEMBLE: Final = "ensemble"  # what the mean of all models is called among versions
 
 
 class ModelVote:
@@ -49,6 +50,7 @@ class ModelVote:
         self._config = config
         self._families: dict[str, FamilyMemory] = {}
         self._why = NO_MODELS
+        self._provisional = False
 
     def update(self, window: Window) -> None:
         """Take in the new scores."""
@@ -59,6 +61,7 @@ class ModelVote:
         for family in self._families.values():
             family.let_go(window.end_s)
         self._why = self._silence(window)
+        self._provisional = (ENSEMBLE if self.whole else self.member) in window.provisional
 
     def score(self, window: Window) -> Vote:
         """Anomalous while an entity is; the suspects' order is the whole vote's, so that models can agree on a few."""
@@ -75,7 +78,7 @@ class ModelVote:
             return abstain(self._why)
         highest = float(np.concatenate(latest).max())
         threshold = max(self._config.threshold_of(one.size, one.every_s) for one in self._families.values())
-        return Vote(opinion="normal", score=highest, threshold=threshold)
+        return Vote(opinion="normal", score=highest, threshold=threshold, provisional=self._provisional)
 
     def scores_of(self, scored: ScoredSamples) -> Floats | None:
         """The scores ``[r, k]`` that this vote is about."""
@@ -176,12 +179,14 @@ class ModelVote:
         names = worst.blamed.get(row, ())
         what = _called(worst.entities[row])
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        called = f"{self.member} (provisional)" if self._provisional else self.member
         because = f", most of all in {', '.join(names[:3])}" if names else ""
         return Vote(
             opinion="anomalous",
             score=min(peak, 1.0),
             threshold=min(self._config.threshold_of(worst.size, worst.every_s), peak),
-            reason=f"metrics of {what}{more} are unlike normal training for {self.member}{because}",
+            reason=f"metrics of {what}{more} are unlike normal training for {called}{because}",
+            provisional=self._provisional,
             kind="metric_anomaly",
             severity="sev3",
             suspects=tuple(self._suspect(*one) for one in found[:MAX_SUSPECTS]),
@@ -202,7 +207,7 @@ class ModelVote:
     def state(self) -> bytes:
         """Everything that `restore` needs."""
         arrays: dict[str, npt.NDArray[Any]] = {}
-        plain: dict[str, Any] = {"why": self._why, "families": []}
+        plain: dict[str, Any] = {"why": self._why, "provisional": self._provisional, "families": []}
         for number, (name, family) in enumerate(self._families.items()):
             blamed = [[row, list(names)] for row, names in family.blamed.items()]
             entities = [list(one) for one in family.entities]
@@ -225,6 +230,7 @@ class ModelVote:
                     setattr(family, part, stored)
                 family.blamed = {int(row): tuple(names) for row, names in blamed}
             self._families, self._why = families, str(plain["why"])
+            self._provisional = bool(plain.get("provisional"))
         except (KeyError, TypeError, ValueError) as error:
             raise DetectorError(f"state of {self.member} is damaged: {error}") from error
 

@@ -47,7 +47,8 @@ def _kept(window: Window, scorer: MetricScorer) -> Window:
         array.flags.writeable = False
     if scorer.bundle is not None:
         found["scored"] = scorer.score(window.samples)
-        found |= {"unscored": scorer.abstained, "model_versions": scorer.bundle.versions}
+        found |= {"unscored": scorer.abstained, "model_versions": scorer.bundle.versions,
+                  "provisional": scorer.bundle.provisional}  # fmt: skip
     return replace(window, **found)
 
 

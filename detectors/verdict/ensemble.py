@@ -17,7 +17,7 @@ import numpy as np
 
 from detectors.job.common_mode import quiet_median
 from detectors.job.window import Window, job_duration_s
-from detectors.protocol import Role
+from detectors.protocol import PROVISIONAL_SHARE, Role
 from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
 from trainwarden.settings import Config
 
@@ -135,9 +135,10 @@ class Ensemble:
         self.config = config
         self._roles = roles
 
-    def weight(self, name: str) -> float:
+    def weight(self, name: str, provisional: bool = False) -> float:
         """What the votes of detector `name` weigh among those that need company."""
-        return self.config.weights.get(name, self._roles[name].weight)
+        share = PROVISIONAL_SHARE if provisional else 1.0
+        return share * self.config.weights.get(name, self._roles[name].weight)
 
     def candidates(self, window: Window, votes: Mapping[str, Vote]) -> list[Candidate]:
         """The believed votes, joined by family, what comes first most urgent."""
@@ -186,7 +187,8 @@ class Ensemble:
         Two votes about different entities do not support each other. A vote that names nobody is about the whole job
         and supports everyone.
         """
-        weights, enough = {name: self.weight(name) for name in company}, self.config.metric_votes
+        weights = {name: self.weight(name, vote.provisional) for name, vote in company.items()}
+        enough = self.config.metric_votes
         everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
         totals: dict[tuple[Any, ...], float] = {}
         for name, vote in company.items():

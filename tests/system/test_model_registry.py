@@ -11,15 +11,21 @@ import pytest
 
 from detectors.metrics.bundle.bundle import ModelBundle
 from tests.training_data import SMALL
-from trainer_offline.fit.gate import GateConfig
+from trainer_offline.fit.floors import GateConfig
 from trainer_offline.registry.parts import ENSEMBLE
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.serving import RegistrySource, assemble, local_bundle
-from trainer_offline.registry.version import CHALLENGER, CHAMPION, registered_name
+from trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, registered_name
 from trainer_offline.service.train import train
 from trainwarden.errors import ConfigError, DataError, DetectorError
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+
+ANYTHING = GateConfig(
+    accuracy=0.0, precision=0.0, injected_recall=0.0, false_alarms_per_machine_day=1e6,
+    alone_false_alarms_per_machine_day=1e6,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def test_the_answer_has_the_shape_of_the_contract(trained_models):
     assert all({"name", "why"} <= one.keys() for one in first["data"]["metrics_dropped"])
     for one in first["models"]:
         assert {"detector", "version", "aliases", "gate"} <= one.keys()
-        assert one["gate"].keys() == {"passed", "reasons", "metrics"}
+        assert one["gate"].keys() == {"passed", "provisional", "reasons", "metrics"}
     assert {one["detector"] for one in first["models"]} >= {"lof", "kmeans", "pca", "dtw", "neighbor_profile", ENSEMBLE}
     assert msgspec.json.decode(msgspec.json.encode(first)) == first
 
@@ -48,7 +54,7 @@ def test_what_passes_first_is_champion_and_later_challenger(trained_models):
     assert any(one["aliases"] == [CHALLENGER] for one in second["models"])
 
 
-def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained_models, tmp_path):
+def test_a_version_that_fails_is_rejected_and_one_that_cannot_be_told_stands_in(trained_models, tmp_path):
     models = msgspec.structs.replace(SMALL.models, members={"pca": 1.0})
     strict = msgspec.structs.replace(SMALL, models=models, gate=GateConfig(injected_recall=1.0, accuracy=1.0))
     registry = Registry.at(str(tmp_path / "strict"), create=True)
@@ -64,6 +70,22 @@ def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained_models, 
     registry.client.set_registered_model_alias(registered_name(one.detector), CHAMPION, "1")
     with pytest.raises(DetectorError, match="refused: it has not passed the gate"):
         registry.fetch(registry.version(one.detector, "1"))
+    registry.client.delete_registered_model_alias(registered_name(one.detector), CHAMPION)
+    # A seventh of a machine-day is too little for the gate as it is: provisional, until a version passes.
+    train(trained_models.folder / "data", registry, msgspec.structs.replace(strict, gate=GateConfig()))
+    assert registry.aliases(PROVISIONAL) == {"pca": "2", ENSEMBLE: "2"}
+    assert registry.aliases(CHAMPION) == {}
+    assert "too little to tell: " in registry.version("pca", "2").tags["gate_reasons"]
+    assert assemble(registry)[1].provisional == {"pca", ENSEMBLE}
+    with pytest.raises(ConfigError, match="there was too little to judge it by"):
+        registry.promote("pca", "2")
+    train(trained_models.folder / "data", registry, msgspec.structs.replace(strict, gate=ANYTHING))
+    assert registry.aliases(PROVISIONAL) == {}
+    assert registry.aliases(CHAMPION) == {"pca": "3", ENSEMBLE: "3"}
+    assert assemble(registry)[1].provisional == frozenset()
+    train(trained_models.folder / "data", registry, msgspec.structs.replace(strict, gate=GateConfig()))
+    assert registry.version("pca", "4").provisional
+    assert registry.aliases(PROVISIONAL) == {}, "it does not replace a champion"
 
 
 def test_tags_carry_the_data_card_and_the_run_has_plots_and_example(trained_models, registry):

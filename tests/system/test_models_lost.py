@@ -18,7 +18,7 @@ from detectors.metrics.bundle.members import VoteConfig
 from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import DATABASE, MlflowServer
 from trainer_offline.data.card import DataCard
-from trainer_offline.fit.gate import GateResult
+from trainer_offline.fit.floors import GateResult
 from trainer_offline.registry.publish import TrainedRun, register
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.serving import RegistrySource

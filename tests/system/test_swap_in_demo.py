@@ -14,7 +14,8 @@ from tests.training_data import MODELS
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
 from trainer_offline.fit.fit import fit
-from trainer_offline.fit.gate import GateConfig, gate
+from trainer_offline.fit.floors import GateConfig
+from trainer_offline.fit.gate import gate
 from trainer_offline.registry.publish import TrainedRun, register
 from trainer_offline.registry.registry import Registry
 from trainwarden.cli.run.demo_job import Demo

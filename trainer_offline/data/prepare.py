@@ -43,6 +43,12 @@ class TrainingData:
     card: DataCard
     config: PrepareConfig
 
+    @property
+    def tested_days(self) -> float:
+        """Machine-days that are known to be free of faults in what it is judged on."""
+        grids = [grid for job in self.test for grid in job.grids]
+        return sum(len(one.entities) * int(one.quiet.sum()) * one.every_s for one in grids) / 86_400.0
+
     def series(self) -> tuple[dict[str, list[tuple[Entity, Floats, Floats]]], dict[str, tuple[str, ...]]]:
         """Normal series by family as `ModelBundle.fit` takes them, over the union of the jobs' metrics.
 

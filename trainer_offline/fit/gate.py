@@ -4,67 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
-
-import msgspec
-from scipy.stats import poisson
+from typing import Final
 
 from detectors.metrics.bundle.bundle import ModelBundle
 from trainer_offline.data.card import DIGEST
 from trainer_offline.data.prepare_job import PreparedJob
-from trainer_offline.fit.judge import Quality, Tally, judge
+from trainer_offline.fit.floors import GateConfig, GateResult, decide
+from trainer_offline.fit.judge import Tally, judge
 from trainer_offline.progress import Tell, silent
-from trainwarden.settings import Config
 
-Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-CONFIDENCE: Final = 0.95
 FEWEST_NEW: Final = 60  # samples: the models' look-back; of less there is nothing to compare by
-
-
-class GateConfig(Config, frozen=True, kw_only=True):
-    """Absolute floors. They catch what is broken; what is worse than the champion fails against it.
-
-    Attributes
-    ----------
-    accuracy : float
-        Share of the time that is judged rightly. A vote that is wrongly open for a fifth of the time agrees with
-        another such one for 4 % of it by accident: an hour a day.
-    precision : float
-        Alarms of one model are no incidents yet, since others have to agree: one in fifty right is enough to be of use.
-    recall : float
-        Of annotated faults; and above what as many alarms at random moments would find, whatever the floor says.
-    injected_recall, injected_sigma : float
-        Without annotated faults, of anomalies that are added: steps of so many spreads, which no sound model misses
-        half of.
-    false_alarms_per_machine_day : float
-        For one model. Two models, open for about 20 samples after each of 6 alarms a day, agree by accident once a day
-        where samples come once a minute; at more the vote would be theirs.
-    alone_false_alarms_per_machine_day : float
-        For the ensemble, which opens incidents by itself: one in twelve hours. A rate above its limit counts only where
-        so many false alarms cannot be chance (Poisson, 95 %), and one alone never does: a test of ten minutes says
-        nothing of rates per day.
-    recall_slack : float
-        How much less recall, accuracy or precision than the champion still counts as equal; one false alarm more is not
-        less precise.
-    """
-
-    accuracy: Share = 0.8
-    precision: Share = 0.02
-    recall: Share = 0.05
-    injected_recall: Share = 0.5
-    injected_sigma: Annotated[float, msgspec.Meta(gt=0.0)] = 8.0
-    false_alarms_per_machine_day: Annotated[float, msgspec.Meta(ge=0.0)] = 6.0
-    alone_false_alarms_per_machine_day: Annotated[float, msgspec.Meta(ge=0.0)] = 2.0
-    recall_slack: Share = 0.05
-
-
-class GateResult(msgspec.Struct, kw_only=True):
-    """`passed`, why (not), and the numbers; `beats` is None where there is no champion to beat."""
-
-    passed: bool
-    reasons: list[str]
-    metrics: dict[str, float | int | bool | None]
-    beats: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,105 +115,3 @@ def _left_out(unseen: Sequence[tuple[PreparedJob, PreparedJob | None]], champion
     elif left_out:
         said.append(f"compared with the champion without {left_out}, which it was trained on")
     return said
-
-
-def decide(
-    ours: Quality | None,
-    champion: Quality | None,
-    config: GateConfig,
-    beside: Quality | None = None,
-    alone: bool = False,
-) -> GateResult:
-    """One detector's result; `beside` is its quality on the jobs that the champion was judged on, if those are fewer.
-
-    `alone`: it opens incidents without others that agree.
-
-    Examples
-    --------
-    >>> good = Quality(events=4, found=4, judged=9, recall=1.0, accuracy=0.9, precision=1.0, machine_days=1.0,
-    ...                false_alarms_per_machine_day=0.0)
-    >>> decide(good, None, GateConfig()).passed
-    True
-    >>> decide(Quality(events=4, judged=9, recall=0.0, accuracy=0.9, machine_days=1.0), good, GateConfig()).reasons[0]
-    'recall 0 of annotated faults is below the floor of 0.05'
-    """
-    if ours is None or not ours.judged:
-        return GateResult(passed=False, reasons=["the test jobs gave it nothing to judge"], metrics={})
-    metrics: Mapping[str, Any] = msgspec.to_builtins(ours)
-    failures = _floors(ours, config, alone)
-    facts = [_basis(ours)]
-    beats = None
-    if champion is not None and champion.judged:
-        worse = _worse(beside or ours, champion, config)
-        failures += worse
-        beats = not worse
-        facts.append(
-            f"champion on the same jobs: recall {_said(champion.recall)}, {champion.false_episodes} false alarms"
-        )
-    return GateResult(passed=not failures, reasons=[*failures, *facts], metrics=dict(metrics), beats=beats)
-
-
-def _floors(ours: Quality, config: GateConfig, alone: bool) -> list[str]:
-    failures = []
-    recall = config.injected_recall if ours.injected else config.recall
-    what = "injected anomalies" if ours.injected else "annotated faults"
-    if ours.recall is not None and ours.recall < recall:
-        failures.append(f"recall {ours.recall:g} of {what} is below the floor of {recall:g}")
-    for name, value, floor in (
-        ("accuracy", ours.accuracy, config.accuracy),
-        ("precision", None if ours.injected else ours.precision, config.precision),
-    ):
-        if value is not None and value < floor:
-            failures.append(f"{name} {value:g} is below the floor of {floor:g}")
-    if ours.found and ours.recall is not None and ours.by_chance is not None and ours.recall <= ours.by_chance:
-        failures.append(
-            f"recall {ours.recall:g} of {what} is no more than the {ours.by_chance:g} that as many alarms at random "
-            "moments would find"
-        )
-    limit = config.alone_false_alarms_per_machine_day if alone else config.false_alarms_per_machine_day
-    if ours.false_episodes > max(1, _chance(limit * ours.machine_days)):
-        failures.append(f"{ours.false_alarms_per_machine_day:g} false alarms per machine-day are above {limit:g}")
-    return failures
-
-
-def _worse(ours: Quality, champion: Quality, config: GateConfig) -> list[str]:
-    worse = []
-    if (ours.recall or 0.0) < (champion.recall or 0.0) - config.recall_slack:
-        worse.append(f"worse than the champion: recall {_said(ours.recall)} against {_said(champion.recall)}")
-    if (ours.accuracy or 0.0) < (champion.accuracy or 0.0) - config.recall_slack:
-        worse.append(f"worse than the champion: accuracy {_said(ours.accuracy)} against {_said(champion.accuracy)}")
-    if _less_precise(ours, champion, config):
-        worse.append(f"worse than the champion: precision {_said(ours.precision)} against {_said(champion.precision)}")
-    if ours.false_episodes > _chance(max(champion.false_episodes, 1)):
-        worse.append(f"worse than the champion: {ours.false_episodes} false alarms against {champion.false_episodes}")
-    return worse
-
-
-def _less_precise(ours: Quality, champion: Quality, config: GateConfig) -> bool:
-    """Whether a larger share of the alarms is false; one more false alarm alone is not."""
-    if ours.injected or ours.precision is None or champion.precision is None:
-        return False
-    fewer = ours.precision < champion.precision - config.recall_slack
-    return fewer and ours.false_episodes > champion.false_episodes + 1
-
-
-def _chance(expected: float) -> int:
-    """As many as chance gives where `expected` are to be expected."""
-    return int(poisson.ppf(CONFIDENCE, expected)) if expected > 0.0 else 0
-
-
-def _basis(ours: Quality) -> str:
-    """What was judged, said plainly."""
-    days = f"{ours.false_episodes} false alarms in {ours.machine_days:.3g} machine-days"
-    if ours.injected:
-        return (
-            f"no annotated faults in the test jobs: recall is that of {ours.events} injected anomalies of known size, "
-            f"{days}"
-        )
-    if ours.events:
-        return f"{ours.found} of {ours.events} annotated faults found, {days}"
-    return f"nothing to find in the test jobs, only false alarms counted: {days}"
-
-
-def _said(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:g}"

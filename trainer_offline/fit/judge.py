@@ -29,6 +29,9 @@ INJECTED_EVERY: Final = 300  # samples from one added anomaly to the next
 INJECTED_LEAST: Final = 60  # samples before the first one: the models' look-back
 INJECTED_METRICS: Final = 1 / 3
 SAME_EPISODE_SAMPLES: Final = 5  # alerts less than this many samples apart are one episode
+SPELL_S: Final = 3_600.0  # false alarms of one hour of a job have one cause: a phase, a load, somebody at work
+# A tenth of the time is injected: that many steps would teach a vote that they are usual, and it would be right.
+EACH_ALONE: Final = ModelVoteConfig(usual_share=0.0)
 KEPT_SCORES: Final = 5_000  # of each detector, for the plots
 
 
@@ -36,6 +39,7 @@ class Quality(msgspec.Struct, kw_only=True):
     """One detector on the test jobs. None where there was nothing to count.
 
     `by_chance` is the recall that false alarms as frequent as these would have at random moments (Poisson).
+    `false_spells` are the hours of jobs in which there were false alarms.
     """
 
     events: int = 0
@@ -43,6 +47,7 @@ class Quality(msgspec.Struct, kw_only=True):
     injected: bool = False
     judged: int = 0
     false_episodes: int = 0
+    false_spells: int | None = None
     machine_days: float = 0.0
     accuracy: float | None = None
     precision: float | None = None
@@ -59,6 +64,7 @@ class Tally:
     quality: Quality = field(default_factory=Quality)
     delays_s: list[float] = field(default_factory=list)
     lasted_days: list[float] = field(default_factory=list)  # machine-days of each annotated event
+    false_hours: set[tuple[str, int]] = field(default_factory=set)  # job, and hour of its time
     right: int = 0
     quiet_scores: list[Floats] = field(default_factory=list)
     event_scores: list[Floats] = field(default_factory=list)
@@ -66,6 +72,7 @@ class Tally:
 
     def done(self) -> Quality:
         one = self.quality
+        one.false_spells = len(self.false_hours)
         if one.judged:
             one.accuracy = round(self.right / one.judged, 4)
         if one.machine_days > 0.0:
@@ -176,9 +183,14 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
                 one.found += 1
                 tally.delays_s.append(float(grid.times_s[first + hits[0]] - grid.times_s[first]))
         near = np.convolve(labels, np.ones(11), mode="same") > 0
-        one.false_episodes += sum(
-            1 for row in on for first, last in episodes(row) if grid.quiet[first] and not near[first : last + 1].any()
-        )
+        false = [
+            first
+            for row in on
+            for first, last in episodes(row).tolist()
+            if grid.quiet[first] and not near[first : last + 1].any()
+        ]
+        one.false_episodes += len(false)
+        tally.false_hours.update((job, int(grid.times_s[first] // SPELL_S)) for first in false)
         # What was not judged (a warm-up) is no time without a false alarm.
         there = ~np.isnan(values)
         one.machine_days += int(there[:, grid.quiet].sum()) * grid.every_s / 86_400.0
@@ -224,7 +236,7 @@ def _take_injected(tallies: dict[str, Tally], grid: JobGrid, scores: Mapping[str
             continue
         tally = tallies.setdefault(name, Tally())
         tally.quality.injected = True
-        begins = _begins(alerts(values, len(grid.entities), grid.every_s, ModelVoteConfig()))[0]
+        begins = _begins(alerts(values, len(grid.entities), grid.every_s, EACH_ALONE))[0]
         tally.event_scores.append(values[0][labels & ~np.isnan(values[0])][:KEPT_SCORES])
         for first, last in segments(labels).tolist():
             tally.quality.events += 1

@@ -11,7 +11,7 @@ whatever they were trained on, so the vote's calibration keeps its meaning.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +24,7 @@ from detectors.metrics.bundle.on_columns import OnColumns
 from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.bundle.preparation import Preparation
 from detectors.metrics.bundle.scale import Scale
+from detectors.protocol import PROVISIONAL_SHARE
 from trainwarden.errors import DetectorError
 
 ENSEMBLE: Final = "ensemble"
@@ -53,8 +54,15 @@ def preparation_of(vote: MetricVote) -> str:
     return _hashed(vote.preparation.to_arrays())
 
 
-def join(ensemble: ModelBundle, members: Mapping[str, ModelBundle], versions: Mapping[str, str]) -> ModelBundle:
+def join(
+    ensemble: ModelBundle,
+    members: Mapping[str, ModelBundle],
+    versions: Mapping[str, str],
+    provisional: Collection[str] = (),
+) -> ModelBundle:
     """One bundle of detectors' artifacts, under their registry `versions`; families are those of the ensemble.
+
+    Those of `provisional` weigh less in the mean of all.
 
     Raises
     ------
@@ -65,13 +73,13 @@ def join(ensemble: ModelBundle, members: Mapping[str, ModelBundle], versions: Ma
     for family, base in ensemble.votes.items():
         own = {name: part.votes[family] for name, part in members.items() if family in part.votes}
         if own:
-            votes[family] = _joined(base, own)
+            votes[family] = _joined(base, own, provisional)
     if not votes:
         raise DetectorError("the registry's champions have no models for the families of the ensemble")
-    return ModelBundle(votes, dict(versions))
+    return ModelBundle(votes, dict(versions), frozenset(provisional))
 
 
-def _joined(base: MetricVote, own: Mapping[str, MetricVote]) -> MetricVote:
+def _joined(base: MetricVote, own: Mapping[str, MetricVote], provisional: Collection[str]) -> MetricVote:
     groups: dict[str, Preparation] = {preparation_of(base): base.preparation}
     for vote in own.values():
         groups.setdefault(preparation_of(vote), vote.preparation)
@@ -94,7 +102,11 @@ def _joined(base: MetricVote, own: Mapping[str, MetricVote]) -> MetricVote:
             changes["neighbor_profile"] = vote.config.neighbor_profile
         elif name == "dtw":
             changes |= {key: getattr(vote.config, key) for key in ("dtw", "dtw_samples", "dtw_stride")}
-    config = msgspec.structs.replace(base.config, views=views, **changes)
+    weights = {
+        name: weight * (PROVISIONAL_SHARE if name in provisional else 1.0)
+        for name, weight in base.config.members.items()
+    }
+    config = msgspec.structs.replace(base.config, views=views, members=weights, **changes)
     return MetricVote(config, preparation, models, calibrations, _pace(base, own))
 
 

@@ -19,14 +19,14 @@ import msgspec
 
 from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
 from trainer_offline.data.card import DataCard
-from trainer_offline.fit.gate import GateResult
+from trainer_offline.fit.floors import GateResult
 from trainer_offline.fit.judge import Tally
 from trainer_offline.fit.plots import draw
 from trainer_offline.progress import Tell, silent
 from trainer_offline.registry.address import asking, experiment_of
 from trainer_offline.registry.parts import ENSEMBLE, parts_of, preparation_hash
 from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CARD, CHAMPION, CUT, MAX_TAG, Version, registered_name, tag_of
+from trainer_offline.registry.version import CARD, CHAMPION, CUT, MAX_TAG, PROVISIONAL, Version, registered_name, tag_of
 
 LOADER = "trainer_offline.registry.pyfunc"
 REQUIREMENTS = ["trainwarden[detect]"]
@@ -61,8 +61,9 @@ def register(
 ) -> tuple[str, list[Version]]:
     """Keep every detector of a run; the run's id and the versions made.
 
-    A version that passed becomes champion where there is none (or with `promote`), else challenger; one that failed is
-    kept with the tag ``gate`` = ``rejected`` and gets no alias.
+    A version that passed becomes champion where there is none (or with `promote`), else challenger. One that is
+    provisional serves as such where there is no champion, unless it did worse than the one that does so today. One that
+    failed is kept with the tag ``gate`` = ``rejected`` and gets no alias.
 
     Raises
     ------
@@ -100,6 +101,8 @@ def register(
                     registry.promote(name, number)
                 else:
                     registry.challenge(registry.version(name, number))
+            elif results[name].provisional and name not in had and results[name].beats is not False:
+                registry.serve_provisionally(registry.version(name, number))
         tell("registered", len(parts), len(parts))
     return run_id, [registry.version(name, number) for name, number in numbers.items()]
 
@@ -152,7 +155,7 @@ def _tags(trained: TrainedRun, part: ModelBundle, folder: Path, run_id: str) -> 
         **_card_tags(trained.card),
         "gate_reasons": _reasons(result.reasons),
         "gate_metrics": msgspec.json.encode(result.metrics).decode(),
-        "gate": "passed" if result.passed else "rejected",
+        "gate": "passed" if result.passed else PROVISIONAL if result.provisional else "rejected",
     }
 
 

@@ -5,8 +5,9 @@ example and metrics, anybody with trainwarden installed can use it by `mlflow.py
 arrays, JSON and checksums (`metrics.bundle.bundle`). We ourselves never load through MLflow: the files are fetched,
 their manifest is compared with the checksum that the registry's database holds as a tag, the files with the manifest.
 
-Aliases are the truth about who serves: ``champion`` serves, ``challenger`` is scored in its shadow. A version without
-the tag ``gate`` = ``passed`` serves under no alias, whoever has set it.
+Aliases are the truth about who serves: ``champion`` serves, ``challenger`` is scored in its shadow. ``provisional``
+serves with a smaller weight where there is no champion. A version without the tag ``gate`` = ``passed`` (or
+``provisional``, under that alias) serves under no alias, whoever has set it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from trainer_offline.registry.version import (
     CHALLENGER,
     CHAMPION,
     PREFIX,
+    PROVISIONAL,
     RETRAIN,
     ROLLED_BACK,
     SINCE,
@@ -133,7 +135,7 @@ class Registry:
             If it has not passed the gate, or is not what was registered.
         """
         called = f"version {one.version} of {one.detector}"
-        if not one.passed:
+        if not (one.passed or one.provisional):
             raise DetectorError(f"{called} is refused: it has not passed the gate")
         with tempfile.TemporaryDirectory(prefix="trainwarden-model-") as temporary:
             try:
@@ -179,7 +181,8 @@ class Registry:
         """
         one = self.version(detector, version)
         if not one.passed:
-            raise ConfigError(f"version {version} of {detector} has not passed the gate and cannot be promoted")
+            why = " (provisional: there was too little to judge it by)" if one.provisional else ""
+            raise ConfigError(f"version {version} of {detector} has not passed the gate{why} and cannot be promoted")
         self._crown(one)
         return self.version(detector, version)
 
@@ -214,6 +217,11 @@ class Registry:
         with asking(self.uri):
             self.client.set_registered_model_alias(registered_name(one.detector), CHALLENGER, one.version)
 
+    def serve_provisionally(self, one: Version) -> None:
+        """Have a version serve with a smaller weight for as long as there is no champion."""
+        with asking(self.uri):
+            self.client.set_registered_model_alias(registered_name(one.detector), PROVISIONAL, one.version)
+
     def note_champion(self, one: Version) -> None:
         """Remember since when a version that somebody made champion in the UI is one, for roll-backs."""
         if SINCE not in one.tags:
@@ -235,12 +243,15 @@ class Registry:
 
     def _crown(self, one: Version) -> None:
         name = registered_name(one.detector)
+        stood_in = one.detector in self.aliases(PROVISIONAL)
         with asking(self.uri):
             client = self.client
             client.set_model_version_tag(name, one.version, SINCE, f"{time.time():.3f}")
             if ROLLED_BACK in one.tags:
                 client.delete_model_version_tag(name, one.version, ROLLED_BACK)
             client.set_registered_model_alias(name, CHAMPION, one.version)
+            if stood_in:
+                client.delete_registered_model_alias(name, PROVISIONAL)
             if CHALLENGER in one.aliases:
                 client.delete_registered_model_alias(name, CHALLENGER)
 

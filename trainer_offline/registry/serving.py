@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -20,7 +21,7 @@ from detectors.metrics.source import ModelSet
 from trainer_offline.registry.address import cache_folder
 from trainer_offline.registry.parts import ENSEMBLE, join
 from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHAMPION
+from trainer_offline.registry.version import CHAMPION, PROVISIONAL
 from trainwarden.errors import ConfigError, DataError, DetectorError
 from trainwarden.state import load_json, save_json
 
@@ -29,13 +30,25 @@ KEPT_SETS: Final = 4  # older ones are removed
 SELDOM: Final = 360  # polls between two tries for a challenger that cannot be had: an hour, asked every ten seconds
 
 
-def versions_for(registry: Registry, alias: str) -> dict[str, str]:
-    """Version of each detector that serves under `alias`; a challenger's missing members are the champion's.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Version of each detector that should serve, and the alias that says so.
 
-    Empty where nobody has the alias.
+    A challenger's missing members are those that serve. Where a detector has no champion, its provisional version does.
     """
-    wanted = registry.aliases(alias)
-    return {**registry.aliases(CHAMPION), **wanted} if wanted and alias != CHAMPION else wanted
+
+    versions: dict[str, str] = field(default_factory=dict)
+    by: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def under(cls, registry: Registry, alias: str) -> Self:
+        """What `alias` points to now; nothing where nobody has it."""
+        found, models = cls(), registry.models()
+        for one in (PROVISIONAL, CHAMPION, alias):
+            for name, model in models.items():
+                if one in model.aliases:
+                    found.versions[name], found.by[name] = str(model.aliases[one]), one
+        return found if alias in (CHAMPION, *found.by.values()) else cls()
 
 
 def assemble(registry: Registry, alias: str = CHAMPION) -> tuple[dict[str, str], ModelBundle]:
@@ -48,21 +61,27 @@ def assemble(registry: Registry, alias: str = CHAMPION) -> tuple[dict[str, str],
     RegistryAway
         If the registry cannot be reached.
     """
-    versions = versions_for(registry, alias)
+    wanted = Wanted.under(registry, alias)
+    versions = wanted.versions
     if ENSEMBLE not in versions or len(versions) < 2:
         have = ", ".join(sorted(versions)) or "none"
         raise DetectorError(
             f"alias {alias} needs a version of the ensemble and of one detector at least, it has {have}"
         )
     parts: dict[str, ModelBundle] = {}
+    provisional = set()
     for name, number in versions.items():
         try:
             one = registry.version(name, number)
         except ConfigError as error:
             raise DetectorError(f"alias {alias} of {name} points to version {number}, which does not exist") from error
+        if one.provisional and wanted.by[name] == CHAMPION:
+            raise DetectorError(f"version {number} of {name} is refused: it is provisional, which is no champion")
         parts[name] = registry.fetch(one)
+        if one.provisional:
+            provisional.add(name)
     members = {name: part for name, part in parts.items() if name != ENSEMBLE}
-    return versions, join(parts[ENSEMBLE], members, versions)
+    return versions, join(parts[ENSEMBLE], members, versions, provisional)
 
 
 def local_bundle(registry: str | None, alias: str = CHAMPION) -> Path:
@@ -116,10 +135,10 @@ class RegistrySource:
             If the champions are refused or their registry is away; what was served so far stays valid.
         """
         try:
-            wanted = versions_for(self.registry, self.alias)
+            wanted = Wanted.under(self.registry, self.alias)
             # A challenger equal to the champion has nothing to show.
-            shadow = versions_for(self.registry, self.shadow) if self.shadow else {}
-            shadow = {} if shadow == wanted else shadow
+            shadow = Wanted.under(self.registry, self.shadow) if self.shadow else Wanted()
+            shadow = Wanted() if shadow.versions == wanted.versions else shadow
             again = self._told == (wanted, shadow)
             if again and not self._due():
                 return None
@@ -136,13 +155,13 @@ class RegistrySource:
             self._missed += 1
         return self._missed > self._retry
 
-    def _challenger(self, versions: dict[str, str], again: bool) -> tuple[ModelBundle | None, str]:
-        """The models `versions`, or why there are none: the champion serves, whatever is wrong with them."""
+    def _challenger(self, wanted: Wanted, again: bool) -> tuple[ModelBundle | None, str]:
+        """The models `wanted`, or why there are none: the champion serves, whatever is wrong with them."""
         missed, self._missed = self._missed, 0
-        if not versions or not self.shadow:
+        if not wanted.versions or not self.shadow:
             return None, ""
         try:
-            return self._current(self.shadow, versions), ""
+            return self._current(self.shadow, wanted), ""
         except (DetectorError, DataError) as error:
             self._missed = 1
             self._retry = min(2 * self._retry, SELDOM) if again and missed else 1
@@ -167,14 +186,14 @@ class RegistrySource:
             return None
         return self._place() / named
 
-    def _current(self, alias: str, versions: dict[str, str]) -> ModelBundle:
-        """The set `versions`, from disk where it is kept already."""
-        name = _set_name(self.registry.uri, versions)
-        folder = self._place() / name
-        if versions and self.kept(alias) == folder:
+    def _current(self, alias: str, wanted: Wanted) -> ModelBundle:
+        """The set `wanted`, from disk where it is kept already."""
+        stand_in = [name for name, by in wanted.by.items() if by == PROVISIONAL]
+        folder = self._place() / _set_name(self.registry.uri, wanted.versions, stand_in)
+        if wanted.versions and self.kept(alias) == folder:
             return ModelBundle.load(folder)
         found, bundle = assemble(self.registry, alias)
-        name = _set_name(self.registry.uri, found)
+        name = _set_name(self.registry.uri, found, bundle.provisional)
         bundle.save(self._place() / name)
         self._keep(alias, name)
         return bundle
@@ -193,6 +212,6 @@ class RegistrySource:
         return self.folder or cache_folder(self.registry.uri)
 
 
-def _set_name(uri: str, versions: dict[str, str]) -> str:
-    text = msgspec.json.encode([uri, sorted(versions.items())])
+def _set_name(uri: str, versions: dict[str, str], provisional: Collection[str]) -> str:
+    text = msgspec.json.encode([uri, sorted(versions.items()), *sorted(provisional)])
     return f"set-{hashlib.sha256(text).hexdigest()[:16]}"

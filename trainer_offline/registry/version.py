@@ -11,6 +11,7 @@ import msgspec
 PREFIX: Final = "trainwarden-"
 CHAMPION: Final = "champion"
 CHALLENGER: Final = "challenger"
+PROVISIONAL: Final = "provisional"  # alias, and what the tag `gate` says
 SINCE: Final = "champion_since_s"
 ROLLED_BACK: Final = "rolled_back_s"
 RETRAIN: Final = "retrain"
@@ -57,9 +58,15 @@ class Version:
     def passed(self) -> bool:
         return self.tags.get("gate") == "passed"
 
+    @property
+    def provisional(self) -> bool:
+        """Whether there was too little to judge it by: it may serve with a smaller weight, but not as champion."""
+        return self.tags.get("gate") == PROVISIONAL
+
     def answer(self) -> dict[str, Any]:
         """As the command line shows it."""
-        gate = {"passed": self.passed, "reasons": _json(self.tags.get("gate_reasons"), []),
+        gate = {"passed": self.passed, "provisional": self.provisional,
+                "reasons": _json(self.tags.get("gate_reasons"), []),
                 "metrics": _json(self.tags.get("gate_metrics"), {})}  # fmt: skip
         return {
             "detector": self.detector, "version": self.version, "aliases": list(self.aliases), "gate": gate,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHALLENGER, CHAMPION, RUNNING
+from trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, RUNNING
 from trainer_offline.service.drift import DriftWatch
 from trainer_offline.service.training_process import TrainingProcess
 from trainwarden.bus.address import connect
@@ -201,7 +201,7 @@ class TrainerHandler:
         """An event for each alias that points elsewhere than when it was last told."""
         now: dict[Place, str | None] = {
             (name, alias): version
-            for alias in (CHAMPION, CHALLENGER)
+            for alias in (CHAMPION, CHALLENGER, PROVISIONAL)
             for name, version in self._registry.aliases(alias).items()
         }
         outputs: list[Output] = []

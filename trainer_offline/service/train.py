@@ -18,11 +18,12 @@ from trainer_offline.data.card import BY_TIME, DataCard
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
 from trainer_offline.fit.fit import fit
-from trainer_offline.fit.gate import Champion, GateConfig, gate
+from trainer_offline.fit.floors import GateConfig, needed
+from trainer_offline.fit.gate import Champion, gate
 from trainer_offline.progress import Tell, TellStage, silent_stage
 from trainer_offline.registry.publish import TrainedRun, register
 from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.serving import assemble
+from trainer_offline.registry.serving import Wanted, assemble
 from trainer_offline.registry.version import CHAMPION, Version, listed
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.settings import Config
@@ -73,6 +74,8 @@ def train(
         dask=dask,
         tell=partial(tell, "preparing"),
     )
+    if (short := needed(ready.card.hours, ready.tested_days, config.gate)) is not None:
+        tell("preparing", f"{short}; what is trained will be provisional")
     bundle = fit(ready, config.models, seed, partial(tell, "fitting"))
     judging: Tell = partial(tell, "judging")
     judging(f"judging on {', '.join(ready.card.test_jobs)} ({ready.card.split})")
@@ -85,7 +88,8 @@ def train(
     answers = []
     for one in made:
         result = results[one.detector]
-        shown = {"passed": result.passed, "reasons": result.reasons, "metrics": result.metrics}
+        shown = {"passed": result.passed, "provisional": result.provisional, "reasons": result.reasons,
+                 "metrics": result.metrics}  # fmt: skip
         answers.append({"detector": one.detector, "version": one.version, "aliases": list(one.aliases), "gate": shown})
     return {
         "run_id": run_id,
@@ -99,8 +103,7 @@ def train(
 def champion_on(registry: Registry, tell: Tell) -> Champion | None:
     """Today's champions and what they were trained on; None where there are none that can be compared with."""
     try:
-        serving = registry.aliases(CHAMPION)
-        if not serving:
+        if not Wanted.under(registry, CHAMPION).versions:
             return None
         versions, bundle = assemble(registry, CHAMPION)
     except DetectorError as error:

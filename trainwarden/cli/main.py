@@ -116,7 +116,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "train": Entry(
         "trainwarden.cli.learn.train:train",
-        "Train all detectors offline, gate them and keep them as versions; exit code 1 if none passed.",
+        "Train all detectors offline, gate them and keep them as versions; exit code 1 if all were rejected.",
     ),
     "models": Entry(
         "trainwarden.cli.learn.models:models",

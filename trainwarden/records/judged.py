@@ -20,7 +20,10 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One detector's opinion of one window; `score` and `threshold` are calibrated to 0..1."""
+    """One detector's opinion of one window; `score` and `threshold` are calibrated to 0..1.
+
+    `provisional`: its models had too little to be judged by, and the vote weighs less for it.
+    """
 
     opinion: Opinion
     score: Ratio = 0.0
@@ -35,6 +38,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_step: int | None = None
     verified: bool = False
     hard: bool = False
+    provisional: bool = False
 
 
 class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="verdict"):

@@ -40,15 +40,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
 
 
-class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+class _Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: int
     versions: dict[str, str]
     files: list[_File]
+    provisional: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBundle:
-    """Votes by family, and the version of each detector's models.
+    """Votes by family, and the version of each detector's models; those that are `provisional` weigh less.
 
     Examples
     --------
@@ -65,6 +66,7 @@ class ModelBundle:
 
     votes: Mapping[str, MetricVote]
     versions: Mapping[str, str] = field(default_factory=dict)
+    provisional: frozenset[str] = frozenset()
 
     @classmethod
     def fit(
@@ -118,7 +120,7 @@ class ModelBundle:
             content, name = file.getvalue(), f"family-{number}.npz"
             (folder / name).write_bytes(content)
             files.append(_File(family, name, len(content), hashlib.sha256(content).hexdigest()))
-        save_json(folder / MANIFEST, _Manifest(FORMAT, dict(self.versions), files))
+        save_json(folder / MANIFEST, _Manifest(FORMAT, dict(self.versions), files, sorted(self.provisional)))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -139,7 +141,8 @@ class ModelBundle:
             raise DetectorError(
                 f"{folder / MANIFEST} has format {manifest.format}, only {READ[0]} to {READ[-1]} are understood"
             )
-        return cls({one.family: _read(folder, one) for one in manifest.files}, manifest.versions)
+        votes = {one.family: _read(folder, one) for one in manifest.files}
+        return cls(votes, manifest.versions, frozenset(manifest.provisional))
 
 
 def versions_of(votes: Mapping[str, MetricVote]) -> dict[str, str]:

@@ -42,6 +42,8 @@ class PreparationConfig(Config, frozen=True, kw_only=True):
     prior_rows: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 240
 
 
+CONSTANT: Final = "constant"
+"""Why a metric is dropped that never moved; live `detectors.metrics.still_metrics` watches it."""
 FOLLOWED_AT_ONCE: Final = 64  # entities of training whose scales are followed together
 
 
@@ -255,7 +257,7 @@ def _selected(
             continue
         # Rounding alone makes a constant vary by about 1e-16 of its size.
         if np.ptp(values) <= 1e-12 * np.abs(values).max():
-            dropped.append(Dropped(name, "constant"))
+            dropped.append(Dropped(name, CONSTANT))
             continue
         standard[measured[:, column], column] = (values - values.mean()) / (values.std() * np.sqrt(values.size))
         alike = np.abs(standard[:, kept].T @ standard[:, column])

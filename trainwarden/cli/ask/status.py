@@ -39,6 +39,10 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
                 voice.say(f"  {layout.said()}")
             for event in view.beside():
                 voice.say(f"  {event.message}")
+            if names := _provisional(view):
+                voice.say(
+                    f"  provisional models, which weigh half until there is enough to judge them by: {', '.join(names)}"
+                )
             for incident in incidents:
                 voice.say(f"  {incident_line(incident)}")
         if not rows:
@@ -48,6 +52,12 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
         voice.say(_run_line(run))
     voice.answer({"jobs": rows, "runs": [_run_object(run) for run in runs]})
     return 1 if any(row["open_incidents"] for row in rows) else 0
+
+
+def _provisional(view: JobView) -> list[str]:
+    """Who votes by models that had too little to be judged by."""
+    votes = view.verdicts[-1].votes if view.verdicts else {}
+    return [name for name, vote in votes.items() if vote.provisional]
 
 
 def _layout_object(layout: Layout) -> dict[str, Any]:
@@ -83,6 +93,7 @@ def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
         "basis": basis[0] if (basis := view.basis()) is not None else None,
         "accelerator": (basis[1] or None) if basis is not None else None,
         "layout": None if (layout := view.layouts.layout()) is None else _layout_object(layout),
+        "provisional_models": _provisional(view),
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
         "open_incidents": [incident_object(incident) for incident in incidents],
     }

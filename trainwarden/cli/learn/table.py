@@ -10,13 +10,16 @@ from trainwarden.cli.shared.output import Voice
 if TYPE_CHECKING:
     from rich.table import Table
 
+PROVISIONAL_SERVES: Final = (
+    "provisional: too little to judge by; where there is no champion it serves with half its weight"
+)
 NEVER_SERVED: Final = "its training run was stopped before it was complete; it is never served"
 
 
 def table_of_versions(
     voice: Voice, answers: Sequence[dict[str, Any]], weights: Mapping[str, float] | None = None
 ) -> None:
-    """One row for each version, as wide as the terminal; below it, in whole lines, why a version was rejected.
+    """One row for each version, as wide as the terminal; below it, in whole lines, why a version did not pass.
 
     Parameters
     ----------
@@ -72,13 +75,17 @@ def _result(one: Mapping[str, Any]) -> str:
     gate = one["gate"]
     if gate["passed"]:
         return "passed"
+    if gate.get("provisional"):
+        return "provisional"
     return "rejected" if gate["reasons"] else "unfinished"
 
 
 def _reasons(answers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why versions do not serve, and once what the numbers of all stand on."""
+    """Why versions do not serve, or weigh less, and once what the numbers of all stand on."""
     told = [f"{one['detector']} {one['version']} {_result(one)}: {'; '.join(one['gate']['reasons']) or NEVER_SERVED}"
             for one in answers if not one["gate"]["passed"]]  # fmt: skip
+    if any(one["gate"].get("provisional") for one in answers):
+        told.append(PROVISIONAL_SERVES)
     if any(one["gate"]["metrics"].get("injected") for one in answers):
         told.append("recall is that of injected anomalies of known size: the test jobs have no annotated faults")
     return told

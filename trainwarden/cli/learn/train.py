@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -52,7 +53,7 @@ def train(
     json: Json = None,
     config: ConfigFile = None,
 ) -> int:
-    """Train all detectors offline, gate them and keep them as versions; exit code 1 if none passed.
+    """Train all detectors offline, gate them and keep them as versions; exit code 1 if all were rejected.
 
     Example: trainwarden train --data recordings/ --registry http://mlflow:5000
     """
@@ -77,11 +78,21 @@ def train(
         f"{card['rows']:,} normal rows of {card['jobs']} jobs, {len(card['metrics_kept'])} metrics kept, "
         f"{len(card['metrics_dropped'])} dropped; {answer['wall_s']:.1f} s; registry {answer['registry']}"
     )
+    if still := _still(card["metrics_dropped"]):
+        said = f"{len(still)} metrics never moved, so models learn nothing of them and still_metrics watches them live"
+        voice.say(f"{said}: {', '.join(still)}")
     if progress.drawn:  # a bar shows one line at a time: remarks would be gone
         for note in card["notes"]:
             voice.say(note)
     table_of_versions(voice, answer["models"], weights)
-    return 0 if any(one["gate"]["passed"] for one in answer["models"]) else 1
+    return 0 if any(one["gate"]["passed"] or one["gate"]["provisional"] for one in answer["models"]) else 1
+
+
+def _still(dropped: Sequence[Mapping[str, str]]) -> list[str]:
+    """Metrics that training dropped since they never moved: what moves first when a device dies."""
+    from detectors.metrics.bundle.preparation import CONSTANT
+
+    return [one["name"] for one in dropped if one["why"] == CONSTANT]
 
 
 def _interrupted(progress: TrainingProgress) -> str:

@@ -56,6 +56,17 @@ def test_nothing_is_told_of_jobs_before_their_history_is_read():
     assert set(found["trainwarden_actions_waiting"].values()) == {0.0}
 
 
+def test_models_that_vote_are_told_with_the_alias_by_which_they_serve():
+    web = Web()
+    votes = {"lof": Vote(opinion="normal", provisional=True), "pca": Vote(opinion="normal")}
+    web.tell(heartbeat(), verdict(votes=votes, model_versions={"lof": "2", "pca": "7"}))
+    found = told(web)["trainwarden_model_info"]
+    assert found == {
+        labels(detector="lof", version="2", alias="provisional"): 1.0,
+        labels(detector="pca", version="7", alias="champion"): 1.0,
+    }
+
+
 def test_who_abstains_has_no_score():
     web = Web()
     web.tell(verdict(votes={"lof": Vote(opinion="normal", score=0.2), "pca": Vote(opinion="abstain")}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.scores import NO_MODELS
 from detectors.metrics.vote import ModelVoteConfig
-from detectors.metrics.votes import PcaVote
+from detectors.metrics.votes import MetricMeanVote, PcaVote
 from detectors.service import DetectionHandler
 from detectors.verdict.ensemble import Ensemble, EnsembleConfig
 from tests.doubles import ManualClock
@@ -214,6 +215,32 @@ def test_weights_are_summed_for_each_entity_and_abstention_is_no_no() -> None:
     assert believed({"lof": one, "zlength": one, "metric_change": one}) == []
     assert believed({"lof": one, "pca": one}, weights={"lof": 1.0}) == []  # pca keeps its half
     assert believed({"lof": one, "pca": one}, weights={"lof": 1.0, "pca": 1.0}) == [[0]]
+
+
+def test_provisional_votes_weigh_half() -> None:
+    sure = named((0, "n0", None))
+    unsure = msgspec.structs.replace(sure, provisional=True)
+    assert believed({"metric_change": sure, "dtw": sure}) == [[0]]
+    assert believed({"metric_change": sure, "dtw": unsure}) == []
+    assert believed({"metric_mean": sure}) == [[0]], "it opens by itself"
+    assert believed({"metric_mean": unsure}) == [], "it does not while it is provisional"
+    assert believed({"metric_mean": unsure, "metric_change": unsure}) == []
+    models = ("metric_mean", "metric_change", "dtw", "kmeans", "pca", "nearest", "neighbor_profile")
+    assert believed(dict.fromkeys(models, unsure)) == [[0]], "all together do"
+
+
+def test_a_vote_of_a_provisional_model_says_so_and_after_a_restart_too() -> None:
+    strange = window(scored([[0.1, 0.9, 0.9]]), provisional=frozenset({"pca"}))
+    detector, vote = after(strange)
+    assert vote.provisional
+    assert "for pca (provisional)" in vote.reason
+    again = PcaVote(CONFIG)
+    again.restore(detector.state())
+    assert again.score(strange) == vote
+    assert not after(window(scored([[0.1, 0.9, 0.9]]), provisional=frozenset({"kmeans"})))[1].provisional
+    mean = MetricMeanVote(CONFIG)
+    mean.update(window(scored([[0.1, 0.9, 0.9]]), provisional=frozenset({"ensemble"})))
+    assert mean.score(strange).provisional, "its calibration is the version called ensemble"
 
 
 def test_a_vote_about_the_whole_job_supports_everyone() -> None:

@@ -10,15 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from detectors.job.samples import Entity
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from tests.training_data import batch
 from tests.training_data import job as job_of
 from trainer_offline.data.card import DIGEST, DataCard
-from trainer_offline.data.grids import PrepareConfig
+from trainer_offline.data.grids import JobGrid, PrepareConfig
 from trainer_offline.data.prepare import TrainingData, prepare
+from trainer_offline.fit import judge
 from trainer_offline.fit.fit import fit
-from trainer_offline.fit.gate import Champion, GateConfig, GateResult, decide, gate
+from trainer_offline.fit.floors import GateConfig, GateResult, decide, needed
+from trainer_offline.fit.gate import Champion, gate
 from trainer_offline.fit.judge import Quality, Tally
 from trainer_offline.service.train import champion_of
 
@@ -39,13 +42,13 @@ def bundle(data: TrainingData) -> ModelBundle:
     return fit(data, QUICK, 0)
 
 
-def judged(data: TrainingData, champion: Champion) -> GateResult:
+def result_of(data: TrainingData, champion: Champion) -> GateResult:
     return gate(champion.bundle, champion, data.test, GateConfig(), seed=0)[0]["pca"]
 
 
 def test_a_champion_that_knows_no_test_job_is_compared_on_all(data: TrainingData, bundle: ModelBundle) -> None:
     known = Champion(bundle, frozenset(data.card.train_jobs), frozenset(data.card.train_digests))
-    found = judged(data, known)
+    found = result_of(data, known)
     assert found.beats is True
     assert not any("compared with the champion" in reason for reason in found.reasons)
 
@@ -54,7 +57,7 @@ def test_jobs_that_the_champion_was_trained_on_are_left_out_of_the_comparison(
     data: TrainingData, bundle: ModelBundle
 ) -> None:
     first = data.test[0].name
-    found = judged(data, Champion(bundle, frozenset({first})))
+    found = result_of(data, Champion(bundle, frozenset({first})))
     assert found.beats is True
     assert f"compared with the champion without {first}, which it was trained on" in found.reasons
 
@@ -63,7 +66,7 @@ def test_without_a_job_that_is_new_to_the_champion_there_is_no_comparison(
     data: TrainingData, bundle: ModelBundle
 ) -> None:
     renamed = Champion(bundle, digests=frozenset(job.digest[:DIGEST] for job in data.test))
-    found = judged(data, renamed)
+    found = result_of(data, renamed)
     assert found.beats is None
     assert any(reason.startswith("not compared with the champion") for reason in found.reasons)
 
@@ -116,7 +119,7 @@ def test_a_job_that_has_grown_is_judged_on_what_the_champion_has_not_seen(
     assert new is not None
     assert [grid.times_s[0] > champion.until_s[job.name] for grid in new.grids] == [True]
     assert new.grids[0].times_s.size == job.grids[0].times_s.size - 300
-    found = judged(data, champion)
+    found = result_of(data, champion)
     assert found.beats is True
     assert f"compared with the champion on {job.name} after 2990 s, up to which it was trained on it" in found.reasons
 
@@ -164,3 +167,121 @@ def test_of_parts_of_several_runs_the_latest_time_counts_and_unknown_is_all(bund
 def card(**known: Any) -> DataCard:
     return DataCard(hash="", jobs=1, rows=1, hours=1.0, train_jobs=["a"], test_jobs=[], split="by job", train_rows=1,
                     test_rows=1, **known)  # fmt: skip
+
+
+# -- too little to tell --------------------------------------------------------------------------------------------
+
+DEMO = Quality(  # two minutes of four ranks: the last 36 seconds are the test
+    events=0, judged=36, false_episodes=3, false_spells=1, machine_days=4 * 58 / 86_400, accuracy=0.7,
+    false_alarms_per_machine_day=1_117.2,
+)  # fmt: skip
+
+
+def alarms(episodes: int, spells: int, days: float) -> dict[str, Any]:
+    return {"false_episodes": episodes, "false_spells": spells, "machine_days": days,
+            "false_alarms_per_machine_day": episodes / days}  # fmt: skip
+
+
+SURE, UNSURE, PASSES = "rejected", "provisional", "passed"
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "everything well": ({}, PASSES, ""),
+    "two of two faults found": ({"events": 2, "found": 2, "recall": 1.0, "precision": 0.2}, PASSES, ""),
+    "one fault, missed": ({"events": 1, "found": 0, "recall": 0.0, "precision": 0.0}, UNSURE, "recall 0 of annotated"),
+    "a hundred faults, all missed": ({"events": 100, "found": 0, "recall": 0.0}, SURE, "is below"),
+    "two injected, one found": ({"injected": True, "events": 2, "found": 1, "recall": 0.5}, UNSURE, "0.12 to 0.88"),
+    "ninety injected, a fifth found": ({"injected": True, "events": 90, "found": 18, "recall": 0.2}, SURE, "is below"),
+    "half of a minute wrong": ({"judged": 60, "accuracy": 0.5}, UNSURE, "accuracy 0.5 may be"),
+    "half of a day wrong": ({"judged": 1_440, "accuracy": 0.5}, SURE, "accuracy 0.5 is below"),
+    "a quiet hour": (alarms(0, 0, 1 / 24), UNSURE, "may be 0 to 72 a day"),
+    "a quiet half day": (alarms(0, 0, 0.5), PASSES, ""),
+    "one alarm in a minute": (alarms(1, 1, 1 / 1_440), UNSURE, "may be 0 to"),
+    "eighty alarms of one evening in a week": (alarms(80, 3, 7.0), UNSURE, "80 false alarms in 7 machine-days may be"),
+    "eighty alarms over a week": (alarms(80, 60, 7.0), SURE, "11.4286 false alarms per machine-day are above 6"),
+    "no better than chance, for sure": ({"found": 16, "recall": 0.4, "by_chance": 0.6}, SURE, "at random"),
+    "no better than chance, perhaps": ({"found": 24, "recall": 0.6, "by_chance": 0.5}, UNSURE, "at random"),
+    "one sure doubt and one unsure": ({"judged": 60, "accuracy": 0.5, "by_chance": 0.999}, SURE, "at random"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_floors_are_judged_by_what_the_counts_leave_open(case: str) -> None:
+    changes, result, reason = CASES[case]
+    found = decide(msgspec.structs.replace(GOOD, **changes), None, GateConfig())
+    assert (PASSES if found.passed else UNSURE if found.provisional else SURE) == result, found.reasons
+    assert reason in found.reasons[0]
+    assert found.reasons[0].startswith("too little to tell: ") == (result == UNSURE)
+    assert not (found.passed and found.provisional)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_two_minutes_of_a_demo_reject_nobody(alone: bool) -> None:
+    found = decide(DEMO, None, GateConfig(), alone=alone)
+    assert found.provisional, found.reasons
+    assert decide(None, None, GateConfig()).provisional, "nothing to judge at all is too little too"
+
+
+@pytest.mark.parametrize(("changes", "result"), [
+    ({"events": 4, "found": 3, "recall": 0.75, "precision": 3 / 11}, UNSURE),
+    ({"found": 20, "recall": 0.5, "precision": 20 / 28}, SURE),
+    ({"judged": 60, "accuracy": 0.9}, UNSURE),
+    ({"accuracy": 0.9}, SURE),
+    ({"false_episodes": 30, "false_spells": 2, "false_alarms_per_machine_day": 3.0}, UNSURE),
+    ({"false_episodes": 30, "false_alarms_per_machine_day": 3.0}, SURE),
+])  # fmt: skip
+def test_whoever_may_be_worse_than_the_champion_does_not_replace_it(changes: dict[str, Any], result: str) -> None:
+    found = decide(msgspec.structs.replace(GOOD, **changes), GOOD, GateConfig())
+    assert (found.passed, found.provisional, found.beats) == (False, result == UNSURE, False), found.reasons
+
+
+@pytest.mark.parametrize(("hours", "days", "said"), [
+    (0.03, 0.004, "2 minutes; 4 hours of as many machines are needed for a model, 12 hours for the ensemble"),
+    (10.0, 0.6, "10 hours; 25 hours of as many machines are needed for the ensemble"),
+    (10.0, 1.4, "10 hours; 11 hours of as many machines are needed for the ensemble"),
+    (10.0, 1.5, None),
+])  # fmt: skip
+def test_what_is_needed_is_said_where_there_is_less(hours: float, days: float, said: str | None) -> None:
+    found = needed(hours, days, GateConfig())
+    assert found == (None if said is None else f"too little for the gate: {said}")
+    quiet = msgspec.structs.replace(GOOD, machine_days=days, false_episodes=0, false_alarms_per_machine_day=0.0)
+    assert decide(quiet, None, GateConfig(), alone=True).passed == (found is None), "and it is what the gate goes by"
+
+
+def test_where_no_false_alarm_is_allowed_no_length_is_named() -> None:
+    assert (
+        needed(1.0, 0.1, GateConfig(false_alarms_per_machine_day=0.0, alone_false_alarms_per_machine_day=0.0)) is None
+    )
+
+
+def test_alarms_of_one_hour_of_a_job_are_one_spell_on_however_many_entities() -> None:
+    grid = quiet_grid(entities=3, samples=600, every_s=60.0)
+    scores = np.full((3, 600), 0.1)
+    for first in (100, 130, 400):
+        scores[:, first : first + 5] = 0.9
+    tallies: dict[str, Tally] = {}
+    judge._take(tallies, "job", grid, {"pca": scores}, grid.fault)
+    quality = tallies["pca"].done()
+    assert (quality.false_episodes, quality.false_spells) == (9, 3), "100 and 130 minutes are in two hours"
+    again = replace(grid, family="host")
+    judge._take(tallies, "job", again, {"pca": scores}, grid.fault)
+    assert tallies["pca"].done().false_spells == 3, "another family of the same job at the same time"
+
+
+def test_every_injected_anomaly_is_judged_as_if_it_were_the_only_one() -> None:
+    """A tenth of the time is injected; a vote that learns what is usual would take that for usual."""
+    grid = quiet_grid(entities=1, samples=10_000, every_s=60.0)
+    labels = np.zeros(10_000, dtype=np.bool_)
+    for first in range(60, 9_900, 300):
+        labels[first : first + 30] = True
+    scores = np.where(labels, 0.46, 0.1)[None]
+    tallies: dict[str, Tally] = {}
+    judge._take_injected(tallies, grid, {"pca": scores}, labels)
+    assert (tallies["pca"].quality.found, tallies["pca"].quality.events) == (33, 33)
+
+
+def quiet_grid(entities: int, samples: int, every_s: float) -> JobGrid:
+    yes, no = np.ones(samples, dtype=np.bool_), np.zeros(samples, dtype=np.bool_)
+    return JobGrid(
+        family="gpu", names=("a",), entities=tuple(Entity("n", f"g{one}", one) for one in range(entities)),
+        roles=("",) * entities, every_s=every_s, times_s=every_s * np.arange(samples),
+        values=np.zeros((entities, 1, samples)), normal=yes, quiet=yes, fault=no,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.training_data import EVERY_S, annotate, batch
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
 from trainer_offline.fit.fit import fit
-from trainer_offline.fit.gate import GateConfig, decide
+from trainer_offline.fit.floors import GateConfig, decide
 from trainer_offline.fit.judge import Quality
 
 QUICK = VoteConfig(members={"pca": 1.0, "kmeans": 1.0})
@@ -30,9 +30,9 @@ WORSE = {
     "false alarms": {"false_episodes": 30, "precision": 38 / 68, "false_alarms_per_machine_day": 3.0},
 }
 BELOW = {
-    "recall 0.01 of annotated faults": {"found": 0, "recall": 0.01},
+    "recall 0.01 of annotated faults": {"events": 400, "found": 4, "recall": 0.01, "precision": 4 / 12},
     "accuracy 0.5": {"accuracy": 0.5},
-    "precision 0.01": {"precision": 0.01},
+    "precision 0.01": {"found": 8, "false_episodes": 792, "machine_days": 1_000.0, "precision": 0.01},
     "20 false alarms per machine-day": {"false_episodes": 200, "false_alarms_per_machine_day": 20.0},
 }
 

@@ -35,7 +35,7 @@ class FakeRegistry:
     def aliases(self, alias):
         if self.away:
             raise DataError("registry is away")
-        return dict(self.by_alias[alias])
+        return dict(self.by_alias.get(alias, {}))
 
     def asked_to_retrain(self, word="requested"):
         return list(self.running if word == "running" else self.asked)

@@ -27,6 +27,8 @@ from trainwarden.records import (
     IterationRecord,
     Record,
     Suspect,
+    VerdictRecord,
+    Vote,
 )
 from trainwarden.settings import RunsSettings
 from trainwarden.topics import COMMANDS, INCIDENTS, topic_of
@@ -90,6 +92,23 @@ def test_status_says_where_times_come_from(address: str, capsys: pytest.CaptureF
     bus.close()
     status(bus=address)
     assert "on cuda it does not wait, so who computes and who waits is not known" in capsys.readouterr().out
+
+
+def test_status_names_models_that_are_provisional(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status(bus=address)
+    assert "provisional" not in capsys.readouterr().out
+    bus = EmbeddedBus(address.partition(":")[2])
+    votes = {"lof": Vote(opinion="normal", score=0.2, provisional=True), "pca": Vote(opinion="normal", score=0.2)}
+    record = VerdictRecord(id="v", job="j", time_s=8.0, window_s=1.0, anomalous=False, reason="calm", votes=votes)
+    bus.publish(topic_of(record), "j", record)
+    bus.flush()
+    bus.close()
+    status(bus=address)
+    assert (
+        "provisional models, which weigh half until there is enough to judge them by: lof\n" in capsys.readouterr().out
+    )
+    status(bus=address, json="-")
+    assert json_of(capsys)["jobs"][0]["provisional_models"] == ["lof"]
 
 
 def test_an_incident_is_listed_once_whatever_its_revisions(address: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import signal
 import pytest
 from rich.console import Console
 
+from detectors.metrics.bundle.preparation import CONSTANT
 from trainer_offline.registry import publish as register
 from trainwarden.cli.learn import train as command
 from trainwarden.cli.learn.progress import TrainingProgress
@@ -18,10 +19,17 @@ from trainwarden.errors import ConfigError
 
 GATE = {"passed": True, "reasons": ["fine"], "metrics": {"recall": 0.875, "false_alarms_per_machine_day": 0.5}}
 LONG = "recall 0.1 of injected anomalies is below the floor of 0.5"
-REJECTED = {"passed": False, "reasons": [LONG, "0 false alarms in 0.1 machine-days"], "metrics": {"injected": True}}
+REJECTED = {
+    "passed": False,
+    "provisional": False,
+    "reasons": [LONG, "0 false alarms in 0.1 machine-days"],
+    "metrics": {"injected": True},
+}
+UNSURE = {"passed": False, "provisional": True, "reasons": ["too little to tell: x"], "metrics": {}}
 ANSWERS = [
     {"detector": "neighbor_profile", "version": "12", "aliases": ["challenger", "champion"], "gate": GATE},
     {"detector": "lof", "version": "3", "aliases": [], "gate": REJECTED},
+    {"detector": "pca", "version": "2", "aliases": ["provisional"], "gate": UNSURE},
     {"detector": "dtw", "version": "1", "aliases": [], "gate": {"passed": False, "reasons": [], "metrics": {}}},
 ]
 
@@ -117,8 +125,27 @@ def test_the_table_fits_and_says_why(width, monkeypatch):
     assert "0.5" in whole
     assert "0.875" in whole
     assert LONG in " ".join(text.split())
+    assert "pca 2 provisional: too little to tell: x" in text
+    assert "serves with half its weight" in " ".join(text.split())
     assert "dtw 1 unfinished: its training run was stopped" in text
     assert "injected anomalies of known size" in text
+
+
+def test_metrics_that_never_moved_are_named(monkeypatch, tmp_path, capsys):
+    dropped = [
+        {"name": "GPU/errors", "why": CONSTANT},
+        {"name": "power_twice", "why": "near-duplicate of power"},
+    ]
+    card = {"rows": 9, "jobs": 1, "metrics_kept": ["power"], "metrics_dropped": dropped, "notes": []}
+    answer = {"data": card, "wall_s": 1.0, "registry": "r", "models": ANSWERS[2:3]}
+    monkeypatch.setattr(command, "_trained", lambda asked, progress: (answer, {}))
+    assert command.train(data=tmp_path) == 0, "a provisional version serves"
+    said = "1 metrics never moved, so models learn nothing of them and still_metrics watches them live: GPU/errors"
+    assert said in capsys.readouterr().out.splitlines()
+    card["metrics_dropped"] = dropped[1:]
+    answer["models"] = ANSWERS[1:2]
+    assert command.train(data=tmp_path) == 1, "all were rejected"
+    assert "never moved" not in capsys.readouterr().out
 
 
 def test_in_a_file_no_line_is_folded():
