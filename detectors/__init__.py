@@ -11,6 +11,7 @@ CATALOG: Final[dict[str, str]] = {
     "hard_event": "detectors.facts.hard_event:HardEvent",
     "device_limits": "detectors.devices.device_limits:DeviceLimits",
     "device_peers": "detectors.devices.device_peers:DevicePeers",
+    "metric_peers": "detectors.devices.metric_peers:MetricPeers",
     "iteration_threshold": "detectors.pace.iteration_threshold:IterationThreshold",
     "change_point": "detectors.pace.change_point:ChangePoint",
     "peer_deviation": "detectors.peers.peer_deviation:PeerDeviation",

@@ -28,6 +28,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
     A value found under an alias times `alias_scale` is a value in our unit (dcgm-exporter gives MHz, MiB, percent);
     `alias_scales` holds the aliases that have a factor of their own (dcgm-exporter 4.9 gives hertz, bytes, ratios).
+    Peers of one role differ where they are `apart` in the unit (of a counter, per second) and by `apart_share` of their
+    median, as far as these are given; `alike` ones may not stand apart from the start either.
     """
 
     name: str
@@ -40,6 +42,9 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     alias_scales: dict[str, float] = msgspec.field(default_factory=dict)
     low: float | None = 0.0
     high: float | None = None
+    apart: float | None = None
+    apart_share: float | None = None
+    alike: bool = False
 
     def scale_of(self, name: str) -> float:
         """What a value under `name`, the metric's own or an alias, is to be multiplied by.

@@ -1,0 +1,162 @@
+"""Vote: metrics of a rank, GPU, port or node that are unlike those of its role's peers; without any model."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.devices.peer_stream import peer_records
+from detectors.devices.rounds import PeerRounds
+from detectors.job.packed import pack, unpack
+from detectors.job.samples import name_of
+from detectors.job.window import Window
+from detectors.protocol import Role
+from trainwarden.catalogue import CATALOGUE
+from trainwarden.errors import DetectorError
+from trainwarden.records import Suspect, Vote
+from trainwarden.settings import Config
+
+MAX_SUSPECTS: Final = 16
+SHOWN: Final = 3  # metrics that a reason names
+WITNESSES: Final = 2  # metrics of one entity that must be unlike before an incident rests on that
+_KIND: Final = "metric_peers"
+Odd = tuple[str, int, list[tuple[float, int]]]
+"""A family, a row of it, and its metrics with how often their least distance they are away, the worst first."""
+
+
+class MetricPeers:
+    """Every metric of every entity beside the median of its role, from the first full window on.
+
+    Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, five robust
+    deviations of the peers and five of its own mean distances, in 24 of 30 rounds on one side. What a few rounds of lag
+    explain (dynamic time warping) is not, nor what more than a fifth of a role does. One metric supports others; two of
+    one entity may open an incident.
+
+    Parameters
+    ----------
+    config : MetricPeers.Config
+
+    References
+    ----------
+    Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993 (robust z-scores); Sakoe and Chiba, IEEE Trans. ASSP
+    26 (1978), section II.
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """`leave_out` names metrics that are not compared."""
+
+        leave_out: tuple[str, ...] = ()
+
+    role = Role(
+        reads="samples",
+        opens=("verified",),
+        metrics=tuple(one.name for one in CATALOGUE.values() if one.apart is not None or one.apart_share is not None),
+    )
+    contract_stream = staticmethod(peer_records)
+
+    def __init__(self, config: Config) -> None:
+        self._leave_out = frozenset(config.leave_out)
+        self._families: dict[str, PeerRounds] = {}
+        self._restarts = 0
+        self._found: list[Odd] = []
+
+    @property
+    def more(self) -> bool:
+        """One finding holds all."""
+        return False
+
+    def update(self, window: Window) -> None:
+        """Take in new samples; a phase in which ranks differ by what they do is neither judged nor learnt from."""
+        if window.restarts != self._restarts:
+            self._restarts = window.restarts
+            for family in self._families.values():
+                family.restart()
+        before = self._rounds()
+        for place in range(max((samples.fresh for samples in window.samples), default=0)):
+            for samples in window.samples:
+                if place < samples.fresh:
+                    family = self._families.setdefault(samples.family, PeerRounds())
+                    family.take(samples, place, quiet=bool(window.phase))
+        if self._rounds() != before:
+            self._found = self._look()
+
+    def score(self, window: Window) -> Vote:
+        """Who is unlike, most of all first; normal if nobody is."""
+        del window
+        if self._found:
+            return self._vote()
+        compared = {name: one.why_not() for name, one in self._families.items() if one.names}
+        why = "; ".join(
+            f"{name or 'rows without device'}: {reason}" for name, reason in sorted(compared.items()) if reason
+        )
+        if all(compared.values()):
+            return Vote(opinion="abstain", reason=why or "no metric by which peers are compared")
+        return Vote(opinion="normal", threshold=0.5, reason=f"not compared: {why}" if why else "")
+
+    def state(self) -> bytes:
+        """See `detectors.protocol.Detector`."""
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for number, one in enumerate(self._families.values()):
+            arrays |= {f"{number}/{part}": array for part, array in one.arrays().items()}
+        plain = {"restarts": self._restarts, "families": {name: one.plain() for name, one in self._families.items()}}
+        return pack(_KIND, plain, arrays)
+
+    def restore(self, state: bytes) -> None:
+        """See `detectors.protocol.Detector`."""
+        plain, arrays = unpack(_KIND, state)
+        families: dict[str, PeerRounds] = {}
+        try:
+            for number, (name, said) in enumerate(plain["families"].items()):
+                one = families[name] = PeerRounds()
+                one.restore(said, {part: arrays[f"{number}/{part}"] for part in one.arrays()})
+            self._restarts = int(plain["restarts"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
+        self._families = families
+        self._found = self._look()
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _rounds(self) -> int:
+        return sum(family.number for family in self._families.values())
+
+    def _look(self) -> list[Odd]:
+        """Who is unlike its peers; of one with several metrics before those with one."""
+        found: list[Odd] = []
+        for name, family in self._families.items():
+            by_row: dict[int, list[tuple[float, int]]] = {}
+            cells = family.outlying()
+            for (metric, row), times in zip(cells.tolist(), family.times_away(cells).tolist(), strict=True):
+                if family.names[metric] not in self._leave_out:
+                    by_row.setdefault(row, []).append((times, metric))
+            found += [(name, row, sorted(metrics, reverse=True)) for row, metrics in by_row.items()]
+        return sorted(found, key=lambda one: (-len(one[2]), -one[2][0][0], one[0], one[1]))
+
+    def _vote(self) -> Vote:
+        verified = len(self._found[0][2]) >= WITNESSES
+        shown = [one for one in self._found if len(one[2]) >= WITNESSES or not verified]
+        suspects = tuple(self._suspect(one) for one in shown[:MAX_SUSPECTS])
+        name, row, _ = shown[0]
+        first = f"{name_of(*self._families[name].entities[row])}: {suspects[0].reason}"
+        metrics = dict.fromkeys(self._families[one].names[metric] for one, _, found in shown for _, metric in found)
+        onsets = [self._families[one].cells["away_s"][metric, at] for one, at, found in shown for _, metric in found]
+        return Vote(
+            opinion="anomalous", score=suspects[0].score, threshold=0.5, kind="metric_anomaly", severity="sev3",
+            reason=first if len(shown) == 1 else f"{first}, and {len(shown) - 1} more", suspects=suspects,
+            verified=verified, onset_s=float(np.nanmin(onsets)), metrics=tuple(metrics),
+        )  # fmt: skip
+
+    def _suspect(self, odd: Odd) -> Suspect:
+        name, row, metrics = odd
+        family = self._families[name]
+        who = family.entities[row]
+        words = [
+            f"{family.names[metric]} {family.newest(metric, row):.4g} where its {family.peers_of(row)} peers have "
+            f"{family.cells['middle'][metric, row]:.4g}"
+            for _, metric in metrics[:SHOWN]
+        ]
+        times = metrics[0][0]
+        score = max(0.5, times / (1.0 + times))
+        return Suspect(score=score, reason=", ".join(words), rank=who.rank, node=who.node, device=who.device)

@@ -1,0 +1,196 @@
+"""Metrics beside those of the role's peers: told from the first full window on, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from detectors.devices.metric_peers import MetricPeers
+from detectors.devices.rounds import ROUNDS
+from detectors.job.samples import Entity, FamilySamples
+from detectors.job.state import JobState
+from trainwarden.records import Vote
+
+Floats = npt.NDArray[np.float64]
+NAMES = ("rank_cpu_ratio", "rank_run_queue_wait_ratio")
+BLANK = JobState("job").window(0.0)
+
+
+def ranks(peers: int = 8, samples: int = 70, metrics: int = 2) -> Floats:
+    """Healthy values [peers, metrics, samples]."""
+    return np.random.default_rng(0).normal(0.5, 0.02, (peers, metrics, samples))
+
+
+def sick(values: Floats, row: int = 5, first: int = 35, last: int | None = None) -> Floats:
+    values[row, :, first:last] += 0.4
+    return values
+
+
+def shown(
+    values: Floats,
+    *,
+    names: Sequence[str] = NAMES,
+    detector: MetricPeers | None = None,
+    phase: str = "",
+    roles: Sequence[str] | None = None,
+    offset: int = 0,
+    family: str = "rank",
+    blocks: int = 1,
+) -> list[Vote]:
+    """Votes after each sample; entities come in `blocks` parts, one after the other."""
+    detector = detector or MetricPeers(MetricPeers.Config())
+    votes = []
+    for sample in range(values.shape[2]):
+        for rows in np.array_split(np.arange(len(values)), blocks):
+            who = tuple(Entity(f"n{row}", f"{family}-{row}", row) for row in rows.tolist())
+            own_roles = tuple("" if roles is None else roles[row] for row in rows.tolist())
+            times_s = 1e6 + offset + sample + 40.0 * rows[:, None]  # clocks are apart
+            new = FamilySamples(family, tuple(names), rows, who, own_roles, values[rows][:, :, [sample]], times_s)
+            window = replace(BLANK, now_s=1e6 + offset + sample, phase=phase, samples=(new,))
+            detector.update(window)
+        votes.append(detector.score(window))
+    return votes
+
+
+def told(votes: Sequence[Vote]) -> list[int]:
+    return [place for place, vote in enumerate(votes) if vote.opinion == "anomalous"]
+
+
+def test_who_becomes_unlike_its_peers_is_told_within_half_a_minute():
+    votes = shown(sick(ranks()))
+    first = told(votes)[0]
+    assert 35 < first < 35 + ROUNDS
+    assert votes[first].verified
+    assert [one.rank for one in votes[first].suspects] == [5]
+    assert "where its 7 peers have 0.5" in votes[first].reason
+    assert votes[first].onset_s == 1e6 + 35 + 40.0 * 5  # by its own clock
+    assert set(votes[first].metrics) == set(NAMES)
+
+
+def test_one_metric_supports_others_and_opens_nothing():
+    values = ranks()
+    values[5, 0, 35:] += 0.4
+    votes = shown(values)
+    assert told(votes)
+    assert not any(vote.verified for vote in votes)
+
+
+def test_it_is_over_when_it_is_over():
+    votes = shown(sick(ranks(samples=120), last=70))
+    assert told(votes)[-1] < 70 + ROUNDS
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_of_one_or_two_nobody_is_the_odd_one_and_it_says_so(peers):
+    votes = shown(sick(ranks(peers), row=0))
+    assert {vote.opinion for vote in votes} == {"abstain"}
+    assert votes[-1].reason == f"rank: {peers} of a role, and of fewer than 3 nobody can say which is the odd one"
+
+
+def test_three_are_enough():
+    assert {one.rank for vote in shown(sick(ranks(3), row=1)) for one in vote.suspects} == {1}
+
+
+def test_roles_of_two_are_not_compared_where_roles_of_four_are():
+    values = ranks(6)
+    values[4:] += 5.0
+    votes = shown(sick(values, row=5), roles=["a", "a", "a", "a", "b", "b"])
+    assert not told(votes)
+    assert votes[-1].opinion == "normal"
+
+
+def test_it_abstains_until_the_first_full_window():
+    votes = shown(ranks())
+    assert votes[20].opinion == "abstain"
+    assert votes[20].reason == f"rank: warm-up: 20 of {ROUNDS} rounds of samples"
+    assert votes[ROUNDS].opinion == "normal"
+
+
+def test_a_standing_distance_is_usual_but_not_where_peers_must_be_alike():
+    values = ranks()
+    values[5] += 0.4
+    assert not told(shown(values))
+    assert told(shown(2e9 * values, names=("gpu_sm_clock_hertz", "gpu_memory_clock_hertz"), family="gpu"))
+
+
+@pytest.mark.parametrize("many", [2, 4, 8])
+def test_what_many_do_is_other_work(many):
+    values = ranks()
+    values[:many, :, 35:] += 0.4
+    assert not told(shown(values))
+
+
+def test_who_lags_behind_its_peers_by_a_few_rounds_is_not_unlike_them():
+    """Waves of work that reach a rank three samples later."""
+    values = ranks(samples=160)
+    wave = 0.5 * (np.arange(160) // 24 % 2)
+    values += wave
+    values[5, :, 3:] += (np.roll(wave, 3) - wave)[3:]
+    assert not told(shown(values))
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "start", "evaluation"])
+def test_a_phase_is_neither_judged_nor_learnt_from(phase):
+    detector = MetricPeers(MetricPeers.Config())
+    assert not told(shown(sick(ranks(), first=0), detector=detector, phase=phase))
+    assert detector.score(BLANK).opinion == "abstain"
+
+
+def test_metrics_that_are_missing_doubled_or_not_finite_hurt_nobody():
+    values = sick(ranks())
+    values[2, 0, ::3] = np.nan
+    values[3, :, 10:20] = np.inf
+    values[4, :] = np.nan
+    votes = shown(values)
+    assert {one.rank for vote in votes for one in vote.suspects} == {5}
+    doubled = np.repeat(sick(ranks()), 2, axis=2)
+    assert {one.rank for vote in shown(doubled) for one in vote.suspects} == {5}
+
+
+def test_a_constant_metric_that_twitches_is_below_the_least_distance():
+    values = np.full((8, 2, 70), 0.5)
+    values[5, :, 35:] += 0.01
+    assert not told(shown(values))
+
+
+def test_a_metric_that_appears_late_is_judged_a_window_later():
+    values = ranks(samples=110)
+    values[:, 1, :40] = np.nan
+    values[5, 1, 80:] += 0.4
+    votes = shown(values)
+    assert 80 < told(votes)[0] < 80 + ROUNDS
+
+
+def test_nodes_that_speak_one_after_the_other_are_compared_all_the_same():
+    assert {one.rank for vote in shown(sick(ranks()), blocks=4) for one in vote.suspects} == {5}
+
+
+def test_who_is_silent_is_not_spoken_of():
+    values = sick(ranks(samples=100))
+    values[5, :, 60:] = np.nan
+    detector = MetricPeers(MetricPeers.Config())
+    assert told(shown(values[:, :, :60], detector=detector))[-1] == 59
+    assert not shown(values[:5, :, 60:], detector=detector, offset=60)[-1].suspects
+
+
+def test_after_a_day_a_distance_is_usual():
+    values = ranks(samples=400)
+    values[5, :, 100:] += 0.4
+    detector = MetricPeers(MetricPeers.Config())
+    shown(values[:, :, :150], detector=detector)
+    votes = shown(values[:, :, 150:], detector=detector, offset=90_000)
+    assert not told(votes[ROUNDS:])
+
+
+def test_what_is_left_out_is_not_told():
+    detector = MetricPeers(MetricPeers.Config(leave_out=NAMES))
+    assert not told(shown(sick(ranks()), detector=detector))
+
+
+def test_unknown_metrics_and_those_without_a_least_distance_are_not_compared():
+    votes = shown(sick(ranks()), names=("our_own", "rank_compute_seconds"))
+    assert {vote.reason for vote in votes} == {"no metric by which peers are compared"}
