@@ -18,7 +18,7 @@ from trainer_offline.data.card import DIGEST, DataCard
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import TrainingData, prepare
 from trainer_offline.fit.fit import fit
-from trainer_offline.fit.gate import Champion, GateConfig, GateResult, decide, gate
+from trainer_offline.fit.gate import CONFIDENCE, Champion, GateConfig, GateResult, decide, gate, most_by_chance
 from trainer_offline.fit.judge import Quality, Tally
 from trainer_offline.service.train import champion_of
 
@@ -164,3 +164,15 @@ def test_of_parts_of_several_runs_the_latest_time_counts_and_unknown_is_all(bund
 def card(**known: Any) -> DataCard:
     return DataCard(hash="", jobs=1, rows=1, hours=1.0, train_jobs=["a"], test_jobs=[], split="by job", train_rows=1,
                     test_rows=1, **known)  # fmt: skip
+
+
+@pytest.mark.thorough
+def test_what_chance_gives_is_scipys_quantile_of_the_poisson_distribution() -> None:
+    from scipy.stats import poisson
+
+    grid = np.concatenate([np.linspace(1e-9, 30.0, 4_001), np.geomspace(30.0, 1e9, 500)])
+    # Where the distribution itself is just as high as asked for, rounding decides.
+    edges = [float(one) for one in poisson.isf(1.0 - CONFIDENCE, np.linspace(0.05, 20.0, 200))]
+    for expected in (*grid.tolist(), *edges, 0.05129329438755058):
+        assert most_by_chance(expected) == (int(poisson.ppf(CONFIDENCE, expected)) if expected else 0), expected
+    assert most_by_chance(0.0) == most_by_chance(-1.0) == 0
