@@ -48,7 +48,13 @@ def test_what_passes_first_is_champion_and_later_challenger(trained_models):
     assert any(one["aliases"] == [CHALLENGER] for one in second["models"])
 
 
-def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained_models, tmp_path):
+def test_a_version_that_fails_is_kept_rejected_without_an_alias(trained_models, tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    def refuse(*arguments):
+        raise AssertionError("a version was seen without all its tags")
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", refuse)
     models = msgspec.structs.replace(SMALL.models, members={"pca": 1.0})
     strict = msgspec.structs.replace(SMALL, models=models, gate=GateConfig(injected_recall=1.0, accuracy=1.0))
     registry = Registry.at(str(tmp_path / "strict"), create=True)
@@ -166,6 +172,12 @@ def test_a_run_records_hash_metrics_and_which_metrics_were_dropped_and_why(train
     answer = trained_models.first
     run = registry.client.get_run(answer["run_id"])
     assert run.data.params["data_hash"] == answer["data"]["hash"]
+    for one in answer["models"]:
+        (logged,) = registry.client.search_logged_models(
+            [run.info.experiment_id],
+            f"name = '{registered_name(one['detector'])}' AND source_run_id = '{run.info.run_id}'",
+        )
+        assert {metric.key.partition(".")[0] for metric in logged.metrics} == {one["detector"]}, "its own alone"
     for name in ("recall", "accuracy", "false_alarms_per_machine_day"):
         assert {f"{one['detector']}.{name}" for one in answer["models"]} <= run.data.metrics.keys(), name
     with tempfile.TemporaryDirectory() as to:
