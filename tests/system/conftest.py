@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,16 +12,29 @@ import pytest
 
 from tests.once import once
 from tests.servers.kafka import ServerMissing
+from tests.servers.mlflow import DATABASE, empty_database
 from tests.system.runs import demo
 from tests.torch_forks import TorchForks
 from tests.trained_models import TrainedModels
 
 
 @pytest.fixture(scope="session")
-def trained_models(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]) -> TrainedModels:
+def empty_registry(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]) -> Path:
+    """MLflow's database with nothing in it: a copy saves a server or a registry its migrations."""
+    if importlib.util.find_spec("mlflow") is None:
+        require_servers("mlflow is not installed")
+    return once(tmp_path_factory, "empty-registry", lambda folder: empty_database(folder / DATABASE)) / DATABASE
+
+
+@pytest.fixture(scope="session")
+def trained_models(
+    tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any], empty_registry: Path
+) -> TrainedModels:
     """Two trainings in an MLflow server that is down again: each test works on a copy."""
     try:
-        return TrainedModels.read(once(tmp_path_factory, "trained-models", TrainedModels.make))
+        return TrainedModels.read(
+            once(tmp_path_factory, "trained-models", lambda folder: TrainedModels.make(folder, empty_registry))
+        )
     except ServerMissing as missing:
         require_servers(str(missing))
         raise

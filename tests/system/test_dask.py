@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -111,11 +112,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return batch(tmp_path_factory.mktemp("dask") / "data", jobs=JOBS, rows=800)
+def data(tmp_path_factory: pytest.TempPathFactory, empty_registry: Path) -> Path:
+    """What is trained on, and beside it the registry that each training begins with."""
+    folder = tmp_path_factory.mktemp("dask")
+    shutil.copyfile(empty_registry, folder / "empty.db")
+    return batch(folder / "data", jobs=JOBS, rows=800)
 
 
 def command(place: Path, data: Path, *more: str) -> list[str]:
+    (place / "models").mkdir()
+    shutil.copyfile(data.with_name("empty.db"), place / "models" / "mlflow.db")
     (place / "trainwarden.toml").write_text(MODELS)
     told = ["--config", str(place / "trainwarden.toml"), "--json", str(place / "answer.json")]
     return [*WARDEN, "train", "--data", str(data), "--registry", str(place / "models"), *told, *more]

@@ -54,11 +54,18 @@ def test_what_passes_first_is_champion_and_later_challenger(trained_models):
     assert any(one["aliases"] == [CHALLENGER] for one in second["models"])
 
 
-def test_a_version_that_fails_is_rejected_and_one_that_cannot_be_told_stands_in(trained_models, tmp_path):
+def test_a_version_that_fails_is_rejected_and_one_that_cannot_be_told_stands_in(trained_models, tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    def refuse(*arguments):
+        raise AssertionError("a version was seen without all its tags")
+
     models = msgspec.structs.replace(SMALL.models, members={"pca": 1.0})
     strict = msgspec.structs.replace(SMALL, models=models, gate=GateConfig(injected_recall=1.0, accuracy=1.0))
     registry = Registry.at(str(tmp_path / "strict"), create=True)
-    answer = train(trained_models.folder / "data", registry, strict)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_model_version_tag", refuse)
+        answer = train(trained_models.folder / "data", registry, strict)
     rejected = [one for one in answer["models"] if not one["gate"]["passed"]]
     assert rejected
     one = registry.version(rejected[0]["detector"], "1")

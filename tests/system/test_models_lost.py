@@ -46,11 +46,13 @@ def run(seed: int) -> TrainedRun:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]) -> Iterator[MlflowServer]:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any], empty_registry: Path
+) -> Iterator[MlflowServer]:
     """A server with two runs of one model; and a copy of everything, for each test to begin with."""
     place = tmp_path_factory.mktemp("models")
     try:
-        one = MlflowServer(place / "server")
+        one = MlflowServer(place / "server", empty_registry)
     except ServerMissing as missing:
         require_servers(str(missing))
     one.start()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from scipy.stats import chi2, norm
+from scipy.special import gammaincinv, ndtri, pdtr, pdtrik  # scipy.stats would take a second of each training
 
 CONFIDENCE: Final = 0.95  # that the truth is above the lower bound, and that it is below the upper one
-_Z: Final = float(norm.ppf(CONFIDENCE))
+_Z: Final = float(ndtri(CONFIDENCE))
 
 
 def share_bounds(found: float, of: float) -> tuple[float, float]:
@@ -50,5 +50,19 @@ def count_bounds(seen: int) -> tuple[float, float]:
     >>> [round(bound, 2) for bound in count_bounds(0)], [round(bound, 2) for bound in count_bounds(10)]
     ([0.0, 3.0], [5.43, 16.96])
     """
-    low = float(chi2.ppf(1.0 - CONFIDENCE, 2 * seen)) / 2.0 if seen else 0.0
-    return low, float(chi2.ppf(CONFIDENCE, 2 * seen + 2)) / 2.0
+    low = float(gammaincinv(seen, 1.0 - CONFIDENCE)) if seen else 0.0
+    return low, float(gammaincinv(seen + 1, CONFIDENCE))
+
+
+def most_by_chance(expected: float) -> int:
+    """As many as chance gives where `expected` are to be expected: ``scipy.stats.poisson.ppf`` by its own formula.
+
+    Examples
+    --------
+    >>> most_by_chance(0.0), most_by_chance(1.0), most_by_chance(10.0)
+    (0, 3, 15)
+    """
+    if expected <= 0.0:
+        return 0
+    most: int = math.ceil(pdtrik(CONFIDENCE, expected))
+    return most - 1 if most > 0 and pdtr(most - 1, expected) >= CONFIDENCE else most

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
-from scipy.stats import poisson
 
 from detectors.metrics.opening import ModelVoteConfig
-from trainer_offline.fit.bounds import CONFIDENCE, count_bounds, share_bounds
+from trainer_offline.fit.bounds import count_bounds, most_by_chance, share_bounds
 from trainer_offline.fit.judge import Quality
 from trainwarden.settings import Config
 
@@ -217,7 +216,7 @@ def _worse(ours: Quality, champion: Quality, config: GateConfig) -> Iterator[_Do
         if (value or 0.0) < least:
             said = f"worse than the champion: {name} {_said(value)} against {_said(best)}"
             yield _Doubt(said, share_bounds((value or 0.0) * of, of)[1] < least)
-    if ours.false_episodes > _chance(max(champion.false_episodes, 1)):
+    if ours.false_episodes > most_by_chance(max(champion.false_episodes, 1)):
         said = f"worse than the champion: {ours.false_episodes} false alarms against {champion.false_episodes}"
         yield _Doubt(said, _false_alarms(ours)[0] > champion.false_episodes)
 
@@ -239,11 +238,6 @@ def _false_alarms(ours: Quality) -> tuple[float, float]:
     low, high = count_bounds(spells)
     of_one = ours.false_episodes / spells if spells else 1.0
     return (low * of_one if spells > 1 else 0.0), high * of_one
-
-
-def _chance(expected: float) -> int:
-    """As many as chance gives where `expected` are to be expected."""
-    return int(poisson.ppf(CONFIDENCE, expected)) if expected > 0.0 else 0
 
 
 def _basis(ours: Quality) -> str:

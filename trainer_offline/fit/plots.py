@@ -12,6 +12,7 @@ from trainer_offline.data.grids import Flags, Floats
 from trainer_offline.fit.judge import Tally
 
 MAX_JOBS = 8
+MARGINS_IN = (0.75, 0.2, 0.5, 0.55)  # left, right, below and above: room for numbers, labels and titles
 UNITS = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
@@ -40,14 +41,13 @@ def draw(name: str, tally: Tally, folder: Path) -> list[Path]:
 
 def _distributions(quiet: Floats, events: Floats, kind: str) -> Any:
     """Calibrated scores of normal samples and of those of faults, `kind` of them."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    figure = _figure(7.0, 3.5)
     axes = figure.subplots()
-    bins = np.linspace(0.0, 1.0, 51).tolist()
-    axes.hist(quiet, bins, density=True, alpha=0.7, label="normal")
-    if events.size:
-        axes.hist(events, bins, density=True, alpha=0.6, label=kind)
+    bins = np.linspace(0.0, 1.0, 51)
+    for scores, color, label in ((quiet, "C0", "normal"), (events, "C1", kind)):
+        if scores.size:
+            density, _ = np.histogram(scores, bins, density=True)
+            axes.stairs(density, bins, fill=True, alpha=0.65, color=color, label=label)
     axes.set(xlabel="calibrated score", ylabel="density", yscale="log")
     axes.legend()
     return figure
@@ -55,24 +55,43 @@ def _distributions(quiet: Floats, events: Floats, kind: str) -> Any:
 
 def _precision_recall(quiet: Floats, events: Floats) -> Any:
     """Precision and recall of samples at every threshold."""
-    from matplotlib.figure import Figure
-    from sklearn.metrics import precision_recall_curve
-
-    truth = np.concatenate([np.ones(events.size), np.zeros(quiet.size)])
-    precision, recall, _ = precision_recall_curve(truth, np.concatenate([events, quiet]))
-    figure = Figure(figsize=(4.5, 4), layout="constrained")
+    precision, recall = curve(quiet, events)
+    figure = _figure(4.5, 4.0)
     axes = figure.subplots()
     axes.step(recall, precision, where="post")
     axes.set(xlabel="recall (samples)", ylabel="precision (samples)", xlim=(0, 1), ylim=(0, 1.02))
     return figure
 
 
+def curve(quiet: Floats, events: Floats) -> tuple[Floats, Floats]:
+    """Precision and recall at every threshold, as ``sklearn.metrics.precision_recall_curve`` finds them.
+
+    Parameters
+    ----------
+    quiet, events : array [n], [m]
+        Scores of samples without and with a fault; at least one with.
+
+    Returns
+    -------
+    precision, recall : array [t]
+        From the lowest threshold up; the last is 1 and 0, where nothing is found.
+
+    Examples
+    --------
+    >>> precision, recall = curve(np.array([0.1, 0.6]), np.array([0.5, 0.9]))
+    >>> [round(float(one), 2) for one in precision], recall.tolist()
+    ([0.5, 0.67, 0.5, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.0])
+    """
+    thresholds = np.unique(np.concatenate([quiet, events]))
+    found = events.size - np.searchsorted(np.sort(events), thresholds)
+    false = quiet.size - np.searchsorted(np.sort(quiet), thresholds)
+    return np.append(found / (found + false), 1.0), np.append(found / events.size, 0.0)
+
+
 def _time_lines(lines: Sequence[tuple[str, Floats, Floats, Flags]]) -> Any:
     """Scores of each job over its time, faults shaded."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.6 * len(lines) + 0.8), layout="constrained")
-    rows = figure.subplots(len(lines), squeeze=False)[:, 0]
+    figure = _figure(9.0, 1.6 * len(lines) + 0.8)
+    rows = figure.subplots(len(lines), squeeze=False, gridspec_kw={"hspace": 0.9})[:, 0]
     for axes, (job, times_s, scores, labels) in zip(rows, lines, strict=True):
         unit, unit_s = next(one for one in UNITS if times_s[-1] - times_s[0] >= 2 * one[1] or one[1] == 1.0)
         since = (times_s - times_s[0]) / unit_s
@@ -80,6 +99,16 @@ def _time_lines(lines: Sequence[tuple[str, Floats, Floats, Flags]]) -> Any:
         axes.fill_between(since, 0.0, 1.0, where=labels, alpha=0.3, color="tab:red")
         axes.set(ylim=(0, 1), ylabel="score", xlabel=unit)
         axes.set_title(job[:80], fontsize=9, loc="left")
+    return figure
+
+
+def _figure(width_in: float, height_in: float) -> Any:
+    """With margins of a fixed size: to find them by the text in the picture draws it twice over."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_in, height_in))
+    left, right, bottom, top = MARGINS_IN
+    figure.subplots_adjust(left / width_in, bottom / height_in, 1 - right / width_in, 1 - top / height_in)
     return figure
 
 

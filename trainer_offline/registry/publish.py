@@ -83,17 +83,23 @@ def register(
             run_id = str(run.info.run_id)
             mlflow.log_params({"data_hash": trained.card.hash, **trained.settings})
             mlflow.log_dict(msgspec.to_builtins(trained.card), CARD)
-            mlflow.log_metrics(_numbers(results))
             for name, tally in trained.tallies.items():
                 for path in draw(name, tally, Path(temporary)):
                     mlflow.log_artifact(str(path), "plots")
-            numbers = {}
+            numbers: dict[str, str] = {}
+            logged: dict[str, str] = {}
             for done, (name, part) in enumerate(parts.items()):
                 tell(f"registering {registered_name(name)}", done, len(parts))
                 folder = Path(temporary) / name
                 part.save(folder)
-                numbers[name] = _logged(name, folder, _example(trained.bundle, name))
-                _tag(client, name, numbers[name], _tags(trained, part, folder, run_id), results[name].reasons)
+                logged[name] = _logged(name, folder, _example(trained.bundle, name))
+                one = _registered(logged[name], name, _tags(trained, part, folder, run_id))
+                why = f"gate {one.tags['gate']}: {'; '.join(results[name].reasons)}"
+                client.update_model_version(one.name, one.version, why[:MAX_TAG])
+                numbers[name] = str(one.version)
+            # Last: MLflow asks the server for the history of each metric that a run has when it keeps a model.
+            for name, model_id in logged.items():
+                mlflow.log_metrics(_numbers(name, results[name]), model_id=model_id)
     with _uninterrupted():
         for name, number in numbers.items():
             if results[name].passed:
@@ -124,7 +130,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _logged(name: str, folder: Path, example: Any) -> str:
-    """Log and register one artifact, which lies in `folder`; the version's number."""
+    """Log one artifact, which lies in `folder`; the id of MLflow's logged model."""
     import mlflow
     from mlflow.models import infer_signature
 
@@ -137,10 +143,17 @@ def _logged(name: str, folder: Path, example: Any) -> str:
             signature=infer_signature(example, [0.0]),
             input_example=example,
             pip_requirements=REQUIREMENTS,
-            registered_model_name=registered_name(name),
             metadata={"detector": name},
         )
-    return str(info.registered_model_version)
+    return str(info.model_id)
+
+
+def _registered(model_id: str, name: str, tags: Mapping[str, str]) -> Any:
+    """Make a version of a logged model, with all its tags at once: no version is ever seen with a part of them."""
+    import mlflow
+
+    with contextlib.redirect_stderr(io.StringIO()):  # MLflow prints its progress
+        return mlflow.register_model(f"models:/{model_id}", registered_name(name), tags=dict(tags))
 
 
 def _tags(trained: TrainedRun, part: ModelBundle, folder: Path, run_id: str) -> dict[str, str]:
@@ -173,14 +186,6 @@ def _reasons(reasons: Sequence[str]) -> str:
     return msgspec.json.encode(kept).decode()
 
 
-def _tag(client: Any, name: str, number: str, tags: Mapping[str, str], reasons: Sequence[str]) -> None:
-    """Tags come last, `gate` as the last of them: without it nothing is served."""
-    for key, value in tags.items():
-        client.set_model_version_tag(registered_name(name), number, key, value)
-    why = "; ".join(reasons)
-    client.update_model_version(registered_name(name), number, f"gate {tags['gate']}: {why}"[:MAX_TAG])
-
-
 def _card_tags(card: DataCard) -> dict[str, str]:
     return {
         "data_hash": card.hash,
@@ -208,13 +213,9 @@ def _example(bundle: ModelBundle, name: str) -> Any:
     return pd.DataFrame([row] * 2)
 
 
-def _numbers(results: Mapping[str, GateResult]) -> dict[str, float]:
-    return {
-        f"{name}.{key}": float(value)
-        for name, result in results.items()
-        for key, value in ({**result.metrics, "passed": result.passed}).items()
-        if value is not None
-    }
+def _numbers(name: str, result: GateResult) -> dict[str, float]:
+    found = {**result.metrics, "passed": result.passed}
+    return {f"{name}.{key}": float(value) for key, value in found.items() if value is not None}
 
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # plots are files; a training run has no screen

@@ -37,6 +37,13 @@ def test_the_agent_needs_no_heavy_library(module: str) -> None:
     assert not modules_after(f"import {module}") & set(HEAVY)
 
 
+@pytest.mark.thorough
+def test_a_training_imports_what_it_uses() -> None:
+    """All distributions of scipy take a second of a processor, and scikit-learn was wanted for one curve."""
+    loaded = modules_after("import trainer_offline.service.train, trainer_offline.fit.plots")
+    assert not loaded & {"scipy.stats", "sklearn", "mlflow"}
+
+
 def test_the_hook_imports_the_standard_library_alone() -> None:
     loaded = modules_after("import trainwarden.hook")
     foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - {"trainwarden", "__main__"}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, poisson
 
-from trainer_offline.fit.bounds import CONFIDENCE, count_bounds, share_bounds
+from trainer_offline.fit.bounds import CONFIDENCE, count_bounds, most_by_chance, share_bounds
 
 
 @given(st.integers(1, 100_000).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))
@@ -46,3 +46,13 @@ def test_of_many_counts_the_truth_is_beyond_a_bound_in_one_of_twenty_at_most(exp
     above, below = (np.mean([expected < bounds[one][0] for one in drawn.tolist()]),
                     np.mean([expected > bounds[one][1] for one in drawn.tolist()]))  # fmt: skip
     assert max(above, below) <= 1 - CONFIDENCE + 0.003, "a fifth of a percent: 20,000 draws"
+
+
+@pytest.mark.thorough
+def test_what_chance_gives_is_scipys_quantile_of_the_poisson_distribution() -> None:
+    grid = np.concatenate([np.linspace(1e-9, 30.0, 4_001), np.geomspace(30.0, 1e9, 500)])
+    # Where the distribution itself is just as high as asked for, rounding decides.
+    edges = [float(one) for one in poisson.isf(1.0 - CONFIDENCE, np.linspace(0.05, 20.0, 200))]
+    for expected in (*grid.tolist(), *edges, 0.05129329438755058):
+        assert most_by_chance(expected) == (int(poisson.ppf(CONFIDENCE, expected)) if expected else 0), expected
+    assert most_by_chance(0.0) == most_by_chance(-1.0) == 0
