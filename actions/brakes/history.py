@@ -10,6 +10,8 @@ from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
 RESTARTS: Final[frozenset[ActionKind]] = frozenset({"restart_process", "restart_job"})
 NODES_OUT: Final[frozenset[ActionKind]] = frozenset({"evict_node"})
 """Actions of engines that take nodes out of use."""
+UNDONE: Final = "undone"
+"""In the plan of a failed action: its launcher refused it, or was away for too long to tell what became of it."""
 
 
 def begun(action: ActionRecord) -> bool:
@@ -28,6 +30,19 @@ def carried_out(action: ActionRecord) -> bool:
     (True, False)
     """
     return begun(action) and not action.plan.get("withdrawn")
+
+
+def took_effect(action: ActionRecord) -> bool:
+    """Whether the launcher is known to have begun with `action`, so that what came after says whether it helped.
+
+    Examples
+    --------
+    >>> action = ActionRecord(id="i1/restart/1", incident="i1", job="j", kind="restart_process", outcome="failed",
+    ...     at_s=0.0, why="crash; the launcher refused: it was planned at generation 1", plan={UNDONE: "true"})
+    >>> carried_out(action), took_effect(action)
+    (True, False)
+    """
+    return carried_out(action) and not action.plan.get(UNDONE)
 
 
 def by_engines(actions: Iterable[ActionRecord]) -> list[ActionRecord]:
@@ -51,7 +66,7 @@ def counts_s(now_s: float, action: ActionRecord) -> float:
 def restart_loop(now_s: float, actions: Iterable[ActionRecord], least: int, within_s: float) -> list[ActionRecord]:
     """Restarts among one job's `actions` since `within_s` ago, oldest first, if they are `least` or more; else none."""
     since_s = now_s - within_s
-    recent = [a for a in actions if a.kind in RESTARTS and carried_out(a) and a.at_s > since_s]
+    recent = [a for a in actions if a.kind in RESTARTS and took_effect(a) and a.at_s > since_s]
     return sorted(recent, key=lambda action: action.at_s) if len(recent) >= least else []
 
 

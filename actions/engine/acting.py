@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import NODES_OUT
+from actions.brakes.history import NODES_OUT, UNDONE
 from actions.brakes.hold import Hold
 from actions.engine.approval import planned_at
 from actions.engine.calls import LauncherCalls
@@ -133,6 +133,8 @@ class Acting:
         more = {WITHDRAWN: unwanted.name} if end.unheard and isinstance(unwanted, Hold) else {}
         if end.stale:
             more[STALE] = "true"
+        if end.undone:
+            more[UNDONE] = "true"
         if more:
             action = msgspec.structs.replace(action, plan={**action.plan, **more})
         self.end(action, end)

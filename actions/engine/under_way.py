@@ -27,12 +27,14 @@ class End(msgspec.Struct, frozen=True):
     """What became of an action, and why. `found` goes with its plan.
 
     `unheard`: the launcher was never asked; `stale`: it refused, as the job had changed since. Nothing was done then.
+    `undone`: it refused for whatever reason, or could not be reached for too long to know.
     """
 
     outcome: Outcome
     why: str
     unheard: bool = False
     stale: bool = False
+    undone: bool = False
     found: Mapping[str, Any] = {}
 
 
@@ -129,7 +131,7 @@ class UnderWay:
         if trail.heard_s is None:
             trail.heard_s = now_s
         if now_s - trail.heard_s > self._config.launcher_deadline_s:
-            return self._end(action, "failed", why)
+            return msgspec.structs.replace(self._end(action, "failed", why), undone=True)
         trail.ask_at_s = now_s + RETRY_S
         return None
 
@@ -145,7 +147,7 @@ class UnderWay:
             return self._end(action, "done", earlier)
         if report.state == "refused":
             refused = self._end(action, "failed", f"the launcher refused: {report.text}")
-            return msgspec.structs.replace(refused, stale=report.reason == "stale")
+            return msgspec.structs.replace(refused, stale=report.reason == "stale", undone=True)
         if report.state == "failed":
             return self._end(action, "failed", f"the launcher could not: {report.text}")
         trail.inherited = False

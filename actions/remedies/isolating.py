@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import carried_out, ended_s
+from actions.brakes.history import NODES_OUT, carried_out, ended_s
+from actions.brakes.nodes import targets
 from actions.nodes.past import cleared_text
 from actions.remedies.slow_job import unmeasured
 from actions.remedies.table import EvictNode, RestartProcess, Validate
@@ -39,6 +40,9 @@ def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Inten
         return view.for_a_person("evict_node", "no node is under suspicion; a person must look")
     if (word := view.memory.nodes.cleared(node, view.case.first_said_s)) is not None:
         return view.for_a_person("evict_node", cleared_text(word))
+    if (other := _taken_out(view, node)) is not None:
+        said = f"{node} is not taken out again: {other.id} has done so since that was seen"
+        return None if other.outcome == "started" else view.for_a_person("evict_node", said)
     why, after = f"{incident.kind}: {incident.reason}", None
     if proof is not None:
         why, after = f"{why}; {proof.id} has confirmed {node}", proof.id
@@ -51,6 +55,18 @@ def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Inten
     if (answer := view.answered(intent)) is not None:
         return answer
     return None if able is None else view.cooled(intent)
+
+
+def _taken_out(view: View, node: str) -> ActionRecord | None:
+    """What another incident of the job has had `node` taken out by, or is about to; None where that is older news."""
+    case, memory = view.case, view.memory
+    for action in memory.of_job(case.incident.job):
+        if action.kind in NODES_OUT and action.cause != case.incident.id and node in targets(action):
+            said_s = memory.said_s.get(action.id)
+            newer = said_s is None or case.first_said_s is None or said_s >= case.first_said_s
+            if action.outcome == "started" or (action.outcome == "done" and newer):
+                return action
+    return None
 
 
 def move(view: View) -> Intent | None:

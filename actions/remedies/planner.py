@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.brakes.history import RESTARTS, carried_out, ended_s, restart_loop
+from actions.brakes.history import NODES_OUT, RESTARTS, carried_out, ended_s, restart_loop, took_effect
 from actions.remedies.isolating import asks_again, evict, move, unproved, validate
 from actions.remedies.rebalancing import rebalance, relief
 from actions.remedies.slow_job import checkpoint, restart_running
@@ -172,12 +172,14 @@ def _down(view: View, persist_s: float) -> bool:
     """Whether the job needs a restart now.
 
     The launcher knows of dead ranks better than any incident: several incidents of one crash see one failure, and
-    a restart ends it for all. Of a hang it knows nothing, so there a restart later than the incident counts.
+    a restart ends it for all. Of a hang it knows nothing, so there a restart or an eviction later than the incident
+    counts.
     """
     state = view.state()
     if state is None or view.case.incident.kind != "hang" or state.phase != "running":
         return view.failed()
-    restarts = [a for a in view.memory.of_job(view.case.incident.job) if a.kind in RESTARTS and carried_out(a)]
+    of_job = view.memory.of_job(view.case.incident.job)
+    restarts = [a for a in of_job if a.kind in RESTARTS | NODES_OUT and took_effect(a)]  # ranks start again elsewhere
     later_s = [ended_s(action) for action in restarts if _after_opening(view, action)]
     return view.now_s - max(later_s, default=float("-inf")) > persist_s
 
@@ -206,7 +208,9 @@ def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecor
     of_job = view.memory.of_job(view.case.incident.job)
     if isinstance(rung, EvictNode):
         node = view.accused()
-        of_job = [action for action in of_job if node is not None and _counts_against(view, action, node)]
+        if node is None or _another_since(view, node):
+            return []
+        of_job = [action for action in of_job if _counts_against(view, action, node)]
     return restart_loop(view.now_s, of_job, rung.after_restarts, rung.within_s)
 
 
@@ -214,6 +218,19 @@ def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
     said_s = view.memory.said_s.get(action.id)
     return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
+
+
+def _another_since(view: View, node: str) -> bool:
+    """Whether a later incident has the job down by another node, so that it is not for `node` that it is down again."""
+    own, remedies = view.case, view.rules.remedies
+    return any(
+        case.open
+        and case.incident.job == own.incident.job
+        and (case.first_said_s or 0.0) > (own.first_said_s or 0.0)
+        and remedies.find(case.incident.kind, RestartProcess) is not None
+        and view.memory.accused_in(case.incident.id) not in (None, node)
+        for case in view.memory.cases.values()
+    )
 
 
 def _awaited(view: View, rung: EvictNode) -> bool:

@@ -81,8 +81,8 @@ class LeaderTable:
             return Over(MISFIT_CODE, f"{report.node} was started by {report.shape}, but the leader by {self._shape}")
         if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
             return None
-        # Of the same name it is the process before this one, killed and not yet lost.
-        others = [one for one in self._living(now_s) if one.node != report.node]
+        # Two of one name are a process that was killed, and is not lost yet, and the one after it.
+        others = {one.node for one in self._living(now_s)} - {report.node}
         if len(others) >= self._shape.nodes + self._shape.spares:
             return Over(MISFIT_CODE, f"the job has its {self._shape.nodes} nodes and {self._shape.spares} spares")
         return None

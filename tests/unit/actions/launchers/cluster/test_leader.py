@@ -305,6 +305,14 @@ def test_a_launcher_that_is_started_again_at_once_is_not_one_too_many() -> None:
     assert job.table.misfit(again, job.now_s) is None
 
 
+def test_launchers_of_two_nodes_that_are_started_again_at_once_are_both_let_in() -> None:
+    job = Job("a", "b", "c", "d")
+    job.run()
+    job.table.hear(msgspec.structs.replace(job.said["c"], life="c/2", node="c"), job.now_s)
+    again = msgspec.structs.replace(job.said["d"], life="d/2", node="d")
+    assert job.table.misfit(again, job.now_s) is None
+
+
 def test_a_node_with_other_numbers_is_sent_home() -> None:
     job = Job("a")
     other = msgspec.structs.replace(job.said["a"], life="b", node="b", shape=Shape(nodes=3, least_nodes=3))

@@ -1,0 +1,107 @@
+"""What the chaos runs have shown: a node out twice, restarts that were never done as evidence, a restart too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from actions.brakes.history import UNDONE
+from tests.engine_doubles import Rig
+from trainwarden.errors import LauncherError, LauncherUnavailable
+from trainwarden.launching import Capabilities, NodeState
+from trainwarden.records import IncidentRecord, Suspect
+
+SUSPECTS = (Suspect(score=1.0, reason="Xid 79", node="n7"),)
+
+
+def rig() -> Rig:
+    made = Rig(cool_down_s=0.0)
+    made.launcher.able = Capabilities(can=frozenset({"restart", "evict", "stop"}))
+    made.launcher.nodes["job"] = tuple(NodeState(node=f"n{number}") for number in range(10))
+    made.launcher.slow = True
+    return made
+
+
+def incident(one: Rig, name: str, kind: str = "gpu_lost") -> IncidentRecord:
+    made = one.incident(name, kind, suspects=SUSPECTS)
+    one.tell(made)
+    return made
+
+
+def evicted(one: Rig) -> list[str]:
+    return [operation.id for operation in one.launcher.operations if operation.kind == "evict"]
+
+
+def test_a_node_that_two_incidents_blame_is_taken_out_once() -> None:
+    one = rig()
+    incident(one, "i1")
+    incident(one, "i2")
+    one.tick(5.0)
+    assert evicted(one) == ["i1/evict/1"]
+    one.launcher.finish("i1/evict/1")
+    for _ in range(5):
+        one.tick(15.0)
+    assert evicted(one) == ["i1/evict/1"]
+    told = one.bus.actions()[-1]
+    assert (told.id, told.outcome) == ("i2/person/1", "skipped")
+    assert told.why == "n7 is not taken out again: i1/evict/1 has done so since that was seen"
+
+
+def test_a_node_whose_eviction_failed_is_taken_out_for_the_other_incident() -> None:
+    one = rig()
+    incident(one, "i1")
+    incident(one, "i2")
+    one.launcher.finish("i1/evict/1", "no room")
+    one.tick(15.0)
+    one.tick(15.0)
+    assert evicted(one) == ["i1/evict/1", "i2/evict/1"]
+
+
+def test_what_is_seen_of_a_node_after_it_was_taken_out_counts_again() -> None:
+    one = rig()
+    incident(one, "i1")
+    one.launcher.finish("i1/evict/1")
+    one.tick(15.0)
+    incident(one, "i2")
+    assert evicted(one) == ["i1/evict/1", "i2/evict/1"]
+
+
+@pytest.mark.parametrize("error", [LauncherError("500: try later"), LauncherUnavailable("timed out")])
+def test_restarts_that_were_refused_or_never_heard_of_speak_neither_against_a_node_nor_for_a_stop(
+    error: LauncherError,
+) -> None:
+    one = rig()
+    one.launcher.failing = error
+    incident(one, "i1", "crash")
+    while len(failed := [a for a in one.bus.actions() if a.outcome == "failed"]) < 3:
+        one.tick(10.0)
+    assert all(action.plan[UNDONE] for action in failed)
+    one.launcher.failing = None
+    one.tick(10.0)
+    assert [operation.id for operation in one.launcher.operations] == ["i1/restart/4"]
+
+
+def test_a_hang_is_not_restarted_right_after_an_eviction_has_started_all_ranks_again() -> None:
+    one = rig()
+    one.launcher.phase = "running"
+    hang = one.incident("i1", "hang")
+    incident(one, "i2")
+    one.tell(hang)
+    one.launcher.finish("i2/evict/1")
+    one.tick(15.0)
+    assert [operation.kind for operation in one.launcher.operations] == ["evict"]
+    for _ in range(11):
+        one.tick(15.0)
+    assert [operation.kind for operation in one.launcher.operations] == ["evict", "restart"]
+
+
+def test_a_job_that_is_down_again_by_another_node_is_no_evidence_against_the_first() -> None:
+    one = rig()
+    one.launcher.slow = False
+    incident(one, "i1", "crash")
+    one.launcher.phase = "failed"
+    one.tick(1.0)
+    one.launcher.phase = "failed"
+    other = one.incident("i2", "crash", suspects=(Suspect(score=1.0, reason="Xid 79", node="n3"),))
+    one.tell(other)
+    assert [operation.id for operation in one.launcher.operations][:2] == ["i1/restart/1", "i1/restart/2"]
+    assert evicted(one) == []
