@@ -86,6 +86,7 @@ class World:
 
     def __init__(self, seed: int, shape: Shape) -> None:
         self.random, self.now_s, self.shape = Random(seed), 1000.0, shape
+        self.checkpoints = Random(seed)  # of their own, so that they change no other draw
         self.epoch = 0
         self.leader: Node | None = None
         self.nodes = [Node(number, self) for number in range(shape.nodes + shape.spares)]
@@ -124,7 +125,7 @@ class World:
             if one.leads is not None:
                 one.leads.advance(self.now_s)
                 one.leads.form(None, self.now_s)
-                if self.random.random() < TICK_S / 5.0:
+                if self.checkpoints.random() < TICK_S / 5.0:
                     one.leads.grow(CHECKPOINT, self.now_s)
                 assert one.leads.over is None
         for one in self.nodes:

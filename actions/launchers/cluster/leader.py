@@ -242,14 +242,19 @@ class LeaderTable:
         """Whether ranks of an attempt before may run somewhere, so that another one would run beside it."""
         if any(one.alive for one in self._living(now_s)):
             return True
-        if self.attempt is None:  # an attempt of a leader before this one may not have been heard of yet
-            return self.epoch > 1 and now_s - self._began_s < self._lost_s
+        # An attempt of a leader before this one may not have been heard of yet, or runs on those who are not heard.
+        led_s, unheard = now_s - self._began_s, self._shape.nodes + self._shape.spares - len(self._living(now_s))
+        stopped_s = 2 * self._lost_s + self._patience.isolated_s  # the leader before was obeyed for a while yet
+        if self.epoch > 1 and unheard >= self._shape.least_nodes and led_s < stopped_s:
+            return True
+        if self.attempt is None:
+            return self.epoch > 1 and led_s < self._lost_s
         silent_s = [now_s - self._heard_s(life) for life in self.attempt.roster]
         if min(silent_s) >= self._lost_s:
             return min(silent_s) < self._lost_s + self._patience.isolated_s
         # One that has stopped is enough, as no step is made without it; but whoever is not heard of now may be lost.
         return any(_LATE_REPORTS * self.next_s <= one_s < self._lost_s for one_s in silent_s) or (
-            any(life not in self._members for life in self.attempt.roster) and now_s - self._began_s < self._lost_s
+            any(life not in self._members for life in self.attempt.roster) and led_s < self._lost_s
         )
 
     def _forget(self, now_s: float) -> None:

@@ -217,6 +217,18 @@ def test_a_leader_that_follows_begins_nothing_beside_what_it_has_not_heard_of_ye
     assert job.table.attempt.roster == ("a", "b", "c")
 
 
+def test_a_leader_that_hears_of_too_few_begins_nothing_beside_what_may_run_where_it_cannot_hear() -> None:
+    """It has the lease and no way to the others, and was never told of the attempt that they run."""
+    job = Job("a", "b", "c", shape=Shape(nodes=1, least_nodes=1, spares=2))
+    job.run()
+    del job.said["a"], job.said["b"]
+    job.next_leader()
+    job.pass_s(2 * LOST_S + PATIENCE.isolated_s - 0.25)
+    assert not job.ready
+    job.pass_s(0.25)
+    assert job.run().roster == ("c",)
+
+
 def test_a_leader_that_follows_a_lost_one_replaces_it() -> None:
     job = Job("a", "b", "c", "d")
     job.run()
