@@ -56,7 +56,7 @@ class Node:
             job="j", life=self.life, node=f"n{self.number}", shape=self.world.shape, host=self.life, port=7000,
             alive=self.ranks.alive, ran=orders.ran, state=orders.state, code=orders.code, newest=orders.newest,
             obeyed_epoch=0 if orders.obeys is None else orders.obeys.epoch,
-            obeyed_holder="" if orders.obeys is None else orders.obeys.holder,
+            obeyed_holder="" if orders.obeys is None else orders.obeys.holder, ledger=orders.ledger,
         )  # fmt: skip
 
     def tick(self) -> None:
@@ -104,8 +104,9 @@ class World:
         table.hear(report, self.now_s)
         left_s = min(LEASE_S, leader.leads_until_s - self.now_s)
         return Order(
-            holder=leader.life, epoch=table.epoch, left_s=left_s, attempt=table.attempt, run=table.runs, over=table.over
-        )
+            holder=leader.life, epoch=table.epoch, left_s=left_s, attempt=table.attempt, run=table.runs,
+            ledger=table.asked.ledger, over=table.over,
+        )  # fmt: skip
 
     def elect(self) -> None:
         """Somebody else leads; who did may not know for a while."""

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from actions.launchers.checkpoints.newest import Checkpoint
-from actions.launchers.cluster.leader import LeaderTable, believable
-from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape
+from actions.launchers.cluster.leader import LeaderTable
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, believable
 
 SHAPE: Final = Shape(nodes=3, least_nodes=2, spares=1, ranks=2, restarts=2)
 PATIENCE: Final = Patience()
@@ -36,6 +36,8 @@ class Job:
     def again(self, *names: str) -> None:
         """`names` say what they said before; all but those that are lost, if none is named."""
         for name in names or self.said:
+            ledger = self.table.asked.ledger or self.said[name].ledger  # of the order before
+            self.said[name] = msgspec.structs.replace(self.said[name], ledger=ledger)
             self.table.hear(self.said[name], self.now_s)
         self.table.advance(self.now_s)
 
@@ -59,9 +61,10 @@ class Job:
     def stop(self, *but: str) -> None:
         """All nodes that run something follow the order to stop."""
         assert not self.table.runs
-        for name, one in self.said.items():
+        for name, one in list(self.said.items()):
             if name not in but and one.alive:
                 self.say(name, alive=0, state="stopped" if one.state == "running" else one.state)
+        self.again()
 
     def next_leader(self) -> None:
         """Another launcher leads, and knows nothing."""
