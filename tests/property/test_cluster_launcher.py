@@ -56,7 +56,7 @@ class Node:
             job="j", life=self.life, node=f"n{self.number}", shape=self.world.shape, host=self.life, port=7000,
             alive=self.ranks.alive, ran=orders.ran, state=orders.state, code=orders.code, newest=orders.newest,
             obeyed_epoch=0 if orders.obeys is None else orders.obeys.epoch,
-            obeyed_holder="" if orders.obeys is None else orders.obeys.holder,
+            obeyed_holder="" if orders.obeys is None else orders.obeys.holder, ledger=orders.ledger,
         )  # fmt: skip
 
     def tick(self) -> None:
@@ -86,6 +86,7 @@ class World:
 
     def __init__(self, seed: int, shape: Shape) -> None:
         self.random, self.now_s, self.shape = Random(seed), 1000.0, shape
+        self.checkpoints = Random(seed)  # of their own, so that they change no other draw
         self.epoch = 0
         self.leader: Node | None = None
         self.nodes = [Node(number, self) for number in range(shape.nodes + shape.spares)]
@@ -103,8 +104,9 @@ class World:
         table.hear(report, self.now_s)
         left_s = min(LEASE_S, leader.leads_until_s - self.now_s)
         return Order(
-            holder=leader.life, epoch=table.epoch, left_s=left_s, attempt=table.attempt, run=table.runs, over=table.over
-        )
+            holder=leader.life, epoch=table.epoch, left_s=left_s, attempt=table.attempt, run=table.runs,
+            ledger=table.asked.ledger, over=table.over,
+        )  # fmt: skip
 
     def elect(self) -> None:
         """Somebody else leads; who did may not know for a while."""
@@ -124,7 +126,7 @@ class World:
             if one.leads is not None:
                 one.leads.advance(self.now_s)
                 one.leads.form(None, self.now_s)
-                if self.random.random() < TICK_S / 5.0:
+                if self.checkpoints.random() < TICK_S / 5.0:
                     one.leads.grow(CHECKPOINT, self.now_s)
                 assert one.leads.over is None
         for one in self.nodes:

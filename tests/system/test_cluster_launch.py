@@ -17,7 +17,8 @@ import pytest
 from actions.launchers.cluster.growing import LOOK_S
 from tests.places import ROOT
 from tests.servers.kafka import ServerMissing
-from tests.system.cluster_job import RANK, WAIT_S, Job, lease_command, now_s, ranks_on
+from tests.system.cluster_job import PORT, RANK, WAIT_S, Job, lease_command, now_s, ranks_on
+from tests.system.runs import WARDEN
 from tests.testbed.nodes import Testbed
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -197,6 +198,28 @@ def test_a_stop_on_one_node_ends_the_job_on_all(testbed: Testbed, tmp_path: Path
     stopped.signal(job.processes[stopped.name], signal.SIGINT)
     assert set(job.end().values()) == {143}
     assert not any(ranks_on(node) for node in job.nodes)
+
+
+@nodes(4)
+def test_a_job_is_suspended_and_resumed_once_though_its_leader_is_killed_in_between(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    """The lease service is on a node of its own, where the person sits too."""
+    home = testbed.nodes[3]
+    home.start(*lease_command(tmp_path), cwd=ROOT)
+    job = Job(testbed, tmp_path, 3, "--nnodes", "3", "--min-nodes", "2", "--join-wait", "1")
+    place = ("--job", "j", "--rdzv", f"{job.home}:{PORT}", "--token-file", str(job.token))
+    job.trains()
+    home.run(*WARDEN, "job", "suspend", *place, cwd=ROOT)
+    assert not any(ranks_on(node) for node in job.nodes)
+    leader, made = job.leader(), len(job.lines())
+    leader.signal(job.processes[leader.name], signal.SIGKILL)
+    assert "job j: paused" in home.run(*WARDEN, "job", "status", *place, cwd=ROOT)
+    assert len(job.lines()) == made
+    home.run(*WARDEN, "job", "resume", *place, cwd=ROOT)
+    assert set(job.end(leader).values()) == {0}
+    job.check()
+    assert {one.attempt: one.ranks for one in job.lines()} == {0: 3, 1: 2}
 
 
 @nodes(4)

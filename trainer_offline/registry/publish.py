@@ -102,15 +102,20 @@ def register(
                 mlflow.log_metrics(_numbers(name, results[name]), model_id=model_id)
     with _uninterrupted():
         for name, number in numbers.items():
-            if results[name].passed:
-                if promote or name not in had:
-                    registry.promote(name, number)
-                else:
-                    registry.challenge(registry.version(name, number))
-            elif results[name].provisional and name not in had and results[name].beats is not False:
-                registry.serve_provisionally(registry.version(name, number))
+            _give_alias(registry, registry.version(name, number), results[name], has=name in had, promote=promote)
         tell("registered", len(parts), len(parts))
     return run_id, [registry.version(name, number) for name, number in numbers.items()]
+
+
+def _give_alias(registry: Registry, version: Version, result: GateResult, *, has: bool, promote: bool) -> None:
+    """Have `version` serve as far as its `result` lets it; `has`: there is a champion."""
+    if result.passed:
+        if promote or not has:
+            registry.promote(version.detector, version.version)
+        else:
+            registry.challenge(version)
+    elif result.provisional and not has and result.beats is not False:
+        registry.serve_provisionally(version)
 
 
 @contextlib.contextmanager

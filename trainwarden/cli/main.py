@@ -25,6 +25,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.run.launch:launch",
         "Start the ranks of a training command under the local launcher, watched, and acted on if allowed.",
     ),
+    "job": Entry(
+        "trainwarden.cli.run.job:job",
+        "What a job on several nodes does; suspend, resume, restart or stop all of it; exit code 1 if not done.",
+    ),
     "validate": Entry(
         "trainwarden.cli.run.validate:validate",
         "Test devices, links, disk and memory of a group of ranks; exit code 1 if somebody is at fault.",

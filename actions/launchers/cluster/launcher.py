@@ -237,7 +237,7 @@ class NodeLauncher:
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
             code=orders.code, first_step=self._first_step, start_s=self._start_s, newest=orders.newest,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
-            over=orders.over,
+            ledger=orders.ledger, over=orders.over,
         )  # fmt: skip
 
     def _keep(self, obeys: Allegiance | None) -> None:

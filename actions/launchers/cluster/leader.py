@@ -6,20 +6,20 @@ attempt that runs. No two machines' clocks are compared: all times are when some
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.growing import Growing
-from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape
-from actions.launchers.leases.words import MOST_EPOCH
+from actions.launchers.cluster.ledger import LedgerKeeper
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, order_of
 
 REPORTS_PER_S: Final = 200.0  # that come to a leader of many nodes
 _LATE_REPORTS: Final = 4
 MISFIT_CODE: Final = 2  # wrong use
 LOST_JOB_CODE: Final = 1
+STOPPED_CODE: Final = 143  # what a shell shows for SIGTERM
 
 
 class _Member(msgspec.Struct):
@@ -54,13 +54,12 @@ class LeaderTable:
     """
 
     def __init__(self, epoch: int, shape: Shape, patience: Patience, now_s: float) -> None:
-        self.epoch, self._shape, self._patience = epoch, shape, patience
-        self._began_s = self._gathering_s = now_s
+        self.epoch, self.shape, self._patience = epoch, shape, patience
+        self._began_s = self._gathering_s = self._over_s = now_s
         self._members: dict[str, _Member] = {}
-        self._over_s = now_s
-        self._join_s = patience.join_s
-        self._growing = Growing(shape.grow)
+        self._join_s, self._growing = patience.join_s, Growing(shape.grow)
         self._news: list[str] = []
+        self.asked = LedgerKeeper(epoch)
         self.attempt: Attempt | None = None
         self.runs = False
         self.over: Over | None = None
@@ -68,7 +67,7 @@ class LeaderTable:
     @property
     def next_s(self) -> float:
         """How long a node is to wait between two reports, in seconds."""
-        return max(self._patience.poll_s, max(self._shape.nodes, len(self._members)) / REPORTS_PER_S)
+        return max(self._patience.poll_s, max(self.shape.nodes, len(self._members)) / REPORTS_PER_S)
 
     def news(self) -> list[str]:
         """What was decided since the last question, in sentences."""
@@ -77,14 +76,14 @@ class LeaderTable:
 
     def misfit(self, report: Report, now_s: float) -> Over | None:
         """Why the node of `report` cannot take part; None if it can. To be asked before `hear`."""
-        if report.shape != self._shape:
-            return Over(MISFIT_CODE, f"{report.node} was started by {report.shape}, but the leader by {self._shape}")
+        if report.shape != self.shape:
+            return Over(MISFIT_CODE, f"{report.node} was started by {report.shape}, but the leader by {self.shape}")
         if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
             return None
         # Two of one name are a process that was killed, and is not lost yet, and the one after it.
-        others = {one.node for one in self._living(now_s)} - {report.node}
-        if len(others) >= self._shape.nodes + self._shape.spares:
-            return Over(MISFIT_CODE, f"the job has its {self._shape.nodes} nodes and {self._shape.spares} spares")
+        others = {one.node for one in self.living(now_s)} - {report.node}
+        if len(others) >= self.shape.nodes + self.shape.spares:
+            return Over(MISFIT_CODE, f"the job has its {self.shape.nodes} nodes and {self.shape.spares} spares")
         return None
 
     def hear(self, report: Report, now_s: float) -> None:
@@ -92,6 +91,7 @@ class LeaderTable:
         if report.life not in self._members:
             self._news.append(f"{report.node} is there ({report.life})")
         self._members[report.life] = _Member(report, now_s)
+        self.asked.hear(report.ledger)
         newest = report.newest
         if newest is not None and newest.epoch < self.epoch and (self.attempt is None or newest.id > self.attempt.id):
             # Begun by a leader before this one; whether it runs is seen by its own nodes.
@@ -102,31 +102,35 @@ class LeaderTable:
     def advance(self, now_s: float) -> None:
         """Decide what is due now."""
         self._forget(now_s)
+        if self.over is None and self.asked.turn is not None and self.asked.known(self.living(now_s)):
+            self._obey(now_s)
         if self.over is not None:
             return
         if self.runs:
             self._watch(now_s)
             self._growing.see(len(self._placed), len(self._waiting(now_s)) if self.runs else 0, now_s)
+        elif self.asked.holds:
+            self._gathering_s = now_s  # nobody is waited for
         elif now_s - self._gathering_s >= self._patience.give_up_s:
             there = len(self._free(now_s))
-            why = f"{there} of {self._shape.nodes} nodes were there within {self._patience.give_up_s:.0f} s"
+            why = f"{there} of {self.shape.nodes} nodes were there within {self._patience.give_up_s:.0f} s"
             self._end(Over(LOST_JOB_CODE, why), now_s)
 
     def ready(self, now_s: float) -> bool:
         """Whether an attempt can be formed now: enough nodes are there, and nobody runs anything of the one before."""
-        if self.over is not None or self.runs:
+        if self.over is not None or self.runs or self.asked.holds:
             return False
-        if self._may_run_still(now_s):
+        if self._may_run_still(now_s) or not self.asked.known(self.living(now_s)):
             return False
         waited = now_s - self._gathering_s >= self._join_s
-        return len(self._free(now_s)) >= (self._shape.least_nodes if waited else self._shape.nodes)
+        return len(self._free(now_s)) >= (self.shape.least_nodes if waited else self.shape.nodes)
 
     def form(self, checkpoint: Checkpoint | None, now_s: float) -> None:
         """Begin an attempt that goes on from `checkpoint`; does nothing if it is no longer `ready`."""
         if not self.ready(now_s):
             return
         before = self.attempt
-        roster = self._free(now_s)[: self._shape.nodes]
+        roster = self._free(now_s)[: self.shape.nodes]
         self.attempt = Attempt(
             epoch=self.epoch,
             number=1 if before is None else before.number + 1,
@@ -138,6 +142,7 @@ class LeaderTable:
             step=None if checkpoint is None else checkpoint.step,
         )
         self.runs = True
+        self.asked.begins()
         whence = "" if checkpoint is None else f" from {checkpoint.path.name}"
         nodes = ", ".join(one.node for one in roster)
         self._news.append(f"attempt {self.attempt.number} begins on {len(roster)} nodes ({nodes}){whence}")
@@ -146,7 +151,7 @@ class LeaderTable:
         """Whether all are to start again, on more nodes, as soon as a checkpoint has become whole."""
         if not self.runs or not self._waiting(now_s):
             return False
-        took_s = [one.start_s for one in self._living(now_s) if one.start_s is not None]
+        took_s = [one.start_s for one in self.living(now_s) if one.start_s is not None]
         return self._growing.due(max(took_s, default=None))
 
     def grow(self, checkpoint: Checkpoint, now_s: float) -> None:
@@ -160,8 +165,30 @@ class LeaderTable:
         """Whether the job is over and everybody who is there has been told; the leader's process may go then."""
         if self.over is None:
             return False
-        waiting = [one for one in self._living(now_s) if one.over is None or one.alive]
+        waiting = [one for one in self.living(now_s) if one.over is None or one.alive]
         return not waiting or now_s - self._over_s >= 2 * self._lost_s
+
+    def settled(self, now_s: float) -> bool:
+        """Whether this leader has heard all that a leader before it may have begun."""
+        heard = self.attempt is not None and all(life in self._members for life in self.attempt.roster)
+        return self.epoch == 1 or heard or now_s - self._began_s >= self._lost_s
+
+    def _obey(self, now_s: float) -> None:
+        """Take what was asked for, and has its turn, as far as it goes now."""
+        turn, number = self.asked.turn, 0 if self.attempt is None else self.attempt.number
+        assert turn is not None
+        if turn.kind == "stop":
+            self.asked.done()
+            self._end(Over(STOPPED_CODE, f"a stop was asked for by {turn.why}"), now_s)
+        elif self.runs and (turn.kind == "pause" or (turn.kind == "restart" and number == turn.attempt)):
+            self._stop(f"a {turn.kind} was asked for by {turn.why}", now_s)
+        elif turn.kind == "pause":
+            if not any(one.alive for one in self.living(now_s)):
+                self.asked.done()
+        elif self.runs and self.attempt is not None:
+            ran = {one.life: one.ran for one in self.living(now_s)}
+            if all(ran.get(life) == self.attempt.id for life in self._placed):
+                self.asked.done()
 
     # --- an attempt that runs ----------------------------------------------------------------------------------------
 
@@ -190,7 +217,7 @@ class LeaderTable:
 
     def _failed(self, report: Report, attempt: Attempt, now_s: float) -> None:
         code = report.code or LOST_JOB_CODE
-        if attempt.failures >= self._shape.restarts:
+        if attempt.failures >= self.shape.restarts:
             why = f"a rank on {report.node} ended with code {code}, after {attempt.failures} restarts"
             self._end(Over(code, why), now_s)
             return
@@ -215,16 +242,16 @@ class LeaderTable:
         """When `life` was heard of last, or could first have been."""
         return self._members[life].heard_s if life in self._members else self._began_s
 
-    def _living(self, now_s: float) -> list[Report]:
+    def living(self, now_s: float) -> list[Report]:
+        """What all who are there have said last."""
         lost_s = self._lost_s
         return [one.report for one in self._members.values() if now_s - one.heard_s < lost_s]
 
     def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
-        before = self._placed
-        place = {life: number for number, life in enumerate(before)}
-        free = [one for one in self._living(now_s) if not one.alive and one.over is None]
-        return sorted(free, key=lambda one: (place.get(one.life, len(before)), _by_name(one.node), one.life))
+        place = {life: number for number, life in enumerate(self._placed)}
+        free = [one for one in self.living(now_s) if not one.alive and one.over is None]
+        return sorted(free, key=lambda one: (place.get(one.life, len(place)), order_of(one.node), one.life))
 
     @property
     def _placed(self) -> tuple[str, ...]:
@@ -233,16 +260,12 @@ class LeaderTable:
     def _waiting(self, now_s: float) -> list[Report]:
         """Nodes that a job with too few could take in now."""
         placed = self._placed
-        if len(placed) >= self._shape.nodes:
-            return []
         wait = [one for one in self._free(now_s) if one.life not in placed]
-        return wait[: self._shape.nodes - len(placed)]
+        return wait[: max(0, self.shape.nodes - len(placed))]
 
     def _may_run_still(self, now_s: float) -> bool:
         """Whether ranks of an attempt before may run somewhere, so that another one would run beside it."""
-        if any(one.alive for one in self._living(now_s)):
-            return True
-        if self._may_have_missed(now_s):
+        if any(one.alive for one in self.living(now_s)) or self._may_have_missed(now_s):
             return True
         if self.attempt is None:
             return False
@@ -262,9 +285,8 @@ class LeaderTable:
         """
         if self.epoch == 1:
             return False
-        there = {one.node for one in self._living(now_s)}
-        enough = self._shape.nodes + self._shape.spares - len(there) >= self._shape.least_nodes
-        if enough:
+        there = {one.node for one in self.living(now_s)}
+        if self.shape.nodes + self.shape.spares - len(there) >= self.shape.least_nodes:
             return now_s - self._began_s < 2 * self._lost_s + self._patience.isolated_s
         return self.attempt is None and now_s - self._began_s < self._lost_s
 
@@ -276,14 +298,3 @@ class LeaderTable:
             if life not in roster:
                 self._news.append(f"{self._members[life].report.node} is gone ({life})")
                 del self._members[life]
-
-
-def _by_name(node: str) -> list[tuple[str, int]]:
-    """A key under which names that differ in a number come in its order."""
-    return [(text, int(digits)) for text, digits in re.findall(r"([^0-9]*)([0-9]{1,18})", f"{node}0")]
-
-
-def believable(report: Report) -> bool:
-    """Whether its epochs are such as a job reaches; see `leases.words.MOST_EPOCH`."""
-    newest = 0 if report.newest is None else report.newest.epoch
-    return max(newest, report.obeyed_epoch, report.ran[0] if report.ran else 0) <= MOST_EPOCH

@@ -12,11 +12,13 @@ import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint, Search
 from actions.launchers.checkpoints.resumption import SEARCH_S
+from actions.launchers.cluster.control import Question, answered
 from actions.launchers.cluster.growing import CheckpointWatch
-from actions.launchers.cluster.leader import LeaderTable, believable
-from actions.launchers.cluster.words import Order, Patience, Report, Shape
+from actions.launchers.cluster.leader import LeaderTable
+from actions.launchers.cluster.words import Order, Patience, Report, Shape, believable
 from actions.launchers.leases.questions import Refusal, Routes, decoded
 from actions.launchers.leases.words import Lease
+from actions.launchers.local.control import Reply, Request
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 
@@ -58,13 +60,25 @@ class Leading:
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
-        return {("POST", "/v1/node"): self._question}
+        return {("POST", "/v1/node"): self._question, ("POST", "/v1/job"): self._asked}
 
     def _question(self, question: bytes) -> bytes:
         report = decoded(question, Report)
         if report.job != self._job or not believable(report):
             raise Refusal(HTTPStatus.BAD_REQUEST, f"this launcher is of job '{self._job}'")
         return msgspec.json.encode(self.answer(report))
+
+    def _asked(self, question: bytes) -> bytes:
+        return msgspec.json.encode(self.control(decoded(question, Question).ask))
+
+    def control(self, request: Request) -> Reply:
+        """What is answered to a person or an engine; nothing at all by who does not lead, or does not know yet."""
+        with self._lock:
+            lease, now_s = self._leadership.leads(), self._clock.monotonic_s()
+            if lease is None:
+                return Reply()
+            table = self._table_of(lease, now_s)
+            return answered(request, self._job, table, now_s) if table.settled(now_s) else Reply()
 
     def answer(self, report: Report) -> Order:
         """The order that follows from `report` and all that came before it."""
@@ -85,7 +99,8 @@ class Leading:
                 table.hear(report, now_s)
             return Order(
                 holder=lease.holder, epoch=lease.epoch, left_s=self._leadership.left_s(), attempt=table.attempt,
-                run=table.runs and over is None, over=over or table.over, next_s=table.next_s,
+                run=table.runs and over is None, ledger=table.asked.ledger, over=over or table.over,
+                next_s=table.next_s,
             )  # fmt: skip
 
     def advance(self) -> None:

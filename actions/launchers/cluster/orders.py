@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from actions.launchers.cluster.words import Attempt, AttemptId, Order, Over, Patience
+from actions.launchers.cluster.words import Attempt, AttemptId, Ledger, Order, Over, Patience
 from actions.launchers.leases.fence import Allegiance, EpochFence
 
 
@@ -49,6 +49,7 @@ class NodeOrders:
         self._wanted: Attempt | None = None
         self._stopping = False
         self.newest: Attempt | None = None
+        self.ledger: Ledger | None = None
         self.ran: AttemptId | None = None
         self.state: Literal["idle", "running", "done", "failed", "stopped"] = "idle"
         self.code: int | None = None
@@ -75,6 +76,8 @@ class NodeOrders:
         self.contact(now_s)
         if order.attempt is not None and (self.newest is None or order.attempt.id >= self.newest.id):
             self.newest = order.attempt
+        if order.ledger is not None and (self.ledger is None or order.ledger.id >= self.ledger.id):
+            self.ledger = order.ledger
         taking_part = order.run and order.attempt is not None and self._life in order.attempt.roster
         self._wanted = order.attempt if taking_part else None
         if order.over is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from actions.launchers.leases.words import Epoch, Name, SeenEpoch
+from actions.launchers.leases.words import MOST_EPOCH, Epoch, Name, SeenEpoch
+from trainwarden.launching import OperationId
 
 MOST_NODES: Final = 1024
+KEPT_OPERATIONS: Final = 32  # of a ledger; one that is forgotten is refused as stale
 MAX_BYTES: Final = 524_288  # an attempt of `MOST_NODES` nodes, whose names have up to 400 bytes, fits
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -118,6 +121,53 @@ class Over(msgspec.Struct, frozen=True):
     why: Sentence = ""
 
 
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operation that was accepted.
+
+    Attributes
+    ----------
+    attempt : int
+        The number of the newest attempt then; 0 if there was none.
+    why : str
+        Who asked for it, and why.
+    done : bool
+        Whether it is; a `Ledger` holds no other end.
+    """
+
+    id: OperationId
+    kind: Literal["restart", "stop", "pause", "resume"]
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    why: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    done: bool = False
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was asked of the job and what became of it: every node keeps the newest, so that each leader knows it.
+
+    Attributes
+    ----------
+    epoch, number : int
+        Of the leader that wrote it, and of its writing.
+    generation : int
+        See `trainwarden.launching.LauncherState`.
+    paused : bool
+        No ranks are to run until somebody resumes the job.
+    entries : tuple of LedgerEntry
+        The oldest first; they are carried out one after the other.
+    """
+
+    epoch: Epoch
+    number: Number
+    generation: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    paused: bool = False
+    entries: Annotated[tuple[LedgerEntry, ...], msgspec.Meta(max_length=KEPT_OPERATIONS)] = ()
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """By which writings are ordered, over all leaders."""
+        return self.epoch, self.number
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is true on a node.
 
@@ -141,6 +191,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         The newest attempt that was heard of, whoever takes part.
     obeyed_epoch, obeyed_holder : int, str
         The leader that is obeyed here, or was last.
+    ledger : Ledger, optional
+        The newest that was heard of.
     over : Over, optional
         The job is over: a leader has said so, or a person wishes it here.
     """
@@ -160,6 +212,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     newest: Attempt | None = None
     obeyed_epoch: SeenEpoch = 0
     obeyed_holder: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    ledger: Ledger | None = None
     over: Over | None = None
 
 
@@ -174,6 +227,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         The newest one.
     run : bool
         Its ranks are to run, on the nodes of its roster; no others anywhere.
+    ledger : Ledger, optional
+        To be kept and reported.
     over : Over, optional
         The job is over: end what runs, say so once more, and go.
     next_s : float
@@ -186,5 +241,24 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 0.0
     attempt: Attempt | None = None
     run: bool = False
+    ledger: Ledger | None = None
     over: Over | None = None
     next_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 0.25
+
+
+def believable(report: Report) -> bool:
+    """Whether its epochs are such as a job reaches; see `leases.words.MOST_EPOCH`."""
+    newest = 0 if report.newest is None else report.newest.epoch
+    ledger = 0 if report.ledger is None else report.ledger.epoch
+    return max(newest, ledger, report.obeyed_epoch, report.ran[0] if report.ran else 0) <= MOST_EPOCH
+
+
+def order_of(node: str) -> list[tuple[str, int]]:
+    """A key under which names that differ in a number come in its order.
+
+    Examples
+    --------
+    >>> sorted(["n10", "n2"], key=order_of)
+    ['n2', 'n10']
+    """
+    return [(text, int(digits)) for text, digits in re.findall(r"([^0-9]*)([0-9]{1,18})", f"{node}0")]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from actions.launchers.checkpoints.newest import Checkpoint
-from actions.launchers.cluster.leader import LeaderTable, believable
-from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape
+from actions.launchers.cluster.leader import LeaderTable
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, believable
 
 SHAPE: Final = Shape(nodes=3, least_nodes=2, spares=1, ranks=2, restarts=2)
 PATIENCE: Final = Patience()
@@ -36,6 +36,8 @@ class Job:
     def again(self, *names: str) -> None:
         """`names` say what they said before; all but those that are lost, if none is named."""
         for name in names or self.said:
+            ledger = self.table.asked.ledger or self.said[name].ledger  # of the order before
+            self.said[name] = msgspec.structs.replace(self.said[name], ledger=ledger)
             self.table.hear(self.said[name], self.now_s)
         self.table.advance(self.now_s)
 
@@ -59,9 +61,10 @@ class Job:
     def stop(self, *but: str) -> None:
         """All nodes that run something follow the order to stop."""
         assert not self.table.runs
-        for name, one in self.said.items():
+        for name, one in list(self.said.items()):
             if name not in but and one.alive:
                 self.say(name, alive=0, state="stopped" if one.state == "running" else one.state)
+        self.again()
 
     def next_leader(self) -> None:
         """Another launcher leads, and knows nothing."""
@@ -238,6 +241,18 @@ def test_a_leader_that_follows_begins_nothing_beside_what_it_has_not_heard_of_ye
     assert job.table.runs
     assert job.table.attempt is not None
     assert job.table.attempt.roster == ("a", "b", "c")
+
+
+def test_a_leader_that_hears_of_too_few_begins_nothing_beside_what_may_run_where_it_cannot_hear() -> None:
+    """It has the lease and no way to the others, and was never told of the attempt that they run."""
+    job = Job("a", "b", "c", shape=Shape(nodes=1, least_nodes=1, spares=2))
+    job.run()
+    del job.said["a"], job.said["b"]
+    job.next_leader()
+    job.pass_s(2 * LOST_S + PATIENCE.isolated_s - 0.25)
+    assert not job.ready
+    job.pass_s(0.25)
+    assert job.run().roster == ("c",)
 
 
 def test_a_leader_that_follows_a_lost_one_replaces_it() -> None:

@@ -1,0 +1,94 @@
+"""`trainwarden job`: what a job on several nodes does, and a person's words to its leader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+import typer
+
+from trainwarden.cli.shared.options import ConfigFile, Json
+from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import LauncherError
+from trainwarden.launching import LauncherState, Report, Verb
+from trainwarden.settings import load
+
+VERBS: Final[dict[str, Verb]] = {"suspend": "pause", "resume": "resume", "restart": "restart", "stop": "stop"}
+"""By a person's word, what launchers call it."""
+
+
+def job(
+    word: Annotated[Literal["status", "suspend", "resume", "restart", "stop"], typer.Argument()],
+    *,
+    name: Annotated[str, typer.Option("--job", help="Name of the job.")],
+    rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where its nodes find each other.")],
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
+    why: Annotated[str, typer.Option(help="Why; the launchers' logs say it.")] = "",
+    wait: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, metavar="SECONDS", help="For a leader, and for the end.")
+    ] = 60.0,
+    config: ConfigFile = None,
+    json: Json = None,
+) -> int:
+    """What a job on several nodes does; suspend, resume, restart or stop all of it; exit code 1 if not done.
+
+    Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29401 --token-file token --why "the room is hot"
+    """
+    from actions.launchers.cluster import places
+    from actions.launchers.cluster.client import LeaderClient, Patient
+    from actions.launchers.leases.server import read_token
+    from trainwarden.clock import SystemClock
+    from trainwarden.metrics_http.tls import peer_tls
+
+    voice, settings = Voice(json), load(config)
+    places.split(rdzv)
+    tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
+    token = None if token_file is None else read_token(token_file)
+    asked = Patient(LeaderClient(name, rdzv, token, tls=tls), SystemClock(), wait)
+    if word == "status":
+        state = asked.state()
+        for line in lines(state):
+            voice.say(line)
+        voice.answer(msgspec.to_builtins(state))
+        return 0
+    report = asked.carry_out(VERBS[word], name, why)
+    voice.say(said(word, report, wait))
+    voice.answer(msgspec.to_builtins(report))
+    return 0 if report.state == "done" else 1
+
+
+def said(word: str, report: Report, wait_s: float) -> str:
+    """What became of a person's word, in one sentence.
+
+    Raises
+    ------
+    LauncherError
+        If it was refused.
+
+    Examples
+    --------
+    >>> said("suspend", Report(operation="o", state="done"), 60.0)
+    'suspend: done'
+    """
+    if report.state == "refused":
+        raise LauncherError(f"{word}: {report.text}")
+    if report.state == "done":
+        return f"{word}: done"
+    return f"{word}: accepted, and not seen done within {wait_s:g} s"
+
+
+def lines(state: LauncherState) -> list[str]:
+    """`state` for people.
+
+    Examples
+    --------
+    >>> lines(LauncherState(job="j", phase="paused", generation=3, attempt=1))
+    ['job j: paused, attempt 2']
+    """
+    under_way = "".join(f"; under way: {one}" for one in state.under_way)
+    rows = [f"job {state.job}: {state.phase}, attempt {state.attempt + 1}{under_way}"]
+    for node in state.nodes:
+        ranks = f", ranks {node.ranks[0]} to {node.ranks[-1]}" if node.ranks else ""
+        rows.append(f"  {node.node}: {node.state}{ranks}{': ' if node.why else ''}{node.why}")
+    return rows
