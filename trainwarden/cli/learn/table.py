@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PROVISIONAL_SERVES: Final = (
-    "provisional: too little to judge by; where there is no champion it serves with half its weight"
+    "provisional: too little to judge by; where there is no champion it serves with a seventh of its weight"
 )
 RATE_DAYS: Final = 0.5  # machine-days; five alarms of two minutes would be shown as thousands a day
 NEVER_SERVED: Final = "its training run was stopped before it was complete; it is never served"

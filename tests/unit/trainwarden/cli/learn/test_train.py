@@ -130,7 +130,7 @@ def test_the_table_fits_and_says_why(width, monkeypatch):
     assert LONG in " ".join(text.split())
     assert "pca 2 provisional: too little to tell: x" in text
     assert "4.43e" not in text, "minutes tell no rate per day"
-    assert "serves with half its weight" in " ".join(text.split())
+    assert "serves with a seventh of its weight" in " ".join(text.split())
     assert "dtw 1 unfinished: its training run was stopped" in text
     assert "injected anomalies of known size" in text
 
