@@ -61,7 +61,8 @@ class GateConfig(Config, frozen=True, kw_only=True):
 class GateResult(msgspec.Struct, kw_only=True):
     """`passed`, why (not), and the numbers; `beats` is None where there is no champion to beat.
 
-    `provisional`: it has not passed, but nothing says that it would not with more to judge by.
+    `provisional`: it has not passed, but nothing says that it would not with more to judge by. `stand_in`: what is
+    found now of the provisional version that serves meanwhile, on what it has not learnt from.
     """
 
     passed: bool
@@ -69,6 +70,7 @@ class GateResult(msgspec.Struct, kw_only=True):
     reasons: list[str]
     metrics: dict[str, float | int | bool | None]
     beats: bool | None = None
+    stand_in: GateResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

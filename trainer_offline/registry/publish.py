@@ -61,9 +61,8 @@ def register(
 ) -> tuple[str, list[Version]]:
     """Keep every detector of a run; the run's id and the versions made.
 
-    A version that passed becomes champion where there is none (or with `promote`), else challenger. One that is
-    provisional serves as such where there is no champion, unless it did worse than the one that does so today. One that
-    failed is kept with the tag ``gate`` = ``rejected`` and gets no alias.
+    A version that passed becomes champion where there is none (or with `promote`), else challenger. One that failed is
+    kept with the tag ``gate`` = ``rejected`` and gets no alias. For one that is provisional see `_stand_in`.
 
     Raises
     ------
@@ -95,16 +94,35 @@ def register(
                 numbers[name] = _logged(name, folder, _example(trained.bundle, name))
                 _tag(client, name, numbers[name], _tags(trained, part, folder, run_id), results[name].reasons)
     with _uninterrupted():
+        stand_in = registry.aliases(PROVISIONAL)
         for name, number in numbers.items():
             if results[name].passed:
                 if promote or name not in had:
                     registry.promote(name, number)
                 else:
                     registry.challenge(registry.version(name, number))
-            elif results[name].provisional and name not in had and results[name].beats is not False:
-                registry.serve_provisionally(registry.version(name, number))
+            elif name not in had:
+                _stand_in(registry, results[name], registry.version(name, number), stand_in.get(name))
         tell("registered", len(parts), len(parts))
     return run_id, [registry.version(name, number) for name, number in numbers.items()]
+
+
+def _stand_in(registry: Registry, result: GateResult, one: Version, serving: str | None) -> None:
+    """Who serves where there is no champion and the new version has not passed.
+
+    The provisional version that serves today becomes champion if what it has not learnt from is enough to pass by now;
+    it serves no more if that is enough to reject it. Else the new one takes its place if it is provisional too, unless
+    it did worse.
+    """
+    if serving is not None and result.stand_in is not None and not result.stand_in.provisional:
+        old = registry.version(one.detector, serving)
+        registry.settle(old, result.stand_in.passed, _reasons(result.stand_in.reasons))
+        if result.stand_in.passed:
+            return
+    elif result.beats is False:
+        return
+    if result.provisional:
+        registry.serve_provisionally(one)
 
 
 @contextlib.contextmanager

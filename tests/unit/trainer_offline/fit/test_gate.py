@@ -252,6 +252,19 @@ def test_what_is_needed_is_said_where_there_is_less(hours: float, days: float, s
     assert decide(quiet, None, GateConfig(), alone=True).passed == (found is None), "and it is what the gate goes by"
 
 
+def test_a_provisional_version_that_serves_is_judged_again(data: TrainingData, bundle: ModelBundle) -> None:
+    serving = Champion(replace(bundle, provisional=frozenset({"pca"})))
+    anything = GateConfig(accuracy=0.0, injected_recall=0.0, false_alarms_per_machine_day=1e6)
+    found = gate(bundle, serving, data.test, anything, seed=0)[0]
+    assert found["pca"].stand_in is not None
+    assert found["pca"].stand_in.passed
+    assert found["ensemble"].stand_in is None, "it has passed before"
+    strict = gate(bundle, serving, data.test, GateConfig(accuracy=1.0, injected_recall=1.0), seed=0)[0]["pca"].stand_in
+    assert strict is not None
+    assert not strict.passed
+    assert result_of(data, Champion(bundle)).stand_in is None
+
+
 def test_where_no_false_alarm_is_allowed_no_length_is_named() -> None:
     assert (
         needed(1.0, 0.1, GateConfig(false_alarms_per_machine_day=0.0, alone_false_alarms_per_machine_day=0.0)) is None
