@@ -86,7 +86,11 @@ def test_a_version_that_fails_is_rejected_and_one_that_cannot_be_told_stands_in(
     assert assemble(registry)[1].provisional == {"pca", ENSEMBLE}
     with pytest.raises(ConfigError, match="there was too little to judge it by"):
         registry.promote("pca", "2")
-    train(trained_models.folder / "data", registry, msgspec.structs.replace(strict, gate=ANYTHING))
+    registry.settle(registry.version("pca", "2"), passed=False, reasons="[]")
+    assert registry.aliases(PROVISIONAL) == {ENSEMBLE: "2"}
+    registry.settle(registry.version(ENSEMBLE, "2"), passed=True, reasons="[]")
+    assert (registry.aliases(PROVISIONAL), registry.aliases(CHAMPION)) == ({}, {ENSEMBLE: "2"})
+    train(trained_models.folder / "data", registry, msgspec.structs.replace(strict, gate=ANYTHING), promote=True)
     assert registry.aliases(PROVISIONAL) == {}
     assert registry.aliases(CHAMPION) == {"pca": "3", ENSEMBLE: "3"}
     assert assemble(registry)[1].provisional == frozenset()

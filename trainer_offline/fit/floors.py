@@ -60,7 +60,8 @@ class GateConfig(Config, frozen=True, kw_only=True):
 class GateResult(msgspec.Struct, kw_only=True):
     """`passed`, why (not), and the numbers; `beats` is None where there is no champion to beat.
 
-    `provisional`: it has not passed, but nothing says that it would not with more to judge by.
+    `provisional`: it has not passed, but nothing says that it would not with more to judge by. `stand_in`: what is
+    found now of the provisional version that serves meanwhile, on what it has not learnt from.
     """
 
     passed: bool
@@ -68,6 +69,7 @@ class GateResult(msgspec.Struct, kw_only=True):
     reasons: list[str]
     metrics: dict[str, float | int | bool | None]
     beats: bool | None = None
+    stand_in: GateResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,8 @@ def _floors(ours: Quality, config: GateConfig, alone: bool) -> Iterator[_Doubt]:
     found_of = config.injected_recall if ours.injected else config.recall
     for name, value, of, floor in (
         ("recall {} of " + what, ours.recall, ours.events, found_of),
-        ("accuracy {}", ours.accuracy, ours.judged / ALERT_SAMPLES, config.accuracy),
-        ("precision {}", None if ours.injected else ours.precision, ours.found + ours.false_episodes, config.precision),
+        ("accuracy {}", ours.accuracy, _trials(ours), config.accuracy),
+        ("precision {}", None if ours.injected else ours.precision, ours.found + _spells(ours), config.precision),
     ):
         if value is None:
             continue
@@ -209,8 +211,8 @@ def _by_chance(ours: Quality, what: str) -> Iterator[_Doubt]:
 def _worse(ours: Quality, champion: Quality, config: GateConfig) -> Iterator[_Doubt]:
     for name, value, best, of in (
         ("recall", ours.recall, champion.recall, float(ours.events)),
-        ("accuracy", ours.accuracy, champion.accuracy, ours.judged / ALERT_SAMPLES),
-        ("precision", *_precisions(ours, champion), float(ours.found + ours.false_episodes)),
+        ("accuracy", ours.accuracy, champion.accuracy, _trials(ours)),
+        ("precision", *_precisions(ours, champion), float(ours.found + _spells(ours))),
     ):
         least = (best or 0.0) - config.recall_slack
         if (value or 0.0) < least:
@@ -228,13 +230,29 @@ def _precisions(ours: Quality, champion: Quality) -> tuple[float | None, float |
     return ours.precision, champion.precision
 
 
+def _spells(ours: Quality) -> int:
+    """Hours with false alarms; each alarm by itself where hours were not counted."""
+    return ours.false_episodes if ours.false_spells is None else ours.false_spells
+
+
+def _trials(ours: Quality) -> float:
+    """How many independent samples the accuracy stands on: all wrong time of one spell, or of one missed fault, is one.
+
+    What is right comes in pieces of the same length then, and of none shorter than an alert.
+    """
+    most = ours.judged / ALERT_SAMPLES
+    wrong = 1.0 - (ours.accuracy or 0.0)
+    causes = _spells(ours) + (0 if ours.injected else ours.events - ours.found)
+    return min(most, max(causes, 1) / wrong) if wrong > 0.0 else most
+
+
 def _false_alarms(ours: Quality) -> tuple[float, float]:
     """How many false alarms are to be expected in time like this, at least and at most.
 
     They come in spells, so it is hours with alarms that are counted, each of which stands for as many as were seen in
     one. One spell alone says nothing of how often there are any: a test of ten minutes tells no rate per day.
     """
-    spells = ours.false_episodes if ours.false_spells is None else ours.false_spells
+    spells = _spells(ours)
     low, high = count_bounds(spells)
     of_one = ours.false_episodes / spells if spells else 1.0
     return (low * of_one if spells > 1 else 0.0), high * of_one

@@ -97,6 +97,8 @@ def gate(
         own, other, same = (one.quality if (one := part.get(name)) else None for part in (ours, theirs, beside))
         results[name] = decide(own, other, config, same, alone=name == "ensemble")
         results[name].reasons.extend(_left_out(unseen, champion))
+        if champion is not None and name in champion.bundle.provisional and other is not None:
+            results[name].stand_in = decide(other, None, config, alone=name == "ensemble")
     return results, ours
 
 

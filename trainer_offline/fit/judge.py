@@ -190,7 +190,8 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
             if grid.quiet[first] and not near[first : last + 1].any()
         ]
         one.false_episodes += len(false)
-        tally.false_hours.update((job, int(grid.times_s[first] // SPELL_S)) for first in false)
+        # From the job's own first hour on, or two minutes around a full hour would be two spells.
+        tally.false_hours.update((job, int((grid.times_s[first] - grid.times_s[0]) // SPELL_S)) for first in false)
         # What was not judged (a warm-up) is no time without a false alarm.
         there = ~np.isnan(values)
         one.machine_days += int(there[:, grid.quiet].sum()) * grid.every_s / 86_400.0

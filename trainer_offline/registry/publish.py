@@ -61,9 +61,8 @@ def register(
 ) -> tuple[str, list[Version]]:
     """Keep every detector of a run; the run's id and the versions made.
 
-    A version that passed becomes champion where there is none (or with `promote`), else challenger. One that is
-    provisional serves as such where there is no champion, unless it did worse than the one that does so today. One that
-    failed is kept with the tag ``gate`` = ``rejected`` and gets no alias.
+    A version that passed becomes champion where there is none (or with `promote`), else challenger. One that failed is
+    kept with the tag ``gate`` = ``rejected`` and gets no alias. For one that is provisional see `_stand_in`.
 
     Raises
     ------
@@ -101,21 +100,40 @@ def register(
             for name, model_id in logged.items():
                 mlflow.log_metrics(_numbers(name, results[name]), model_id=model_id)
     with _uninterrupted():
+        stand_in = registry.aliases(PROVISIONAL)
         for name, number in numbers.items():
-            _give_alias(registry, registry.version(name, number), results[name], has=name in had, promote=promote)
+            one, first = registry.version(name, number), name not in had
+            if results[name].passed:
+                _give_alias(registry, one, champion=promote or first)
+            elif first:
+                _stand_in(registry, results[name], one, stand_in.get(name))
         tell("registered", len(parts), len(parts))
     return run_id, [registry.version(name, number) for name, number in numbers.items()]
 
 
-def _give_alias(registry: Registry, version: Version, result: GateResult, *, has: bool, promote: bool) -> None:
-    """Have `version` serve as far as its `result` lets it; `has`: there is a champion."""
-    if result.passed:
-        if promote or not has:
-            registry.promote(version.detector, version.version)
-        else:
-            registry.challenge(version)
-    elif result.provisional and not has and result.beats is not False:
-        registry.serve_provisionally(version)
+def _give_alias(registry: Registry, one: Version, *, champion: bool) -> None:
+    if champion:
+        registry.promote(one.detector, one.version)
+    else:
+        registry.challenge(one)
+
+
+def _stand_in(registry: Registry, result: GateResult, one: Version, serving: str | None) -> None:
+    """Who serves where there is no champion and the new version has not passed.
+
+    The provisional version that serves today becomes champion if what it has not learnt from is enough to pass by now;
+    it serves no more if that is enough to reject it. Else the new one takes its place if it is provisional too, unless
+    it did worse.
+    """
+    if serving is not None and result.stand_in is not None and not result.stand_in.provisional:
+        old = registry.version(one.detector, serving)
+        registry.settle(old, result.stand_in.passed, _reasons(result.stand_in.reasons))
+        if result.stand_in.passed:
+            return
+    elif result.beats is False:
+        return
+    if result.provisional:
+        registry.serve_provisionally(one)
 
 
 @contextlib.contextmanager

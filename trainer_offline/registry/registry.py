@@ -222,6 +222,17 @@ class Registry:
         with asking(self.uri):
             self.client.set_registered_model_alias(registered_name(one.detector), PROVISIONAL, one.version)
 
+    def settle(self, one: Version, passed: bool, reasons: str) -> None:
+        """What more data have shown of a provisional version: it is champion from now on, or serves no more."""
+        name = registered_name(one.detector)
+        with asking(self.uri):
+            self.client.set_model_version_tag(name, one.version, "gate_reasons", reasons)
+            self.client.set_model_version_tag(name, one.version, "gate", "passed" if passed else "rejected")
+            if not passed:
+                self.client.delete_registered_model_alias(name, PROVISIONAL)
+        if passed:
+            self._crown(one)
+
     def note_champion(self, one: Version) -> None:
         """Remember since when a version that somebody made champion in the UI is one, for roll-backs."""
         if SINCE not in one.tags:

@@ -71,11 +71,12 @@ def assemble(registry: Registry, alias: str = CHAMPION) -> tuple[dict[str, str],
     parts: dict[str, ModelBundle] = {}
     provisional = set()
     for name, number in versions.items():
+        by = wanted.by[name]
         try:
             one = registry.version(name, number)
         except ConfigError as error:
-            raise DetectorError(f"alias {alias} of {name} points to version {number}, which does not exist") from error
-        if one.provisional and wanted.by[name] == CHAMPION:
+            raise DetectorError(f"alias {by} of {name} points to version {number}, which does not exist") from error
+        if one.provisional and by == CHAMPION:
             raise DetectorError(f"version {number} of {name} is refused: it is provisional, which is no champion")
         parts[name] = registry.fetch(one)
         if one.provisional:

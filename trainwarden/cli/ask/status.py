@@ -41,7 +41,7 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
                 voice.say(f"  {event.message}")
             if names := _provisional(view):
                 voice.say(
-                    f"  provisional models, which weigh half until there is enough to judge them by: {', '.join(names)}"
+                    f"  provisional models, which weigh less until there is enough to judge them by: {', '.join(names)}"
                 )
             for incident in incidents:
                 voice.say(f"  {incident_line(incident)}")

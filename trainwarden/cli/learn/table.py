@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PROVISIONAL_SERVES: Final = (
-    "provisional: too little to judge by; where there is no champion it serves with half its weight"
+    "provisional: too little to judge by; where there is no champion it serves with a seventh of its weight"
 )
+RATE_DAYS: Final = 0.5  # machine-days; five alarms of two minutes would be shown as thousands a day
 NEVER_SERVED: Final = "its training run was stopped before it was complete; it is never served"
 
 
@@ -66,7 +67,7 @@ def _row(one: Mapping[str, Any], weights: Mapping[str, float] | None) -> list[st
         ", ".join(one["aliases"]),
         _result(one),
         _number(metrics.get("recall")),
-        _number(metrics.get("false_alarms_per_machine_day")),
+        _number(metrics.get("false_alarms_per_machine_day") if metrics.get("machine_days", 1.0) >= RATE_DAYS else None),
     ]
 
 

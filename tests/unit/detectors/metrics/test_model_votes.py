@@ -217,16 +217,19 @@ def test_weights_are_summed_for_each_entity_and_abstention_is_no_no() -> None:
     assert believed({"lof": one, "pca": one}, weights={"lof": 1.0, "pca": 1.0}) == [[0]]
 
 
-def test_provisional_votes_weigh_half() -> None:
+def test_provisional_votes_support_others_and_open_nothing() -> None:
     sure = named((0, "n0", None))
     unsure = msgspec.structs.replace(sure, provisional=True)
     assert believed({"metric_change": sure, "dtw": sure}) == [[0]]
     assert believed({"metric_change": sure, "dtw": unsure}) == []
     assert believed({"metric_mean": sure}) == [[0]], "it opens by itself"
     assert believed({"metric_mean": unsure}) == [], "it does not while it is provisional"
-    assert believed({"metric_mean": unsure, "metric_change": unsure}) == []
-    models = ("metric_mean", "metric_change", "dtw", "kmeans", "pca", "nearest", "neighbor_profile")
-    assert believed(dict.fromkeys(models, unsure)) == [[0]], "all together do"
+    models = dict.fromkeys([name for name, role in ROLES.items() if role.reads == "scores"], unsure)
+    assert len(models) == 9
+    assert believed(models) == [], "nor do all together"
+    assert believed(models | {"still_metrics": sure}) == [], "nor with one other"
+    assert believed(models | {"still_metrics": sure, "pca": sure}) == [[0]], "but they support what is nearly enough"
+    assert believed({"still_metrics": sure, "pca": sure}) == []
 
 
 def test_a_vote_of_a_provisional_model_says_so_and_after_a_restart_too() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from detectors.job.samples import Entity
 from tests.archive_doubles import NOON_S, Log, Service
@@ -16,6 +18,7 @@ from trainer_offline.archive.export_metrics import export_part
 from trainer_offline.data.annotations import Culprit
 from trainer_offline.data.grids import LOOK_BACK, JobGrid, PrepareConfig, thinned
 from trainer_offline.data.prepare import prepare
+from trainer_offline.fit.judge import segments
 from trainwarden.recorded.folder import read_metrics_of
 from trainwarden.recorded.part import ReadLimit
 from trainwarden.records import MetricsRecord
@@ -118,3 +121,18 @@ def test_of_an_archive_the_nodes_of_named_ranks_are_read(tmp_path: Path) -> None
         assert {"n9", "n3"} < {*read.nodes}
         assert len(read.nodes) == 4
         assert NOON_S + 20 in read.times_s
+
+
+@given(st.lists(st.tuples(st.integers(0, SAMPLES - 1), st.integers(1, 300)), min_size=1, max_size=12),
+       st.integers(500, ENTITIES * SAMPLES), st.integers(0, 9))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_every_fault_is_still_there_as_an_event_of_its_own(spans: list[tuple[int, int]], rows: int, seed: int) -> None:
+    """Of more faults than half of the rows have room for, as many as there is room for."""
+    day = grid([(first, first + length) for first, length in spans])
+    config = PrepareConfig(max_entities=8)
+    found = thinned(day, rows, config, seed)
+    room = max(1, max(rows // len(found.entities), config.least_samples) // 2 // config.least_samples)
+    begins = day.times_s[segments(day.fault)[:, 0]]
+    kept = found.times_s[segments(found.fault)[:, 0]]
+    assert len(set(begins.tolist()) & set(kept.tolist())) >= min(len(begins), room)
+    assert set(kept.tolist()) <= set(begins.tolist()), "none is cut in two, and none begins later than it did"

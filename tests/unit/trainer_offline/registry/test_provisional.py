@@ -6,12 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
 from detectors.job.samples import Entity
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
+from trainer_offline.fit.floors import GateResult
+from trainer_offline.registry import publish
 from trainer_offline.registry.parts import ENSEMBLE, join, parts_of
 from trainer_offline.registry.registry import Registry
 from trainer_offline.registry.serving import RegistrySource, Wanted, assemble
@@ -73,12 +76,12 @@ def test_a_provisional_version_stands_in_where_there_is_no_champion(
     assert Wanted.under(asked(Places(bundle, {}, **aliases)), alias).versions == versions
 
 
-def test_it_serves_with_half_its_weight_beside_those_that_have_passed(bundle: ModelBundle) -> None:
+def test_it_serves_with_less_weight_beside_those_that_have_passed(bundle: ModelBundle) -> None:
     places = Places(bundle, {"pca": PROVISIONAL}, champion={"kmeans": "1", ENSEMBLE: "1"}, provisional={"pca": "1"})
     versions, found = assemble(asked(places))
     assert versions == ALL
     assert found.provisional == {"pca"}
-    assert found.votes[""].config.members == {"kmeans": 1.0, "pca": 1.0}
+    assert found.votes[""].config.members == pytest.approx({"kmeans": 1.0, "pca": 0.3})
 
 
 def test_where_all_are_provisional_the_mean_stays_what_it_was(bundle: ModelBundle) -> None:
@@ -117,3 +120,48 @@ def test_the_same_version_is_served_anew_once_it_is_champion(bundle: ModelBundle
     kept = RegistrySource(asked(places), tmp_path).last_good()
     assert kept is not None
     assert kept.champion.provisional == {"kmeans", ENSEMBLE}, "and after a restart without the registry"
+
+
+class Told:
+    """A registry that remembers what it is told of version 1, which serves, and version 2, which is new."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def version(self, name: str, number: str) -> Version:
+        return Version(name, number, {"gate": PROVISIONAL}, (), "", 0.0)
+
+    def settle(self, one: Version, passed: bool, reasons: str) -> None:
+        del reasons
+        self.said.append(f"{one.version} {'champion' if passed else 'rejected'}")
+
+    def serve_provisionally(self, one: Version) -> None:
+        self.said.append(f"{one.version} serves")
+
+
+YES, UNSURE, NO = (
+    GateResult(passed=passed, provisional=provisional, reasons=["r"], metrics={})
+    for passed, provisional in ((True, False), (False, True), (False, False))
+)
+
+
+@pytest.mark.parametrize(("new", "beats", "serving", "again", "said"), [
+    (UNSURE, None, None, None, ["2 serves"]),
+    (NO, None, None, None, []),
+    (UNSURE, True, "1", UNSURE, ["2 serves"]),
+    (UNSURE, False, "1", UNSURE, []),
+    (NO, False, "1", UNSURE, []),
+    (UNSURE, True, "1", YES, ["1 champion"]),
+    (NO, False, "1", YES, ["1 champion"]),
+    (UNSURE, True, "1", NO, ["1 rejected", "2 serves"]),
+    (UNSURE, False, "1", NO, ["1 rejected", "2 serves"]),
+    (NO, False, "1", NO, ["1 rejected"]),
+    (UNSURE, None, "1", None, ["2 serves"]),
+])  # fmt: skip
+def test_what_serves_provisionally_is_settled_once_there_is_enough(
+    new: GateResult, beats: bool | None, serving: str | None, again: GateResult | None, said: list[str]
+) -> None:
+    told = Told()
+    result = msgspec.structs.replace(new, beats=beats, stand_in=again)
+    publish._stand_in(cast("Registry", told), result, told.version("pca", "2"), serving)
+    assert told.said == said

@@ -105,7 +105,7 @@ def test_status_names_models_that_are_provisional(address: str, capsys: pytest.C
     bus.close()
     status(bus=address)
     assert (
-        "provisional models, which weigh half until there is enough to judge them by: lof\n" in capsys.readouterr().out
+        "provisional models, which weigh less until there is enough to judge them by: lof\n" in capsys.readouterr().out
     )
     status(bus=address, json="-")
     assert json_of(capsys)["jobs"][0]["provisional_models"] == ["lof"]

@@ -25,7 +25,10 @@ REJECTED = {
     "reasons": [LONG, "0 false alarms in 0.1 machine-days"],
     "metrics": {"injected": True},
 }
-UNSURE = {"passed": False, "provisional": True, "reasons": ["too little to tell: x"], "metrics": {}}
+UNSURE = {
+    "passed": False, "provisional": True, "reasons": ["too little to tell: x"],
+    "metrics": {"false_alarms_per_machine_day": 4_432.0, "machine_days": 0.002},
+}  # fmt: skip
 ANSWERS = [
     {"detector": "neighbor_profile", "version": "12", "aliases": ["challenger", "champion"], "gate": GATE},
     {"detector": "lof", "version": "3", "aliases": [], "gate": REJECTED},
@@ -126,7 +129,8 @@ def test_the_table_fits_and_says_why(width, monkeypatch):
     assert "0.875" in whole
     assert LONG in " ".join(text.split())
     assert "pca 2 provisional: too little to tell: x" in text
-    assert "serves with half its weight" in " ".join(text.split())
+    assert "4.43e" not in text, "minutes tell no rate per day"
+    assert "serves with a seventh of its weight" in " ".join(text.split())
     assert "dtw 1 unfinished: its training run was stopped" in text
     assert "injected anomalies of known size" in text
 
