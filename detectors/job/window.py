@@ -75,6 +75,8 @@ class Window:
         Why families of `samples` have no scores; None where no models are loaded at all.
     model_versions : mapping
         Versions of the models in use, by detector.
+    provisional : bool
+        These were learnt from the job's own start: too little for them to say anything alone.
     """
 
     job: str
@@ -111,6 +113,7 @@ class Window:
     scored: tuple[ScoredSamples, ...] = ()
     unscored: Mapping[str, str] | None = None
     model_versions: Mapping[str, str] = field(default_factory=dict)
+    provisional: bool = False
     finished: bool = False
     last: bool = False
     restarts: int = 0

@@ -38,6 +38,8 @@ FAILURE_KINDS: Final = frozenset(
 LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16
+# What half a minute has taught is often strange later: with half of what is enough it made incidents of busy machines.
+PROVISIONAL_SHARE: Final = 0.25
 
 
 class EnsembleConfig(Config, frozen=True, kw_only=True):
@@ -144,7 +146,9 @@ class Ensemble:
         deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
         believed = {name: vote for name, vote in deciding.items() if self._opens_alone(name, vote)}
         company = {name: vote for name, vote in deciding.items() if not vote.hard and self.weight(name) > 0.0}
-        believed |= {name: vote for name, vote in self._agreeing(company).items() if name not in believed}
+        believed |= {
+            name: vote for name, vote in self._agreeing(company, window.provisional).items() if name not in believed
+        }
         joined = [_join(family, members) for family, members in _families(list(believed.values()))]
         return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
 
@@ -180,13 +184,16 @@ class Ensemble:
             return self.config.log_opens
         return vote.verified and "verified" in opens and self.config.verified_opens
 
-    def _agreeing(self, company: Mapping[str, Vote]) -> dict[str, Vote]:
+    def _agreeing(self, company: Mapping[str, Vote], provisional: bool) -> dict[str, Vote]:
         """The votes that are enough together, each with those suspects alone that enough others agree on.
 
         Two votes about different entities do not support each other. A vote that names nobody is about the whole job
-        and supports everyone.
+        and supports everyone. All `provisional` models together are a quarter of what is enough at most.
         """
         weights, enough = {name: self.weight(name) for name in company}, self.config.metric_votes
+        models = [name for name in company if self._roles[name].reads == "scores"] if provisional else []
+        most = max(1.0, sum(weights[name] for name in models) / (PROVISIONAL_SHARE * enough))
+        weights |= {name: weights[name] / most for name in models}
         everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
         totals: dict[tuple[Any, ...], float] = {}
         for name, vote in company.items():
