@@ -9,7 +9,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 
 FIRST_FAULT_STEP = 35  # enough healthy steps before it to know what is usual
-LEARNT_STEP = 80  # of slow-rank: by then, half a minute, the job has taught models by its own healthy start
+LEARNT_STEP = 100  # of slow-rank: by then, after half a minute, the job has taught models by its own healthy start
 STEPS_AFTER_FAULT = 60
 LEAST_STEPS_AFTER_FAULT = 25
 
