@@ -21,9 +21,11 @@ from detectors.job.window import LogLine, Window
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.shadow import Shadow
+from detectors.own_models.learner import Learn
+from detectors.own_models.own_models import OwnModels
 from detectors.protocol import Detector
 from detectors.suspicion import Suspicion
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import SLOW_PHASES, Ensemble, EnsembleConfig
 from detectors.verdict.incidents import Joiner, OpenIncident
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord
@@ -44,6 +46,8 @@ class JobWatch:
     ----------
     partition : int
         Of the bus, that the job's records lie in.
+    own_models : OwnModels
+        What the job teaches by its healthy start, where something learns it and no trained models are there.
     recorded : callable or None
         Where new metric samples come from instead of the job's memory: a recording has them all beforehand.
     """
@@ -55,9 +59,12 @@ class JobWatch:
         config: EnsembleConfig,
         metrics: SelfMetrics,
         bundle: ModelBundle | None = None,
+        *,
+        learn: Learn | None = None,
     ) -> None:
         self.state = JobState(job)
         self.scorer = MetricScorer(bundle)
+        self.own_models = OwnModels(learn)
         self.shadow = Shadow(job, metrics)
         self.joiner = Joiner(job, config)
         self.collectives = LiveCollectives(job)
@@ -80,7 +87,10 @@ class JobWatch:
     def score(self, now_s: float, *, live: bool = True, last: bool = False) -> list[Record]:
         """One window: every detector's vote, the verdict if it is news, and the revisions of incidents."""
         self.last_window_s = now_s
-        window = self._scored(self._window(now_s, last))
+        window = self._window(now_s, last)
+        if live:
+            self._follow_own_models(window)
+        window = self._scored(window)
         if found := self.collectives.follow(window):
             window = replace(window, events=(*window.events, *found))
         out: list[Record] = []
@@ -123,6 +133,7 @@ class JobWatch:
             "collectives": _PLAIN.taken(self.collectives),
             "detectors": {name: detector.state() for name, detector in self._detectors.items()},
             "scorer": self.scorer.state(),
+            "own_models": [self.own_models.kept(), self.own_models.stage],
             "aside": self._barrier.aside,
             "told": None if self._told is None else msgspec.to_builtins(self._told),
             "last_window_s": self.last_window_s,
@@ -152,6 +163,9 @@ class JobWatch:
             _PLAIN.fill(self.state, plain["state"])
             _PLAIN.fill(self.joiner, plain["joiner"], _SETTINGS)
             _PLAIN.fill(self.collectives, plain["collectives"])
+            self.own_models.restore(*plain.get("own_models", (b"", 0)))
+            if self.scorer.bundle is None:
+                self.scorer.swap(self.own_models.bundle)
             self.scorer.restore(plain["scorer"])
             self._barrier.aside = {str(name): str(why) for name, why in plain["aside"].items()}
             self._told = None if plain["told"] is None else msgspec.convert(plain["told"], VerdictRecord)
@@ -167,11 +181,21 @@ class JobWatch:
         window = self.state.window(now_s, with_samples=with_samples, history=history, last=last)
         return window if self.recorded is None else replace(window, samples=self.recorded())
 
+    def _follow_own_models(self, window: Window) -> None:
+        """Learn from the job's healthy start while there are no trained models; never waits."""
+        if self.scorer.bundle is not self.own_models.bundle:
+            return  # trained ones are there
+        calm = window.phase not in SLOW_PHASES and not self.joiner.open
+        learnt = self.own_models.follow(self.state.board, calm)
+        if learnt is not None:
+            self.scorer.swap(learnt)
+            log.info("own models learnt", extra={"fields": {"job": window.job, "families": list(learnt.votes)}})
+
     def _scored(self, window: Window) -> Window:
         """The window with what the trained models make of its new metric samples."""
         bundle = self.scorer.bundle
         if bundle is None:
-            return window
+            return replace(window, unscored={"": self.own_models.why}) if self.own_models.why else window
         try:
             scored = self.scorer.score(window.samples)
         except DetectorError as error:

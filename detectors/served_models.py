@@ -10,6 +10,9 @@ from detectors.job_watch import JobWatch
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.shadow import show_versions
 from detectors.metrics.source import ModelFollower
+from detectors.own_models.learner import Learn
+from detectors.protocol import Detector
+from detectors.verdict.ensemble import EnsembleConfig
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.self_metrics import SelfMetrics
 
@@ -18,6 +21,11 @@ log = logging.getLogger("trainwarden.detection")
 
 class ServedModels:
     """Champion and challenger, as they are now.
+
+    Attributes
+    ----------
+    learn : callable or None
+        Learns models from a job's own start, while there is no champion.
 
     Parameters
     ----------
@@ -34,6 +42,7 @@ class ServedModels:
 
     def __init__(self, models: str | None, follower: ModelFollower | None, metrics: SelfMetrics) -> None:
         self._follower, self._metrics = follower, metrics
+        self.learn: Learn | None = None
         self._challenger: ModelBundle | None = None
         self.champion: ModelBundle | None = None
         if follower is None and models is not None:
@@ -42,8 +51,9 @@ class ServedModels:
             except DetectorError as error:
                 raise ConfigError(f"detection.models: {error}") from error
 
-    def given(self, watch: JobWatch) -> JobWatch:
-        """`watch`, with the challenger beside its champion."""
+    def watched(self, job: str, detectors: dict[str, Detector], config: EnsembleConfig) -> JobWatch:
+        """A watch of `job` that remembers nothing yet, with the challenger beside its champion."""
+        watch = JobWatch(job, detectors, config, self._metrics, self.champion, learn=self.learn)
         watch.shadow.swap(self._challenger)
         return watch
 

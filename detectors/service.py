@@ -13,6 +13,7 @@ from detectors.job_watch import JobWatch
 from detectors.keeper import Keeper
 from detectors.metrics.shadow import told
 from detectors.metrics.source import ModelFollower, ModelSource
+from detectors.own_models.learner import Learner
 from detectors.reading import Reading
 from detectors.served_models import ServedModels
 from detectors.verdict.incidents import Joiner
@@ -78,7 +79,7 @@ class DetectionHandler:
         self._metrics = metrics
         self._config = rule(settings)
         self._chosen = checked(settings)
-        self._models = ServedModels(settings.models, follower, metrics)
+        self.models = ServedModels(settings.models, follower, metrics)
         self._jobs: dict[str, JobWatch] = {}
         self._past: dict[str, list[IncidentRecord]] = {}
         self._past_since_s = 0.0
@@ -160,7 +161,7 @@ class DetectionHandler:
 
     def tick(self, now_s: float) -> Iterable[Output]:
         """Judge the jobs that are due, and forget those that are over."""
-        self._models.swap(self._jobs.values())
+        self.models.swap(self._jobs.values())
         if self._consumer is not None and self._reading.caught_up(self._consumer):
             return self._caught_up()
         if not self._reading.assigned:
@@ -188,7 +189,7 @@ class DetectionHandler:
     def _made(self, job: str) -> JobWatch:
         """A watch of `job` that remembers nothing yet."""
         detectors = {name: choice.made() for name, choice in self._chosen.items()}
-        return self._models.given(JobWatch(job, detectors, self._config, self._metrics, self._models.champion))
+        return self.models.watched(job, detectors, self._config)
 
     def _take(self, message: Message, at_s: float, *, told: bool) -> bool:
         """Feed what came at `at_s`; True if it should be judged at once. `told`: the group has handled it before."""
@@ -266,8 +267,7 @@ class DetectionHandler:
 
     def _gauges(self) -> None:
         self._metrics.gauge("jobs", "Jobs watched.", len(self._jobs))
-        number = sum(len(watch.joiner.open) for watch in self._jobs.values())
-        self._metrics.gauge("incidents_open", "Incidents open.", number)
+        self._metrics.gauge("incidents_open", "Incidents open.", sum(len(it.joiner.open) for it in self._jobs.values()))
 
 
 def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | None = None) -> None:
@@ -280,14 +280,14 @@ def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | No
 
     Raises
     ------
-    ConfigError
-        If a setting is wrong.
-    BusUnavailable
-        If the bus cannot be opened at all.
+    ConfigError, BusUnavailable
+        If a setting is wrong; if the bus cannot be opened at all.
     """
     metrics = SelfMetrics("detector")
     follower = None if source is None else ModelFollower(source, settings.detection.models_every_s, told(metrics))
     handler = DetectionHandler(settings.detection, SystemClock(), metrics, follower)
+    if settings.detection.own_models:
+        handler.models.learn = Learner().learn
     serve_metrics(metrics, settings.detection.metrics_port, settings)
     connection = buses.connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
     if follower is not None:

@@ -38,15 +38,15 @@ class AgentSettings(Config, frozen=True, kw_only=True):
 
 
 class DetectionSettings(Config, frozen=True, kw_only=True):
-    """The detection service, and the folder that holds its `models`.
+    """The detection service, and the folder of its `models`; without any, `own_models` are taught by each job's start.
 
-    `detectors` says what differs from the default set, detector by detector, and `ensemble` what differs from the
-    default rule.
+    `detectors` says what differs from the default set, detector by detector, `ensemble` what differs from the rule.
     """
 
     detectors: dict[str, PluginSettings] = msgspec.field(default_factory=dict)
     models: str | None = None
     models_every_s: PositiveSeconds = 10.0
+    own_models: bool = True
     shadow: bool = True
     ensemble: dict[str, Any] = msgspec.field(default_factory=dict)
     rewind_s: PositiveSeconds = 3600.0

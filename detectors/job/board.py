@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -85,6 +86,20 @@ class MetricBoard:
             if (family.count > family.taken).any()
             for new in family.take(name, roles or {}, history)
         ]
+
+    def counts(self) -> dict[str, Rows]:
+        """How many samples every entity has had, by family."""
+        return {name: family.count[: len(family.entities)].copy() for name, family in self._families.items()}
+
+    def after(self, before: Mapping[str, Rows], enough: int, least: int, most: int) -> list[FamilySamples]:
+        """What came after `before`, of `most` entities of families with `least`; nothing until one has `enough`."""
+        found = {
+            name: family.after(before.get(name, np.zeros(0, dtype=np.int64)), least, most)
+            for name, family in self._families.items()
+        }
+        if max((samples for _, samples in found.values()), default=0) < enough:
+            return []
+        return [self._families[name].newest(name, *part) for name, part in found.items() if part[0].size]
 
     def _laid_out(self, record: MetricsRecord, seen: npt.NDArray[np.bool_]) -> _Layout:
         """Where a record's devices and metrics go, of those ``seen [names, devices]`` to have been measured."""

@@ -152,6 +152,24 @@ class FamilyRing:
         own = "" if rank is None else roles.get(rank, "")
         return role_of(own, self.models[row])
 
+    def after(self, before: Rows, least: int, most: int) -> tuple[Rows, int]:
+        """`most` rows, evenly spaced, with `least` samples after the first `before`; how many they all have."""
+        size = len(self.entities)
+        past = np.append(before, np.zeros(max(0, size - before.size), dtype=np.int64))[:size]
+        found = np.minimum(self.count[:size] - past, self.samples)
+        rows = np.flatnonzero(found >= least)
+        rows = rows[np.linspace(0, rows.size - 1, min(rows.size, most)).astype(np.int64)]
+        return rows, int(found[rows].min(initial=self.samples)) if rows.size else 0
+
+    def newest(self, name: str, rows: Rows, samples: int) -> FamilySamples:
+        """The newest so many samples of `rows`, as if all were new."""
+        places = (self.count[rows][:, None] + np.arange(-samples, 0)) % self.samples
+        values = self.values[rows[:, None, None], np.arange(len(self.names))[None, :, None], places[:, None, :]]
+        who = tuple(self.entities[row] for row in rows.tolist())
+        return FamilySamples(
+            name, tuple(self.names), rows, who, ("",) * rows.size, values, self.times[rows[:, None], places]
+        )
+
     def take(self, name: str, roles: dict[int, str], history: int) -> list[FamilySamples]:
         """What is new, entities with equally many new samples together."""
         size = len(self.entities)

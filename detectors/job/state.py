@@ -54,11 +54,8 @@ class JobState:
         self._silence = Silence()
         self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
         self._steps = StepAssembly(rows)
-        self._board = HeartbeatBoard()
-        self._samples = MetricBoard()
-        self._calls = CallBoard()
-        self._roster = Roster()
-        self._news = News()
+        self._board, self._samples = HeartbeatBoard(), MetricBoard()
+        self._calls, self._roster, self._news = CallBoard(), Roster(), News()
 
     def feed(self, record: Record, at_s: float | None = None) -> None:
         """Take in one record of this job; `at_s` is its stamp of the bus, None where one clock has told all."""
@@ -80,8 +77,7 @@ class JobState:
     def window(self, now_s: float, *, with_samples: bool = True, history: int = HISTORY, last: bool = False) -> Window:
         """Close what can be closed and show everything; new lines, events and metrics are shown once.
 
-        Metric samples are gathered only `with_samples`, as without models nobody looks at them; until then the board
-        keeps the newest. `history` older ones come along. `last` says that nothing will come after this window.
+        Metric samples are gathered only `with_samples`; `history` older ones come along. `last`: nothing comes later.
         """
         size, ended = len(self._roster.ranks), self._roster.ended[: len(self._roster.ranks)]
         live = ~ended & ~self._board.gone[:size]
@@ -121,6 +117,11 @@ class JobState:
             finished=self.finished,
             restarts=self.restarts,
         )
+
+    @property
+    def board(self) -> MetricBoard:
+        """The newest metric samples."""
+        return self._samples
 
     @property
     def quiet_s(self) -> float:

@@ -76,7 +76,7 @@ class Window:
     model_versions : mapping
         Versions of the models in use, by detector.
     provisional : frozenset of str
-        Those of them that had too little to be judged by.
+        Those of them that had too little to be judged by, such as what the job's own start has taught.
     """
 
     job: str

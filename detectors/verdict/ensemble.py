@@ -38,6 +38,8 @@ FAILURE_KINDS: Final = frozenset(
 LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16
+# What half a minute has taught is often strange later: with half of what is enough it made incidents of busy machines.
+PROVISIONAL_TOGETHER: Final = 0.25
 
 
 class EnsembleConfig(Config, frozen=True, kw_only=True):
@@ -185,10 +187,12 @@ class Ensemble:
         """The votes that are enough together, each with those suspects alone that enough others agree on.
 
         Two votes about different entities do not support each other. A vote that names nobody is about the whole job
-        and supports everyone.
+        and supports everyone. All provisional models together are a quarter of what is enough at most.
         """
         weights = {name: self.weight(name, vote.provisional) for name, vote in company.items()}
-        enough = self.config.metric_votes
+        enough, little = self.config.metric_votes, [name for name, vote in company.items() if vote.provisional]
+        most = max(1.0, sum(weights[name] for name in little) / (PROVISIONAL_TOGETHER * enough))
+        weights |= {name: weights[name] / most for name in little}
         everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
         totals: dict[tuple[Any, ...], float] = {}
         for name, vote in company.items():

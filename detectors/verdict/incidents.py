@@ -25,6 +25,7 @@ STORM_BEFORE_FAILURE_S: Final = 10.0
 PROGRESS_STEPS: Final = 3  # steps that show that a failed job is running again
 LATE_S: Final = 10.0  # what is told later than this says so
 EVIDENCE_EVERY_S: Final = 2.0
+ENDING: Final = frozenset({"exit", "ended"})  # phases in which ranks end one after the other: nothing to plan for
 KEEP_CLOSED: Final = 200
 
 
@@ -229,7 +230,8 @@ class Joiner:
         if candidate.hard:
             entry.hard, entry.life = True, window.restarts
         worth_telling = changed is not None
-        if changed is None and candidate.family == "slow" and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S:
+        due = window.phase not in ENDING and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S
+        if changed is None and candidate.family == "slow" and due:
             evidence = slowness(window, record.onset_step)
             if moved(record.evidence, evidence):
                 changed, worth_telling = msgspec.structs.replace(record, evidence=evidence), True

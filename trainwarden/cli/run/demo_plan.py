@@ -9,6 +9,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 
 FIRST_FAULT_STEP = 35  # enough healthy steps before it to know what is usual
+LEARNT_STEP = 100  # of slow-rank: by then, after half a minute, the job has taught models by its own healthy start
 STEPS_AFTER_FAULT = 60
 LEAST_STEPS_AFTER_FAULT = 25
 
@@ -58,7 +59,8 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--ranks {ranks}: a {fault} is told from a busy rank by its peers, so it needs at least 2"
             )
-        at_step = at_step if at_step is not None else FIRST_FAULT_STEP + seed % 7
+        first = LEARNT_STEP if fault == "slow-rank" else FIRST_FAULT_STEP
+        at_step = at_step if at_step is not None else first + seed % 7
         steps = steps if steps is not None else at_step + STEPS_AFTER_FAULT
         if at_step + LEAST_STEPS_AFTER_FAULT > steps and fault != "none":
             raise ConfigError(

@@ -315,6 +315,6 @@ def test_without_models_the_verdict_shows_that_they_abstain() -> None:
 def test_models_are_named_in_the_settings(bundle: ModelBundle, tmp_path: Any) -> None:
     bundle.save(tmp_path)
     made = DetectionHandler(DetectionSettings(models=str(tmp_path)), ManualClock(0.0), SelfMetrics("detector"))
-    assert made._models.champion is not None
+    assert made.models.champion is not None
     with pytest.raises(ConfigError, match=r"detection\.models.*holds no models"):
         DetectionHandler(DetectionSettings(models=str(tmp_path / "x")), ManualClock(0.0), SelfMetrics("detector"))

@@ -48,6 +48,18 @@ class Story:
             self.state.feed(record)
 
 
+@pytest.mark.parametrize(("phase", "revisions"), [("", 1), ("exit", 0), ("ended", 0)])
+def test_while_ranks_end_one_after_the_other_the_evidence_stays_as_it_was(phase: str, revisions: int) -> None:
+    """Else a rebalance of those that are left is planned, which no launcher takes."""
+    state, joiner = JobState("job"), Joiner("job", CONFIG)
+    for _, record in Job(ranks=3, micro=lambda rank, step: 6).run(30).records:
+        state.feed(record)
+    first = state.window(START_S + 20.0)
+    joiner.join([candidate("slow_compute", 1)], {}, first)
+    left = replace(first, now_s=first.now_s + 10.0, phase=phase, micro_batches=first.micro_batches - 1)
+    assert len(joiner.join([candidate("slow_compute", 1)], {}, left)) == revisions
+
+
 def test_a_problem_that_lasts_is_one_incident_and_closes_on_relief() -> None:
     story = Story()
     for tenth in range(0, 50, 5):

@@ -1,0 +1,109 @@
+"""When a job has shown enough of its healthy start to learn models from, and what has come of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Final
+
+import numpy as np
+
+from detectors.job.board import MetricBoard
+from detectors.job.family import Rows
+from detectors.job.samples import FamilySamples
+from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.own_models.learner import Learn, from_bytes, to_bytes
+from trainwarden.errors import DetectorError
+
+log = logging.getLogger("trainwarden.detection")
+
+STAGES: Final = (24, 120)  # samples of an entity: the first models, and those that stay
+MAX_ENTITIES: Final = 32  # of a family that are learnt from
+MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a quarter of a core or so (16,384 take a second)
+
+
+class OwnModels:
+    """One job's models of its own.
+
+    Parameters
+    ----------
+    learn : callable or None
+        Begins to learn from samples elsewhere; without it nothing is ever learnt.
+    """
+
+    def __init__(self, learn: Learn | None) -> None:
+        self._learn = learn
+        self._since: Mapping[str, Rows] | None = None
+        self._stage = 0
+        self._pending: Future[ModelBundle] | None = None
+        self._failed = ""
+        self.bundle: ModelBundle | None = None
+
+    @property
+    def why(self) -> str:
+        """Why there are none yet; empty if nobody is to learn any."""
+        if self._learn is None or self.bundle is not None:
+            return ""
+        if self._failed:
+            return f"nothing could be learnt from the job's own start: {self._failed}"
+        if self._pending is not None:
+            return "no trained model; the job's own start is being learnt from"
+        return f"no trained model; the job's own start is learnt from after {STAGES[0]} healthy samples"
+
+    def follow(self, board: MetricBoard, calm: bool) -> ModelBundle | None:
+        """Take note of one window; new models to serve from now on.
+
+        `calm` says that the job has started and has no incident. What was learnt counts only if the job was calm until
+        it was learnt: the first seconds of a fault are told of a little later.
+        """
+        if self._learn is None or (self._stage == len(STAGES) and self._pending is None):
+            return None
+        if not calm:
+            if self._pending is not None:
+                self._pending, self._stage = None, self._stage - 1
+            self._since = None
+            return None
+        if self._pending is not None:
+            return self._taken() if self._pending.done() else None
+        if self._since is None:
+            self._since = board.counts()
+        elif samples := board.after(self._since, STAGES[self._stage], STAGES[0], MAX_ENTITIES):
+            self._stage += 1
+            if few := [one for one in samples if _samples_per_s(one) <= MOST_PER_S]:
+                self._pending = self._learn(few)
+            else:
+                self._failed = "so many entities are sampled so often that scoring them would take too long"
+        return None
+
+    def kept(self) -> bytes:
+        """The models for `restore`; empty if there are none."""
+        return b"" if self.bundle is None else to_bytes(self.bundle)
+
+    def restore(self, kept: bytes, stage: int) -> None:
+        """Go on from `kept`; raises DetectorError if it is not one of these."""
+        self.bundle = from_bytes(kept) if kept else None
+        self._stage, self._since, self._pending = min(stage, len(STAGES)) if kept else 0, None, None
+
+    @property
+    def stage(self) -> int:
+        """How many times models were learnt."""
+        return self._stage - (self._pending is not None)
+
+    def _taken(self) -> ModelBundle | None:
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        try:
+            self.bundle = pending.result()
+        except DetectorError as error:
+            self._failed = str(error)
+            log.warning("no own models", extra={"fields": {"error": str(error)}})
+            return None
+        self._failed = ""
+        return self.bundle
+
+
+def _samples_per_s(one: FamilySamples) -> float:
+    """Of the whole family, as rows are spread over all of it."""
+    every_s = float(np.median(np.diff(one.times_s, axis=1)))
+    return float(one.rows[-1] + 1) / max(every_s, 1e-3)
