@@ -116,11 +116,11 @@ def data(tmp_path_factory: pytest.TempPathFactory, empty_registry: Path) -> Path
     """What is trained on, and beside it the registry that each training begins with."""
     folder = tmp_path_factory.mktemp("dask")
     shutil.copyfile(empty_registry, folder / "empty.db")
-    return batch(folder / "data", jobs=JOBS, rows=800)
+    return batch(folder / "data", jobs=JOBS, rows=300)
 
 
 def command(place: Path, data: Path, *more: str) -> list[str]:
-    (place / "models").mkdir()
+    (place / "models").mkdir(exist_ok=True)
     shutil.copyfile(data.with_name("empty.db"), place / "models" / "mlflow.db")
     (place / "trainwarden.toml").write_text(MODELS)
     told = ["--config", str(place / "trainwarden.toml"), "--json", str(place / "answer.json")]
