@@ -110,6 +110,21 @@ def test_a_job_that_is_down_again_by_another_node_is_no_evidence_against_the_fir
     assert evicted(one) == []
 
 
+def test_restarts_in_vain_while_another_node_has_lost_its_gpu_are_no_evidence() -> None:
+    """Its eviction may be held, or was dropped by a person."""
+    one = rig()
+    one.launcher.slow = False
+    one.tell(one.command("stop"))
+    one.tell(one.incident("i0", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", node="n3"),)))
+    one.tell(one.command("deny", "i0/evict/1"), one.command("resume"))
+    incident(one, "i1", "crash")
+    for _ in range(2):
+        one.launcher.phase = "failed"
+        one.tick(1.0)
+    assert evicted(one) == []
+    assert [operation.kind for operation in one.launcher.operations] == ["restart"] * 3
+
+
 def test_what_another_engine_has_had_done_meanwhile_is_not_called_unheard_of() -> None:
     """It stood still between ``started`` and the call, and lost its partition; the incident closed since."""
     one = rig()
