@@ -106,7 +106,8 @@ class UnderWay:
             return self._adopted(action, trail, trail.put_s, now_s)
         if now_s < trail.ask_at_s:
             return None
-        report = self._calls.poll(action) if trail.told else None
+        asked = trail.told or unwanted is not None  # or by an engine that owns it meanwhile
+        report = self._calls.poll(action) if asked else None
         if report is None or (isinstance(report, Report) and report.state == "unknown"):
             if unwanted is not None:
                 ended = self._end(action, "failed", f"{unwanted} before the launcher heard of it")

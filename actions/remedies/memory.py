@@ -21,7 +21,7 @@ from trainwarden.commands.silences import Silences
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentKind, IncidentRecord, Outcome, Record
 
-_PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 0, "started": 1, "done": 2, "failed": 2}
+_PROGRESS: dict[Outcome, int] = {"proposed": 0, "skipped": 0, "started": 1, "failed": 2, "done": 3}
 
 
 class Case:
@@ -206,7 +206,10 @@ class Memory:
 
 
 def _follows(record: ActionRecord, known: ActionRecord) -> bool:
-    """Whether `record` is as far as `known` or further; what is only spoken of may be proposed and held by turns."""
+    """Whether `record` is as far as `known` or further; what is only spoken of may be proposed and held by turns.
+
+    Of two engines one may have given up what the other one saw done.
+    """
     ahead = _PROGRESS[record.outcome] - _PROGRESS[known.outcome]
     return ahead > 0 or (ahead == 0 and record.at_s >= known.at_s)
 

@@ -208,7 +208,7 @@ def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecor
     of_job = view.memory.of_job(view.case.incident.job)
     if isinstance(rung, EvictNode):
         node = view.accused()
-        if node is None or _another_since(view, node):
+        if node is None or _another(view, node):
             return []
         of_job = [action for action in of_job if _counts_against(view, action, node)]
     return restart_loop(view.now_s, of_job, rung.after_restarts, rung.within_s)
@@ -220,17 +220,20 @@ def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
 
 
-def _another_since(view: View, node: str) -> bool:
-    """Whether a later incident has the job down by another node, so that it is not for `node` that it is down again."""
+def _another(view: View, node: str) -> bool:
+    """Whether the job may be down by another node: it has failed itself, or a later incident has the job down by it."""
     own, remedies = view.case, view.rules.remedies
-    return any(
-        case.open
-        and case.incident.job == own.incident.job
-        and (case.first_said_s or 0.0) > (own.first_said_s or 0.0)
-        and remedies.find(case.incident.kind, RestartProcess) is not None
-        and view.memory.accused_in(case.incident.id) not in (None, node)
-        for case in view.memory.cases.values()
-    )
+    for case in view.memory.cases.values():
+        other, kind = view.memory.accused_in(case.incident.id), case.incident.kind
+        if not case.open or case.incident.job != own.incident.job or other in (None, node):
+            continue
+        out = remedies.find(kind, EvictNode)
+        if out is not None and out.after_restarts is None and remedies.find(kind, Validate) is None:
+            return True
+        later = (case.first_said_s or 0.0) > (own.first_said_s or 0.0)
+        if later and remedies.find(kind, RestartProcess) is not None:
+            return True
+    return False
 
 
 def _awaited(view: View, rung: EvictNode) -> bool:

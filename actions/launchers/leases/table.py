@@ -54,7 +54,7 @@ class LeaseTable:
         """What `ask` is told at `now_s`."""
         entry = self._entries.get(ask.job) or self._new_entry(ask.job, now_s)
         claims = self._claims(entry, ask, now_s)
-        _learn(entry, ask)
+        _learn(entry, ask, claims or now_s >= entry.until_s)
         if ask.want == "release":
             if claims and _same(ask.carried, entry.lease):  # and not one that the same holder was granted meanwhile
                 entry.until_s = now_s
@@ -91,7 +91,7 @@ class LeaseTable:
         if not ask.holds or carried is None or carried.holder != ask.holder or carried.job != ask.job:
             return False
         if entry.lease is not None and entry.lease.holder == ask.holder and now_s < entry.until_s:
-            return True
+            return entry.lease.epoch >= max(entry.highest, ask.seen_epoch)  # else it is given one that is obeyed
         return carried.epoch >= max(entry.highest, ask.seen_epoch)
 
     def _granted(self, entry: _Entry, now_s: float) -> Answer:
@@ -113,11 +113,11 @@ class LeaseTable:
         return self._entries.setdefault(job, _Entry())
 
 
-def _learn(entry: _Entry, ask: Ask) -> None:
-    """Take what `ask` carries: the newest lease, and the highest epoch."""
+def _learn(entry: _Entry, ask: Ask, free: bool) -> None:
+    """Take what `ask` carries: the highest epoch and, unless another one's lease stands (`free`), the newest lease."""
     carried = ask.carried if ask.carried is not None and ask.carried.job == ask.job else None
     entry.highest = max(entry.highest, ask.seen_epoch, carried.epoch if carried else 0)
-    if carried is not None and (entry.lease is None or carried.epoch > entry.lease.epoch):
+    if free and carried is not None and (entry.lease is None or carried.epoch > entry.lease.epoch):
         entry.lease = carried
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from actions.brakes.history import UNDONE
+from actions.remedies.memory import Memory, with_outcome
+from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
 from trainwarden.errors import LauncherError, LauncherUnavailable
-from trainwarden.launching import Capabilities, NodeState
-from trainwarden.records import IncidentRecord, Suspect
+from trainwarden.launching import Capabilities, NodeState, Operation, Targets
+from trainwarden.records import ActionRecord, IncidentRecord, Suspect
+from trainwarden.settings import EngineSettings
 
 SUSPECTS = (Suspect(score=1.0, reason="Xid 79", node="n7"),)
 
@@ -105,3 +108,49 @@ def test_a_job_that_is_down_again_by_another_node_is_no_evidence_against_the_fir
     one.tell(other)
     assert [operation.id for operation in one.launcher.operations][:2] == ["i1/restart/1", "i1/restart/2"]
     assert evicted(one) == []
+
+
+def test_restarts_in_vain_while_another_node_has_lost_its_gpu_are_no_evidence() -> None:
+    """Its eviction may be held, or was dropped by a person."""
+    one = rig()
+    one.launcher.slow = False
+    one.tell(one.command("stop"))
+    one.tell(one.incident("i0", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", node="n3"),)))
+    one.tell(one.command("deny", "i0/evict/1"), one.command("resume"))
+    incident(one, "i1", "crash")
+    for _ in range(2):
+        one.launcher.phase = "failed"
+        one.tick(1.0)
+    assert evicted(one) == []
+    assert [operation.kind for operation in one.launcher.operations] == ["restart"] * 3
+
+
+def test_what_another_engine_has_had_done_meanwhile_is_not_called_unheard_of() -> None:
+    """It stood still between ``started`` and the call, and lost its partition; the incident closed since."""
+    one = rig()
+    one.launcher.slow = False
+    lost = one.incident("i1", "gpu_lost", suspects=SUSPECTS)
+
+    def meanwhile() -> None:
+        operation = Operation(
+            id="i1/evict/1", job="job", kind="evict", expected_generation=1, targets=Targets(nodes=("n7",))
+        )
+        one.launcher.submit(operation)
+        one.engine._memory.take(one.closed(lost))
+
+    one.launcher.nodes["job"], known = (), one.launcher.nodes["job"]
+    one.tell(lost)
+    one.launcher.nodes["job"] = known
+    one.bus.before_flush = meanwhile
+    one.tick(1.0)
+    assert [outcome for name, outcome in one.story() if name == "i1/evict/1"] == ["skipped", "started", "done"]
+
+
+def test_an_action_that_one_engine_gave_up_and_another_saw_done_was_done() -> None:
+    memory = Memory(Rules.of(EngineSettings()).remedies.ladder)
+    started = ActionRecord(
+        id="i1/evict/1", incident="i1", job="job", kind="evict_node", outcome="started", at_s=1.0, why="gpu_lost"
+    )
+    for outcome in ("started", "done", "failed"):
+        memory.take(with_outcome(started, outcome, 9.0))  # type: ignore[arg-type]
+    assert memory.actions["i1/evict/1"].outcome == "done"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.table import MOST_JOBS, LeaseTable
-from actions.launchers.leases.words import Answer, Ask
+from actions.launchers.leases.words import Answer, Ask, Lease
 
 
 def table(now_s: float = -6.0) -> LeaseTable:
@@ -236,3 +236,18 @@ def test_a_leader_may_raise_its_own_epoch_at_any_time():
     fence.admit(Allegiance(epoch=2, holder="a"), left_s=4.0, now_s=0.0)
     assert fence.admit(Allegiance(epoch=3, holder="a"), left_s=4.0, now_s=0.1)
     assert fence.allegiance == Allegiance(epoch=3, holder="a")
+
+
+def test_who_led_before_the_service_began_anew_is_granted_nothing_beside_who_leads_now() -> None:
+    """And who leads now, and knew of no epoch, is given one that those who know of a higher one obey."""
+    table = LeaseTable(6.0, now_s=0.0)
+    fresh, before = LeaderElector("j", "b", ""), LeaderElector("j", "a", "")
+    old = Lease(job="j", holder="a", address="", epoch=4, duration_s=6.0)
+    before.hear(Answer(granted=True, lease=old), sent_s=0.0, now_s=0.0)
+    for asks, now_s in ((fresh, 7.0), (before, 8.0), (before, 8.5), (fresh, 9.0), (before, 9.5)):
+        asks.hear(table.answer(asks.ask(now_s), now_s), sent_s=now_s, now_s=now_s)
+        assert not (fresh.leads(now_s) and before.leads(now_s))
+    assert fresh.leads(9.5)
+    assert fresh.newest is not None
+    assert fresh.newest.epoch == 5
+    assert before.newest == fresh.newest
