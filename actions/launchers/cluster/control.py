@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from actions.launchers.cluster.leader import LeaderTable
+from actions.launchers.cluster.words import KEPT_OPERATIONS
 from actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
 from trainwarden.launching import Capabilities, JobPhase, LauncherState, NodeState, Operation, Report, refusal, refused
 
@@ -68,6 +69,8 @@ def _misfit(operation: Operation, table: LeaderTable) -> Report | None:
         return refused(operation, "unfit", f"all ranks {operation.kind} together on several nodes, or none")
     if operation.kind == "restart" and table.asked.holds:
         return refused(operation, "unfit", "the job is paused, or is about to be: whoever did so resumes it")
+    if len(table.asked.under_way) >= KEPT_OPERATIONS:
+        return refused(operation, "unfit", f"{KEPT_OPERATIONS} operations wait for their turn already")
     return None
 
 
@@ -75,20 +78,22 @@ def state_of(job: str, table: LeaderTable, now_s: float) -> LauncherState:
     """What is true of `job` by `table`."""
     attempt, living = table.attempt, {one.life: one for one in table.living(now_s)}
     roster = () if attempt is None else attempt.roster
-    nodes, running = [], list[int]()
+    nodes, running = dict[str, NodeState](), list[int]()
     for place, life in enumerate(roster):
-        ranks = range(place * table.shape.ranks, (place + 1) * table.shape.ranks)
-        said = living.get(life)
-        name = (life.rpartition("/")[0] or life) if said is None else said.node
-        lost = "" if said is not None else "nothing is heard of it"
-        nodes.append(NodeState(node=name, state="lost" if lost else "healthy", ranks=tuple(ranks), why=lost))
-        if said is not None and said.alive and attempt is not None and said.ran == attempt.id:
-            running.extend(ranks)
-    spares = (one for life, one in living.items() if life not in roster)
-    nodes.extend(NodeState(node=one.node, state="spare") for one in spares)
+        ranks = tuple(range(place * table.shape.ranks, (place + 1) * table.shape.ranks))
+        said = living.pop(life, None)
+        if said is None:
+            name = life.rpartition("/")[0] or life
+            nodes[name] = NodeState(node=name, state="lost", ranks=ranks, why="nothing is heard of it")
+        else:
+            nodes[said.node] = NodeState(node=said.node, ranks=ranks)
+            running.extend(ranks if said.alive and attempt is not None and said.ran == attempt.id else ())
+    for one in living.values():  # they wait; one may be of a node whose launcher before it took part
+        if one.node not in nodes or nodes[one.node].state == "lost":
+            nodes[one.node] = NodeState(node=one.node, state="spare")
     return LauncherState(
         job=job, phase=_phase(table, now_s), generation=table.asked.generation,
-        attempt=0 if attempt is None else attempt.number - 1, nodes=tuple(nodes), ranks_running=tuple(running),
+        attempt=0 if attempt is None else attempt.number - 1, nodes=tuple(nodes.values()), ranks_running=tuple(running),
         under_way=table.asked.under_way,
     )  # fmt: skip
 

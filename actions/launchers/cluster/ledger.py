@@ -73,13 +73,15 @@ class LedgerKeeper:
         return self.paused or (turn is not None and turn.kind in ("pause", "stop"))
 
     def accept(self, operation: Operation, attempt: int) -> None:
-        """Write `operation` down, of a kind that a `LedgerEntry` has."""
+        """Write `operation` down, of a kind that a `LedgerEntry` has; what was done long ago makes room."""
         why = f"{operation.by}: {operation.why}"[:300]
         entry = msgspec.convert(
             {"id": operation.id, "kind": operation.kind, "attempt": attempt, "why": why}, LedgerEntry
         )
-        ended = len(self._entries) + 1 - KEPT_OPERATIONS
-        self._write(generation=self.generation + 1, entries=(*self._entries[max(0, ended) :], entry))
+        done = [one for one in self._entries if one.done]
+        full = len(self._entries) >= KEPT_OPERATIONS and bool(done)
+        kept = [one for one in self._entries if not full or one is not done[0]]
+        self._write(generation=self.generation + 1, entries=(*kept, entry))
 
     def begins(self) -> None:
         """An attempt begins; one that nobody asked for changes what others have planned from."""

@@ -152,6 +152,17 @@ def test_a_pause_and_a_resume_on_its_heels_are_carried_out_one_after_the_other()
     assert (job.poll("o1"), job.poll("o2"), job.state().phase) == ("done", "done", "running")
 
 
+def test_what_runs_where_is_told() -> None:
+    job = Asked()
+    state = job.state()
+    assert (state.phase, state.attempt, state.ranks_running) == ("running", 0, (0, 1, 2, 3, 4, 5))
+    assert [(one.node, one.state, one.ranks) for one in state.nodes if one.ranks] == [
+        ("a", "healthy", (0, 1)), ("b", "healthy", (2, 3)), ("c", "healthy", (4, 5)),
+    ]  # fmt: skip
+    job.say("a", state="failed", code=9, alive=1)
+    assert job.state().phase == "restarting"
+
+
 def test_nodes_that_come_and_go_while_a_job_is_paused_change_nothing() -> None:
     job = Asked().paused()
     del job.said["b"]
@@ -160,6 +171,15 @@ def test_nodes_that_come_and_go_while_a_job_is_paused_change_nothing() -> None:
     job.pass_s(1.0)
     assert not job.ready
     assert {one.node: one.state for one in job.state().nodes}["b"] == "lost"
+
+
+def test_a_node_is_named_once_though_its_launcher_is_another_one() -> None:
+    job = Asked().paused()
+    del job.said["b"]
+    job.pass_s(LOST_S + 1.0)
+    job.say("b/2", node="b")
+    nodes = [(one.node, one.state) for one in job.state().nodes]
+    assert sorted(nodes) == [("a", "healthy"), ("b", "spare"), ("c", "healthy"), ("d", "spare")]
 
 
 def test_an_attempt_that_nobody_asked_for_makes_older_plans_stale() -> None:
@@ -206,13 +226,25 @@ def test_every_verb_is_offered_or_refused_in_words() -> None:
 def test_a_ledger_forgets_the_oldest_and_fits_into_a_question_beside_the_largest_attempt() -> None:
     job = Asked()
     for number in range(KEPT_OPERATIONS + 5):
-        job.submit("pause" if number % 2 == 0 else "resume", id=f"{'o' * 500}{number}", why="w" * 2000)
+        assert job.submit("resume", id=f"{'o' * 500}{number}", why="w" * 2000).state == "accepted"
+        job.pass_s(0.5)
     ledger = job.table.asked.ledger
     assert ledger is not None
-    assert (len(ledger.entries), ledger.entries[0].id[-1]) == (KEPT_OPERATIONS, "5")
+    assert (len(ledger.entries), ledger.entries[0].id[-2:]) == (KEPT_OPERATIONS, "o5")
     roster = tuple(f"{'n' * 200}{number}/{'0' * 12}" for number in range(MOST_NODES))
     attempt = Attempt(epoch=2**52, number=2**52, roster=roster, master="m", port=65_535, checkpoint="c" * 4096)
     assert len(msgspec.json.encode(node_report("a", newest=attempt, ledger=ledger))) < MAX_BYTES
+
+
+def test_what_waits_for_its_turn_is_never_forgotten_for_what_comes_later() -> None:
+    job = Asked()
+    for _ in range(KEPT_OPERATIONS):
+        assert job.submit("resume").state == "accepted"
+    refused = job.submit("pause")
+    assert (refused.reason, "wait for their turn" in refused.text) == ("unfit", True)
+    job.pass_s(KEPT_OPERATIONS * 0.5)
+    assert job.poll("o1") == "done"
+    assert job.submit("pause").state == "accepted"
 
 
 @examples(40)

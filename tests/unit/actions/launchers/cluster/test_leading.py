@@ -15,13 +15,26 @@ from hypothesis import given
 from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.checkpoints.resumption import SEARCH_S
 from actions.launchers.cluster import leading
+from actions.launchers.cluster.control import Question
 from actions.launchers.cluster.leading import Leading
-from actions.launchers.cluster.words import MAX_BYTES, MOST_NODES, Attempt, Ledger, Order, Patience, Report, Shape
+from actions.launchers.cluster.words import (
+    MAX_BYTES,
+    MOST_NODES,
+    Attempt,
+    Ledger,
+    LedgerEntry,
+    Order,
+    Patience,
+    Report,
+    Shape,
+)
 from actions.launchers.leases.questions import Refusal
 from actions.launchers.leases.words import Lease
+from actions.launchers.local.control import Submit
 from tests.doubles import ManualClock
 from tests.examples import examples
 from trainwarden.errors import ConfigError
+from trainwarden.launching import Operation
 
 SHAPE: Final = Shape(nodes=2, least_nodes=2)
 PIECES: Final = [b"-1", b"9" * 30, b"null", b'""', b"1e9", b"[", b"{"]
@@ -235,12 +248,17 @@ def test_no_question_breaks_the_leader(data: st.DataObject) -> None:
     """Reports with pieces cut out, doubled or replaced, between good ones."""
     leader = Leader()
     attempt = Attempt(epoch=1, number=1, roster=("a", "b"), master="a", port=1)
-    good = msgspec.json.encode(report("a", alive=1, ran=(1, 1), state="running", newest=attempt, obeyed_epoch=1))
+    ledger = Ledger(epoch=1, number=1, entries=(LedgerEntry(id="o", kind="pause", attempt=1),))
+    said = report("a", alive=1, ran=(1, 1), state="running", newest=attempt, obeyed_epoch=1, ledger=ledger)
+    word = Question(Submit(Operation(id="o", job="j", kind="stop", expected_generation=0)))
+    good = msgspec.json.encode(data.draw(st.sampled_from([said, word])))
     for _ in range(5):
         start, end = sorted((data.draw(st.integers(0, len(good))), data.draw(st.integers(0, len(good)))))
         piece = data.draw(st.one_of(st.binary(max_size=20), st.sampled_from(PIECES)))
         with contextlib.suppress(Refusal):
             leader.post(good[:start] + piece + good[end:])
+        with contextlib.suppress(Refusal):
+            leader.leading.routes()["POST", "/v1/job"](good[:start] + piece + good[end:])
         leader.leading.advance()
         leader.clock.sleep(1.0)
 
