@@ -136,11 +136,10 @@ class SteadyPace:
         back = np.arange(ALIGNED * period)
         newest = self._rows[(self._fed - 1 - back) % KEPT][:, which]
         pattern = self._pattern[:period, which]
-        errors = np.empty((period, which.size))
-        for slip in range(period):
-            phase = (self._phase[which][None] + slip - back[:, None]) % period
-            rest = newest - pattern[phase, np.arange(which.size)[None]]
-            errors[slip] = _spread(rest)
+        # [back, slip, series]: all phases at once, for calls cost more than sums of so few rows.
+        phase = (self._phase[which] + np.arange(period)[:, None] - back[:, None, None]) % period
+        rest = newest[:, None] - pattern[phase, np.arange(which.size)]
+        errors = _spread(rest.reshape(back.size, -1)).reshape(period, which.size)
         slip = np.argmin(errors, axis=0)
         better = errors[slip, np.arange(which.size)] < SLIPPED * errors[0]
         self._phase[which] = (self._phase[which] + np.where(better, slip, 0)) % period

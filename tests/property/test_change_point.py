@@ -211,6 +211,37 @@ def test_a_pattern_is_taken_out_in_whatever_phase(seed: int, period: int, skippe
         assert np.abs(np.diff(pattern)).mean() < 0.5  # too little of a pattern
 
 
+@given(seed=seeds, period=st.integers(2, 8), slipped=st.integers(0, 7), series=st.integers(1, 5))
+@examples(15)
+def test_the_phase_is_the_one_that_a_plain_search_finds(seed: int, period: int, slipped: int, series: int) -> None:
+    rng = np.random.default_rng(seed)
+    pattern = rng.normal(0.0, 0.4, (period, series))
+    values = np.tile(pattern, (12, 1)) + rng.normal(0.0, 0.05, (12 * period, series))
+    values[rng.random(values.shape) < 0.05] = np.nan
+    values[-1] = np.nan_to_num(values[-1])
+    steady = SteadyPace()
+    for row in np.vstack([values, values[: 1 + slipped]]):
+        steady.update(row)
+    steady.period[:], steady._pattern[:period] = period, pattern
+    before = rng.integers(0, period, series)
+    steady._phase[:] = before
+    row = np.nan_to_num(rng.normal(0.0, 0.4, series))
+    said = steady.update(row)
+    newest = np.vstack([values, values[: 1 + slipped], row])[::-1][: 2 * period]
+    for one in range(series):
+        errors = []
+        for slip in range(period):
+            phases = [(before[one] + 1 + slip - back) % period for back in range(len(newest))]
+            rest = newest[:, one] - pattern[phases, one]
+            known = rest[np.isfinite(rest)]
+            distance = np.sort(np.abs(known - np.median(known)))
+            kept = distance[np.arange(distance.size) < 0.9 * known.size]
+            errors.append(kept.mean())
+        best = int(np.argmin(errors))
+        slip = best if errors[best] < 0.5 * errors[0] else 0
+        assert said[one] == row[one] - pattern[(before[one] + 1 + slip) % period, one]
+
+
 @pytest.mark.thorough
 @given(cut=st.integers(1, 89), which=st.sampled_from([ChangePoint, PeerDeviation]))
 @examples(20)
