@@ -190,6 +190,31 @@ def test_a_node_that_is_cut_off_is_replaced_stops_its_ranks_and_may_come_back(
     job.check()
 
 
+@nodes(5)
+def test_a_half_that_trains_without_the_lease_service_stops_when_the_other_half_could_go_on(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    """The service is with the spares, and the leader with those who train."""
+    home = testbed.nodes[4]
+    home.start(*lease_command(tmp_path), cwd=ROOT)
+    job = Job(testbed, tmp_path, 2, "--nnodes", "2", "--spares", "2", steps=3000)
+    job.trains()
+    spares = testbed.nodes[2:4]
+    for node in spares:
+        job.nodes.append(node)
+        job.start(node)
+    job.wait("spares", lambda _: all(f"{one.name} is there" in job.said() for one in spares))
+    fault_s = now_s()
+    for one in job.nodes[:2]:
+        one.lose(*spares, home)
+    first = job.first_step_after(fault_s)
+    time.sleep(1.0)
+    lines = job.lines()
+    assert {one.node for one in lines if one.attempt == 1} == {one.name for one in spares}
+    assert not [one for one in lines if one.attempt == 0 and one.at_s > first.at_s], "two attempts at once"
+    assert not any(ranks_on(node) for node in job.nodes[:2])
+
+
 @nodes(3)
 def test_a_stop_on_one_node_ends_the_job_on_all(testbed: Testbed, tmp_path: Path) -> None:
     job = Job(testbed, tmp_path, 3, "--nnodes", "3")

@@ -15,7 +15,6 @@ from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import LedgerKeeper
 from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, order_of
 
-REPORTS_PER_S: Final = 200.0  # that come to a leader of many nodes
 _LATE_REPORTS: Final = 4
 MISFIT_CODE: Final = 2  # wrong use
 LOST_JOB_CODE: Final = 1
@@ -67,7 +66,7 @@ class LeaderTable:
     @property
     def next_s(self) -> float:
         """How long a node is to wait between two reports, in seconds."""
-        return max(self._patience.poll_s, max(self.shape.nodes, len(self._members)) / REPORTS_PER_S)
+        return self._patience.next_s(max(self.shape.nodes, len(self._members)))
 
     def news(self) -> list[str]:
         """What was decided since the last question, in sentences."""
@@ -236,7 +235,7 @@ class LeaderTable:
 
     @property
     def _lost_s(self) -> float:
-        return max(self._patience.lost_s, 8 * self.next_s)  # some reports may be lost on the way
+        return self._patience.lost_after_s(max(self.shape.nodes, len(self._members)))
 
     def _heard_s(self, life: str) -> float:
         """When `life` was heard of last, or could first have been."""

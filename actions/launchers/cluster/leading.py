@@ -53,6 +53,7 @@ class Leading:
         self._lock = threading.Lock()
         self._table: LeaderTable | None = None
         self._held_epoch = 1
+        self._heard_s: dict[str, float] = {}  # by node
         self._search: Search | None = None
         self._search_s = 0.0
         self._watch: CheckpointWatch | None = None
@@ -83,16 +84,16 @@ class Leading:
     def answer(self, report: Report) -> Order:
         """The order that follows from `report` and all that came before it."""
         with self._lock:
-            lease = self._leadership.leads()
+            lease, now_s = self._leadership.leads(), self._clock.monotonic_s()
+            self._heard_s[report.node] = now_s
             if lease is not None and _is_fenced(lease, report):
                 self._leadership.fenced(report.obeyed_epoch)
                 lease = None
             if lease is None:
-                return Order(holder=self._holder, epoch=self._held_epoch, leads=False)
+                return Order(holder=self._holder, epoch=self._held_epoch, leads=False, alone=self._alone(now_s))
             if report.shape != self._shape and report.newest is not None and report.life in report.newest.roster:
                 self._wrong = f"this launcher was started by {self._shape}, but the job that runs by {report.shape}"
                 return Order(holder=self._holder, epoch=lease.epoch, leads=False)
-            now_s = self._clock.monotonic_s()
             table = self._table_of(lease, now_s)
             over = table.misfit(report, now_s)
             if over is None:
@@ -102,6 +103,15 @@ class Leading:
                 run=table.runs and over is None, ledger=table.asked.ledger, over=over or table.over,
                 next_s=table.next_s,
             )  # fmt: skip
+
+    def _alone(self, now_s: float) -> bool:
+        """Whether another leader could have enough nodes for an attempt beside those that are heard here.
+
+        Where the lease service is away and all nodes are here, nobody can: they go on for as long as that takes.
+        """
+        lost_s = self._patience.lost_after_s(self._shape.nodes)
+        self._heard_s = {node: at_s for node, at_s in self._heard_s.items() if now_s - at_s < lost_s}
+        return self._shape.nodes + self._shape.spares - len(self._heard_s) >= self._shape.least_nodes
 
     def advance(self) -> None:
         """Do what is due although nobody says anything; to be called several times a second.

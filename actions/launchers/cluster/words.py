@@ -11,6 +11,7 @@ from actions.launchers.leases.words import MOST_EPOCH, Epoch, Name, SeenEpoch
 from trainwarden.launching import OperationId
 
 MOST_NODES: Final = 1024
+REPORTS_PER_S: Final = 200.0  # that come to a leader of many nodes
 KEPT_OPERATIONS: Final = 32  # of a ledger; one that is forgotten is refused as stale
 MAX_BYTES: Final = 524_288  # an attempt of `MOST_NODES` nodes, whose names have up to 400 bytes, fits
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
@@ -78,6 +79,14 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     join_s: float = 30.0
     give_up_s: float = 600.0  # torchrun's time-out for joining (elastic/rendezvous/dynamic_rendezvous.py)
     poll_s: float = 0.25
+
+    def next_s(self, nodes: int) -> float:
+        """How long each of so many nodes is to wait between two reports, in seconds."""
+        return max(self.poll_s, nodes / REPORTS_PER_S)
+
+    def lost_after_s(self, nodes: int) -> float:
+        """After how long a silent one of so many nodes is lost, in seconds: some reports may be lost on the way."""
+        return max(self.lost_s, 8 * self.next_s(nodes))
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -223,6 +232,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ----------
     holder, epoch, left_s : str, int, float
         The leader's lease; none of the rest counts where it leads no more (`leads` is false).
+    alone : bool
+        With `leads` false: so many are not heard that another leader could begin an attempt with them.
     attempt : Attempt, optional
         The newest one.
     run : bool
@@ -238,6 +249,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     holder: Name
     epoch: Epoch
     leads: bool = True
+    alone: bool = False
     left_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 0.0
     attempt: Attempt | None = None
     run: bool = False

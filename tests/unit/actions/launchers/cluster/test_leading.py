@@ -111,6 +111,24 @@ def test_who_leads_no_more_says_so_and_begins_with_nothing_when_it_leads_again()
     assert leader.ask("a", newest=before.attempt).attempt == before.attempt
 
 
+def test_who_leads_no_more_says_so_when_others_could_begin_an_attempt_without_those_it_hears() -> None:
+    leader = Leader(shape=Shape(nodes=2, least_nodes=2, spares=2))
+
+    def ask(*lives: str) -> Order:
+        orders = [leader.ask(life, shape=Shape(nodes=2, least_nodes=2, spares=2)) for life in lives]
+        return orders[-1]
+
+    ask("a", "b", "c")
+    leader.leadership.lease = None
+    assert not ask("a", "b").alone, "of four only d is not heard"
+    leader.clock.sleep(4.0)
+    assert not ask("a", "b").alone
+    leader.clock.sleep(1.0)
+    assert ask("a", "b").alone, "c and d may go on without them"
+    ask("c")
+    assert not ask("a", "b").alone
+
+
 def test_a_node_that_obeys_a_higher_epoch_fences_the_leader() -> None:
     leader = Leader()
     assert not leader.ask("a", obeyed_epoch=4).leads

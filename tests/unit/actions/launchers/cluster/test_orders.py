@@ -182,3 +182,13 @@ def test_a_node_that_hears_of_nobody_for_long_gives_up_with_a_word() -> None:
     node.now_s = GIVE_UP_S
     node.decide()
     assert node.orders.over == Over(1, "nobody was heard of for 600 s")
+
+
+def test_ranks_do_not_run_on_with_an_old_leader_where_others_could_begin_an_attempt() -> None:
+    for alone in (False, True):
+        node = Node()
+        node.follow(FIRST)
+        for _ in range(int(ISOLATED_S)):
+            node.now_s += 1.0
+            node.hear(leads=False, alone=alone)
+        assert node.decide() == ("stop" if alone else None)
