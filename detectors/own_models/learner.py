@@ -48,7 +48,7 @@ CONFIG: Final = VoteConfig(
     preparation=PreparationConfig(own_scale="never"),
     folds=2, dtw_samples=24, dtw=DtwConfig(least_ranks=3), lof=LofConfig(neighbors=10, reference_rows=256),
     nearest=NearestConfig(reference_rows=256), kmeans=KMeansConfig(clusters=8),
-    neighbor_profile=NeighborProfileConfig(length=8, bags=10),
+    neighbor_profile=NeighborProfileConfig(length=8, bags=5),
 )  # fmt: skip
 _KIND: Final = "own_models"
 # Imports, too, are for a core's spare time.

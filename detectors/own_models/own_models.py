@@ -20,7 +20,7 @@ log = logging.getLogger("trainwarden.detection")
 
 STAGES: Final = (24, 120)  # samples of an entity: the first models, and those that stay
 MAX_ENTITIES: Final = 32  # of a family that are learnt from
-MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a quarter of a core or so (16,384 take a second)
+MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a third of a core or so (16,384 take 1.2 s)
 
 
 class OwnModels:

@@ -20,10 +20,13 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from detectors.devices.metric_peers import MetricPeers
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
+from detectors.metrics.scores import MetricScorer
+from detectors.own_models.learner import learnt
 from tests.places import shared_data
 from trainwarden.catalogue import lookup
 
@@ -174,7 +177,29 @@ def speed() -> None:
         assert detector.score(window).opinion == "abstain" or second > 29
         taken_s.append(time.process_time() - begun_s)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-    print(f"16,384 x 20: median {np.median(taken_s):.2f} s, at most {max(taken_s):.2f} s, peak {peak:.0f} MB")
+    print(f"peers, 16,384 x 20: median {np.median(taken_s):.2f} s, at most {max(taken_s):.2f} s, peak {peak:.0f} MB")
+    _speed_of_own_models(names, who)
+
+
+def _speed_of_own_models(names: tuple[str, ...], who: tuple[Entity, ...]) -> None:
+    """Processor time of scoring one sample of each of `who` by models of a job's own."""
+    random = np.random.default_rng(0)
+
+    def samples(rows: int, first: float, past: int, fresh: int) -> FamilySamples:
+        values = random.normal(size=(rows, len(names), past + fresh))
+        times_s = np.tile(first + np.arange(fresh), (rows, 1))
+        return FamilySamples("gpu", names, np.arange(rows), who[:rows], ("",) * rows, values, times_s)
+
+    with threadpool_limits(1, user_api="blas"):
+        scorer, taken_s = MetricScorer(learnt([samples(32, 0.0, 0, 120)])), []
+        for second in range(12):
+            new = samples(len(who), float(second), 60, 1)
+            begun_s = time.process_time()
+            scorer.score((new,))
+            taken_s.append(time.process_time() - begun_s)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    median_s, most_s = np.median(taken_s[1:]), max(taken_s[1:])
+    print(f"own models, the same: median {median_s:.2f} s, at most {most_s:.2f} s, peak {peak:.0f} MB")
 
 
 def main() -> None:
