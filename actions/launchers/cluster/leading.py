@@ -53,6 +53,7 @@ class Leading:
         self._search: Search | None = None
         self._search_s = 0.0
         self._wrong: str | None = None
+        self._heard_s: dict[str, float] = {}  # by node, since this launcher led
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
@@ -67,16 +68,17 @@ class Leading:
     def answer(self, report: Report) -> Order:
         """The order that follows from `report` and all that came before it."""
         with self._lock:
-            lease = self._leadership.leads()
+            lease, now_s = self._leadership.leads(), self._clock.monotonic_s()
+            self._note(report.node, lease, now_s)
             if lease is not None and _is_fenced(lease, report):
                 self._leadership.fenced(report.obeyed_epoch)
                 lease = None
             if lease is None:
-                return Order(holder=self._holder, epoch=self._held_epoch, leads=False)
+                cut_off = self._cut_off(now_s)
+                return Order(holder=self._holder, epoch=self._held_epoch, leads=False, cut_off=cut_off)
             if report.shape != self._shape and report.newest is not None and report.life in report.newest.roster:
                 self._wrong = f"this launcher was started by {self._shape}, but the job that runs by {report.shape}"
                 return Order(holder=self._holder, epoch=lease.epoch, leads=False)
-            now_s = self._clock.monotonic_s()
             table = self._table_of(lease, now_s)
             over = table.misfit(report, now_s)
             if over is None:
@@ -116,6 +118,21 @@ class Leading:
             if self._table is None or self._leadership.leads() is None:
                 return True
             return self._table.finished(self._clock.monotonic_s())
+
+    def _note(self, node: str, lease: Lease | None, now_s: float) -> None:
+        """`node` is there; who was silent for long before the lease was lost was lost itself."""
+        self._heard_s[node] = now_s
+        if lease is not None:
+            since_s = now_s - self._patience.lost_s - lease.duration_s
+            self._heard_s = {one: at_s for one, at_s in self._heard_s.items() if at_s >= since_s}
+
+    def _cut_off(self, now_s: float) -> bool:
+        """Whether so many have been silent since this launcher led that they could train without it.
+
+        A lease service that is away takes no node with it: they go on to report here.
+        """
+        silent = sum(now_s - at_s >= self._patience.lost_s for at_s in self._heard_s.values())
+        return silent >= self._shape.least_nodes
 
     def _table_of(self, lease: Lease, now_s: float) -> LeaderTable:
         if self._table is None or self._table.epoch != lease.epoch:

@@ -60,14 +60,15 @@ class NodeOrders:
         return self._fence.allegiance
 
     def contact(self, now_s: float) -> None:
-        """Somebody has answered, whether or not it leads: this node is not cut off."""
+        """Somebody has answered, whether or not it leads: this node is not known to be cut off."""
         self._contact_s = max(self._contact_s, now_s)
 
     def hear(self, order: Order, now_s: float) -> bool:
         """Take an order; whether its sender is obeyed."""
         sender = Allegiance(epoch=order.epoch, holder=order.holder)
         if not order.leads:
-            self.contact(now_s)
+            if not order.cut_off:
+                self.contact(now_s)
             self._fence.farewell(sender)
             return False
         if not self._fence.admit(sender, left_s=order.left_s, now_s=now_s):

@@ -167,6 +167,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Its ranks are to run, on the nodes of its roster; no others anywhere.
     over : Over, optional
         The job is over: end what runs, say so once more, and go.
+    cut_off : bool
+        Who leads no more hears so few that the others may have begun without it: that it answers is no contact.
     next_s : float
         When to report again, if nothing changes.
     """
@@ -178,4 +180,5 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: Attempt | None = None
     run: bool = False
     over: Over | None = None
+    cut_off: bool = False
     next_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 0.25

@@ -109,6 +109,34 @@ def test_a_node_that_obeyed_another_one_under_the_same_epoch_fences_the_leader_t
     assert again.ask("a", obeyed_epoch=3, obeyed_holder="l").leads
 
 
+def test_who_led_and_hears_so_few_that_the_others_may_have_begun_says_that_it_is_cut_off() -> None:
+    leader = Leader()
+    for life in "abcd":
+        leader.ask(life)
+    leader.leadership.lease = None
+    leader.clock.sleep(3.0)
+    for life in "abc":
+        assert not leader.ask(life).cut_off
+    leader.clock.sleep(3.0)
+    assert not leader.ask("a").cut_off, "d alone is too few for an attempt"
+    leader.clock.sleep(3.0)
+    assert leader.ask("a").cut_off
+    leader.ask("b")
+    leader.ask("c")
+    assert not leader.ask("a").cut_off
+
+
+def test_who_was_lost_long_before_the_lease_was_is_not_waited_for() -> None:
+    leader = Leader()
+    for life in "abcd":
+        leader.ask(life)
+    leader.clock.sleep(Patience().lost_s + LEASE.duration_s + 0.1)
+    leader.ask("a")
+    leader.ask("b")
+    leader.leadership.lease = None
+    assert not leader.ask("a").cut_off
+
+
 def test_a_node_of_another_shape_is_sent_home_and_counts_for_nothing() -> None:
     leader = Leader()
     leader.form()

@@ -142,6 +142,17 @@ def test_a_leader_that_lost_its_lease_is_obeyed_no_more_but_training_goes_on() -
     assert node.orders.state == "running"
 
 
+def test_an_old_leader_that_is_cut_off_with_a_node_is_no_contact() -> None:
+    node = Node()
+    node.follow(FIRST)
+    while node.now_s < ISOLATED_S - 1.0:
+        node.now_s += 1.0
+        node.hear(FIRST, leads=False, cut_off=True)
+        assert node.decide() is None
+    node.now_s += 1.0
+    assert node.decide() == "stop"
+
+
 def test_a_leader_of_a_lower_epoch_and_one_beside_the_leader_are_refused() -> None:
     node = Node()
     node.hear(FIRST, epoch=3)
