@@ -89,7 +89,8 @@ class GridNode:
             job=self.grid.name, life=self.life, node=self.name, shape=SHAPE, host=self.life, port=7000,
             alive=self.ranks.alive, ran=orders.ran, state=orders.state, code=orders.code, newest=orders.newest,
             obeyed_epoch=0 if orders.obeys is None else orders.obeys.epoch,
-            obeyed_holder="" if orders.obeys is None else orders.obeys.holder, over=orders.over,
+            obeyed_holder="" if orders.obeys is None else orders.obeys.holder, ledger=orders.ledger,
+            over=orders.over,
         )  # fmt: skip
 
     def tick(self) -> None:

@@ -93,7 +93,7 @@ def decide(
 
     Examples
     --------
-    >>> good = Quality(events=40, found=40, judged=900, recall=1.0, accuracy=0.9, precision=1.0, machine_days=1.0,
+    >>> good = Quality(events=40, found=40, judged=900, recall=1.0, accuracy=1.0, precision=1.0, machine_days=1.0,
     ...                false_alarms_per_machine_day=0.0)
     >>> decide(good, None, GateConfig()).passed
     True

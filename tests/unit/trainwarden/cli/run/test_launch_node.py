@@ -14,7 +14,7 @@ from trainwarden.cli.main import run
 from trainwarden.cli.run.launch_node import Here, NodesAsked
 from trainwarden.errors import ConfigError
 
-HERE = Here(nproc=2, checkpoints=None, job="j", keep=None, config=None)
+HERE = Here(nproc=2, preload=(), checkpoints=None, job="j", keep=None, config=None)
 ASKED = NodesAsked(
     rdzv="10.0.0.1:29401", nnodes=4, min_nodes=2, join_wait_s=30.0, spares=1, max_restarts=3, token_file=None
 )
