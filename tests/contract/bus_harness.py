@@ -18,7 +18,7 @@ from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord
 from trainwarden.topics import Topic
 
-DEADLINE_S = 40.0  # for anything that should happen at once; only a broken engine needs so long
+DEADLINE_S = 120.0  # for anything that should happen at once; only a broken engine needs so long
 PARTITIONS = 4
 
 

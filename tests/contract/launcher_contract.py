@@ -37,7 +37,7 @@ from trainwarden.launching import (
     Verb,
 )
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class Stage(Protocol):

@@ -103,7 +103,7 @@ class AgentProcess:
         finally:
             bus.close()
 
-    def wait_for(self, what: str, topic: Topic[Record], enough: int, timeout_s: float = 30.0) -> list[Message]:
+    def wait_for(self, what: str, topic: Topic[Record], enough: int, timeout_s: float = 90.0) -> list[Message]:
         """The messages of `topic` once there are `enough`.
 
         Raises

@@ -99,7 +99,7 @@ class Chromium:
         """What a person can read on the page."""
         return str(self.run("return document.body.innerText"))
 
-    def until(self, what: str, holds: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+    def until(self, what: str, holds: Callable[[], Any], timeout_s: float = 120.0) -> Any:
         """Wait for it and return it; else fail with what the page shows."""
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
@@ -109,7 +109,7 @@ class Chromium:
             time.sleep(0.2)
         raise AssertionError(f"{what}: not shown within {timeout_s:g} s; the page says:\n{self.text()[:3000]}")
 
-    def shows(self, *words: str, timeout_s: float = 40.0) -> None:
+    def shows(self, *words: str, timeout_s: float = 120.0) -> None:
         """Wait until all `words` can be read on the page."""
         self.until(f"{words}", lambda: all(word in self.text() for word in words), timeout_s)
 

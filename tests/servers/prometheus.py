@@ -130,7 +130,7 @@ class Prometheus:
         asked = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
         return list(json.loads(self._get("/api/v1/query", asked) or b"{}").get("data", {}).get("result", []))
 
-    def until(self, what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    def until(self, what: str, holds: Callable[[], Any], timeout_s: float = 180.0) -> Any:
         """Wait for it and return it; else fail with the end of the log."""
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:

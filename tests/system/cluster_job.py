@@ -22,7 +22,7 @@ from tests.system.runs import SCRIPTS, WARDEN
 from tests.testbed.nodes import Node, Testbed
 
 PORT: Final = 29_401
-WAIT_S: Final = 60.0
+WAIT_S: Final = 180.0
 RANK: Final = r"^[^ ]+ [^ ]+/tests/scripts/"  # the command line of a rank, not of its launcher
 
 

@@ -52,7 +52,7 @@ PARTITIONS = 4
 JOBS = tuple(f"job{number}" for number in range(12))
 KAFKA = {"partitions": PARTITIONS, "topic_prefix": "archived-", "session_timeout_s": 2.0, "request_timeout_s": 2.0}
 TOPICS = (METRICS, ITERATIONS, COLLECTIVES, LOGS, EVENTS)
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 class Worker:

@@ -28,7 +28,7 @@ from trainwarden.records import EventRecord, HeartbeatRecord, MetricsRecord, Rec
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 pytestmark = [
     pytest.mark.system,

@@ -21,7 +21,7 @@ from trainwarden.topics import EVENTS, METRICS
 pytestmark = [pytest.mark.system, pytest.mark.timeout(90)]
 
 COLLECTORS = "{gpu = {interval_s = 0.1, slow_every = 2}}"
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 class Rig:

@@ -34,7 +34,7 @@ for number in itertools.count():
 """
 
 
-def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s: float = 40.0) -> None:
+def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline:

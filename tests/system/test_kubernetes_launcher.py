@@ -25,7 +25,7 @@ from trainwarden.topics import ACTIONS, INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-PATIENCE_S: Final = 40.0
+PATIENCE_S: Final = 120.0
 EVICT: Final = "i1/evict/1"
 ENGINE: Final = """
 import os, sys

@@ -25,7 +25,7 @@ from trainwarden.topics import COLLECTIVES
 pytestmark = pytest.mark.system
 
 Built = tuple[Path, Path]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def contents(path: Path) -> tuple[read.Header | None, list[read.Comm], dict[int, read.Call]]:

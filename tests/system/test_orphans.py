@@ -80,7 +80,7 @@ class Lair:
         self.wait(lambda: all(path.exists() and path.read_text() for path in paths))
         return {path.name: int(path.read_text()) for path in paths}
 
-    def wait(self, true: Callable[[], object], timeout_s: float = 30.0) -> None:
+    def wait(self, true: Callable[[], object], timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline

@@ -37,7 +37,7 @@ def running(place: Path, words: Sequence[str], environ: dict[str, str]) -> Itera
             process.wait(30)
 
 
-def said(place: Path, pattern: re.Pattern[str], within_s: float = 40.0) -> re.Match[str]:
+def said(place: Path, pattern: re.Pattern[str], within_s: float = 120.0) -> re.Match[str]:
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:
         if found := pattern.search((place / "said").read_text()):

@@ -104,7 +104,7 @@ class Launch:
         lines = self.log(rank).rpartition("\n")[0].splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def wait(self, true: Callable[[], object], timeout_s: float = 40.0) -> None:
+    def wait(self, true: Callable[[], object], timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline, self.said.read_text() + self.log(0)

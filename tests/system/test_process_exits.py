@@ -21,7 +21,7 @@ from trainwarden.topics import EVENTS
 
 pytestmark = pytest.mark.system
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def new_collector(run_dir: Path) -> ProcessesCollector:

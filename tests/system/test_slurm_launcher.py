@@ -26,7 +26,7 @@ from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 NODES: Final = ("n1", "n2", "n3", "n4", "n5")
-PATIENCE_S: Final = 40.0
+PATIENCE_S: Final = 120.0
 BATCH: Final = """#!/bin/sh
 srun sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME >> {folder}/starts; exec sleep 600'
 """

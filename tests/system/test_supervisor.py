@@ -105,7 +105,7 @@ class Run:
         lines = path.read_bytes().splitlines() if path.exists() else []
         return [event for line in lines if (event := EVENTS.decode(line)).kind == kind]
 
-    def wait(self, true: Callable[[], object], timeout_s: float = 20.0) -> None:
+    def wait(self, true: Callable[[], object], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             if time.monotonic() > deadline:

@@ -21,7 +21,7 @@ from tests.testbed.nodes import Node, Testbed
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
-WAIT_S: Final = 20.0
+WAIT_S: Final = 60.0
 # Listens on port 7000, prints what comes and answers each byte; UDP, so that a way is one way.
 EARS: Final = """
 import socket

@@ -77,7 +77,7 @@ def headers(run_dir: Path) -> list[Header]:
     return [header for header in found if header is not None]
 
 
-def wait_for(what: Callable[[], bool], job: subprocess.Popen[bytes], within_s: float = 90.0) -> None:
+def wait_for(what: Callable[[], bool], job: subprocess.Popen[bytes], within_s: float = 240.0) -> None:
     until_s = time.monotonic() + within_s
     while not what():
         assert job.poll() is None
