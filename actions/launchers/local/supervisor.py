@@ -81,7 +81,10 @@ class Supervisor:
         server = ControlServer(self._place.run_dir / rundir.LAUNCHER_SOCKET, self._selector, coordinator.handle)
         try:
             runner.get_ready(stop)
-            coordinator.begin()
+            if stop():
+                coordinator.end()
+            else:
+                coordinator.begin()
             while not coordinator.over:
                 for key, _ in self._selector.select(SETTLING_WAIT_S if runner.settling else LONGEST_WAIT_S):
                     key.data()
