@@ -125,7 +125,12 @@ class Watched:
 def demo(folder: Path, *arguments: str) -> dict[str, Any]:
     """What a demo answers that was carried out from `folder` and is content with itself."""
     done = subprocess.run(
-        [*WARDEN, "demo", "--json", *arguments], capture_output=True, text=True, timeout=200, cwd=folder, check=False
+        [*WARDEN, "demo", "--json", "--within", "600", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=660,
+        cwd=folder,
+        check=False,
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)

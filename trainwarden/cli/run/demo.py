@@ -11,7 +11,7 @@ import typer
 from trainwarden.cli.run.demo_job import Demo, example_script
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_nodes import NodesDemo
-from trainwarden.cli.run.demo_plan import DemoPlan
+from trainwarden.cli.run.demo_plan import DEADLINE_S, DemoPlan
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.run.machines import why_none
 from trainwarden.cli.shared.follow import record_line
@@ -35,6 +35,9 @@ def demo(
     nodes: Annotated[int, typer.Option(min=3, max=9, help="Machines, one of them a spare, for node-lost.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and model; moves the default step of the fault.")] = 0,
     steps: Annotated[int | None, typer.Option(min=30, help="Training steps.")] = None,
+    within: Annotated[
+        float, typer.Option(min=30.0, max=3600.0, metavar="SECONDS", help="End it after so long, on slow machines.")
+    ] = DEADLINE_S,
     bus: BusAddress = None,
     mode: EngineMode = "auto",
     keep: Keep = None,
@@ -47,8 +50,9 @@ def demo(
     if fault == "node-lost":
         return _node_lost(Voice(json), nodes=nodes, seed=seed, at_step=at_step or LOST_STEP)
     plan = DemoPlan.checked(
-        fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode
-    )
+        fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode,
+        within_s=within,
+    )  # fmt: skip
     voice = Voice(json)
     example_script()
     result = _carried_out(plan, bus, keep, voice)

@@ -17,7 +17,6 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 
 PRELOAD = "torch._dynamo"  # torch itself, and what its first optimizer imports
-DEADLINE_S = 170.0  # the demo ends within three minutes, whatever happens
 OBSERVED_S = 12.0  # without permission to act a dead or hung job is ended this long after the fault
 
 
@@ -62,7 +61,7 @@ class Demo:
         run.tell("job_start", world_size=plan.ranks)
         words = ("--nproc", str(plan.ranks), "--mode", plan.mode, "--checkpoints", str(run.run_dir / "checkpoints"))
         run.stack.start("supervise", *words, "--preload", PRELOAD, "--", *self._command)
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + plan.within_s
         code: int | None = None
         try:
             while (code := run.stack.returncode("supervise")) is None and time.monotonic() < deadline:

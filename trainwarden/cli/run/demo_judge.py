@@ -9,7 +9,6 @@ from typing import Any
 
 from trainwarden import rundir
 from trainwarden.cli.run.demo_fault import Fault
-from trainwarden.cli.run.demo_job import DEADLINE_S
 from trainwarden.cli.run.demo_plan import DemoPlan
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared.follow import JobView
@@ -190,7 +189,7 @@ def _why_not(seen: Seen, result: dict[str, Any]) -> str | None:
             return "the action did not make the job faster"
     if wanted is None or plan.mode == "auto" or plan.fault == "slow-rank":
         if seen.code is None:
-            return f"the job was not done within {DEADLINE_S:.0f} s, so it was ended"
+            return f"the job was not done within {plan.within_s:.0f} s, so it was ended"
         if seen.code != 0:
             return f"the job ended with exit code {seen.code}"
         if result["steps"] != plan.steps:

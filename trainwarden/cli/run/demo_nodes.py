@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from trainwarden.cli.run.demo_job import DEADLINE_S, example_script
+from trainwarden.cli.run.demo_job import example_script
+from trainwarden.cli.run.demo_plan import DEADLINE_S
 from trainwarden.cli.run.job_run import JobRun, exit_code_of
 from trainwarden.cli.run.machines import Machine, Machines
 from trainwarden.cli.shared.output import Voice

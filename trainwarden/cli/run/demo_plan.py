@@ -8,6 +8,7 @@ import msgspec
 
 from trainwarden.errors import ConfigError
 
+DEADLINE_S = 170.0  # the demo ends within three minutes, whatever happens
 FIRST_FAULT_STEP = 35  # enough healthy steps before it to know what is usual
 LEARNT_STEP = 100  # of slow-rank: by then, after half a minute, the job has taught models by its own healthy start
 STEPS_AFTER_FAULT = 60
@@ -25,6 +26,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     steps: int
     mode: str
+    within_s: float = DEADLINE_S
 
     @classmethod
     def checked(
@@ -38,6 +40,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         seed: int,
         steps: int | None,
         mode: str,
+        within_s: float = DEADLINE_S,
     ) -> Self:
         """A plan that can be carried out; steps that nobody named follow from the seed.
 
@@ -67,5 +70,13 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
                 f"--steps {steps}: leave at least {LEAST_STEPS_AFTER_FAULT} steps after the fault at step {at_step}"
             )
         return cls(
-            fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode
+            fault=fault,
+            rank=rank,
+            slowdown=slowdown,
+            at_step=at_step,
+            ranks=ranks,
+            seed=seed,
+            steps=steps,
+            mode=mode,
+            within_s=within_s,
         )
