@@ -101,6 +101,7 @@ class _Still:
     lasted_s: float
     since_s: float
     typical_s: float
+    slowed: float
 
     @property
     def whole(self) -> bool:
@@ -112,6 +113,7 @@ class _Still:
         return int(self.window.beats.step[: self.seen.size][self.seen].max())
 
     def because(self, kind: str, patience_s: float, culprits: npt.NDArray[np.intp], what: str) -> Standstill:
+        patience_s *= self.slowed
         return Standstill(kind, self.lasted_s, patience_s, culprits, self.since_s, self.step, what, self.lasted_s)
 
 
@@ -140,9 +142,9 @@ class HangWatch:
     def hang(self) -> Standstill | None:
         return self._still if self._hung else None
 
-    def update(self, window: Window, typical_s: float | None) -> None:
-        """Look at the newest heartbeats; a usual step takes `typical_s`, None while that is not known."""
-        before, self._still = self._still, None if typical_s is None else self._look(window, typical_s)
+    def update(self, window: Window, typical_s: float | None, slowed: float = 1.0) -> None:
+        """Look at the newest heartbeats; a step takes `typical_s` (None: unknown), now all `slowed` times as long."""
+        before, self._still = self._still, None if typical_s is None else self._look(window, typical_s, slowed)
         over = self._still is None or (before is not None and self._still.still_s < before.still_s)
         if before is not None and over:
             # Work that went over by itself was no hang, even if it was called one; a broken link may break for good.
@@ -155,7 +157,7 @@ class HangWatch:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _look(self, window: Window, typical_s: float) -> Standstill | None:
+    def _look(self, window: Window, typical_s: float, slowed: float) -> Standstill | None:
         """The present standstill; None while anything moves, or where nothing is known."""
         beats, size = window.beats, len(window.ranks)
         if window.finished or window.phase == "restart" or size == 0:
@@ -176,7 +178,7 @@ class HangWatch:
         waiting = seen & (beats.phase[:size] == WAIT)
         if not waiting.any() and (beats.phase[:size][seen] == EXIT).all():
             return None
-        return self._judge(_Still(window, seen, waiting, lasted_s, since_s, typical_s))
+        return self._judge(_Still(window, seen, waiting, lasted_s, since_s, typical_s, slowed))
 
     def _mute(self, window: Window, typical_s: float) -> Flags | None:
         """Ranks that only their agent is silent of, as steps went on without it; None if a node may be lost."""

@@ -14,6 +14,7 @@ import numpy as np
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
 from detectors.pace.hang import HangConfig, HangWatch, hang_vote
+from detectors.pace.stolen import StolenTime
 from detectors.protocol import Role, abstain
 from trainwarden.records import Vote
 
@@ -54,6 +55,7 @@ class IterationThreshold:
         self._steps = 0
         self._recent: list[float] = []
         self._hangs = HangWatch(config)
+        self._stolen = StolenTime()
 
     def update(self, window: Window) -> None:
         """Follow the running average and whether the job stands still."""
@@ -63,7 +65,9 @@ class IterationThreshold:
             if np.isfinite(duration_s):
                 self._follow(float(duration_s), bool(quiet))
         typical_s = max(self._average_s, min(self._slowest_s, 10.0 * self._average_s))
-        self._hangs.update(window, typical_s if self._steps >= self._config.warm_up else None)
+        self._stolen.update(window)
+        slowed = self._stolen.slowed(window.now_s)
+        self._hangs.update(window, typical_s if self._steps >= self._config.warm_up else None, slowed)
 
     def score(self, window: Window) -> Vote:
         """Hang, suspicious or normal."""

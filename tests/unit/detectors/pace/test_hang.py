@@ -11,13 +11,14 @@ from detectors.job.state import JobState
 from detectors.pace.hang import HangConfig, HangWatch, hang_vote
 from detectors.pace.iteration_threshold import IterationThreshold
 from tests.unit.detectors.detection_streams import Job, event
+from trainwarden.records import MetricsRecord
 
 STEP_S = 0.3
 Beat = Callable[[float], Mapping[str, Any]]  # what the ranks say so long after their last step
 
 
 def standing_still(
-    beat: Beat, until_s: float = 100.0, *, step_s: float = STEP_S, steps: int = 30, **config: float
+    beat: Beat, until_s: float = 100.0, *, step_s: float = STEP_S, steps: int = 30, slowed: float = 1.0, **config: float
 ) -> tuple[HangWatch, float | None, Job]:
     """A job of 4 ranks that stands still after so many steps; after how long that was called a hang."""
     job = Job(ranks=4, step_s=step_s).run(steps)
@@ -31,7 +32,7 @@ def standing_still(
         job.beat(end_s + waited_s, steps, **{"phase": "wait", "calls": 62, **beat(waited_s)})
         for _, record in job.records:
             state.feed(record)
-        watch.update(state.window(end_s + waited_s), step_s)
+        watch.update(state.window(end_s + waited_s), step_s, slowed)
         if watch.hang is not None:
             return watch, waited_s, job
     return watch, None, job
@@ -116,6 +117,45 @@ def test_patience_depends_on_what_the_culprit_does(
     assert waited_s is not None
     assert (watch.hang.kind, watch.hang.culprits.tolist()) == (kind, culprits)
     assert earliest_s <= waited_s <= latest_s + STEP_S
+
+
+@pytest.mark.parametrize(
+    ("beat", "earliest_s"), [(mute, 8.0), (sleeping, 12.0), (left, 20.0), (busy, 120.0), (stopped, 0.6)]
+)
+def test_where_the_processors_are_taken_away_all_but_a_stopped_process_is_waited_for_so_much_longer(
+    beat: Beat, earliest_s: float
+) -> None:
+    _, waited_s, _ = standing_still(beat, until_s=130.0, slowed=4.0)
+    assert waited_s is not None
+    assert earliest_s <= waited_s <= earliest_s + 2.0
+
+
+def test_ranks_that_wait_on_a_machine_that_is_robbed_of_its_processors_hang_only_when_that_has_ended() -> None:
+    """As seen on a virtual machine: all ranks wait, and the host collector tells of 76 % stolen time."""
+    job, state = Job(ranks=4, step_s=STEP_S).run(30), JobState("job")
+    detector = IterationThreshold(IterationThreshold.Config())
+
+    def hangs_at(waited_s: float, *more: MetricsRecord) -> bool:
+        for record in (*(one for _, one in sorted(job.records, key=lambda entry: entry[0])), *more):
+            state.feed(record)
+        job.records.clear()
+        window = state.window(job.end_s + waited_s)
+        detector.update(window)
+        return detector.score(window).kind == "hang"
+
+    assert not hangs_at(0.0)
+    told = None
+    for tick in range(1, 60):
+        waited_s, stolen = 0.2 * tick, 0.76 if tick <= 30 else 0.0
+        job.beat(job.end_s + waited_s, 30, phase="wait", calls=62)
+        steal = MetricsRecord(
+            job="job", node="node0", time_s=job.end_s + waited_s, names=("host_cpu_steal_ratio",), ranks=(None,),
+            devices=("host",), values=((stolen,),),
+        )  # fmt: skip
+        if hangs_at(waited_s, *([steal] if tick % 5 == 0 else [])) and told is None:
+            told = waited_s
+    assert told is not None
+    assert 8.0 <= told <= 9.0, "2 s of patience are 8.3 s"
 
 
 @pytest.mark.parametrize(
