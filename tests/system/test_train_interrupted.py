@@ -29,6 +29,7 @@ precision = 0.0
 recall = 0.0
 injected_recall = 0.0
 false_alarms_per_machine_day = 1e6
+alone_false_alarms_per_machine_day = 1e6
 [trainer.models]
 members = { pca = 1.0, kmeans = 1.0, nearest = 1.0 }
 """

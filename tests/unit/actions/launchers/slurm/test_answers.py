@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from statistics import median
 from typing import Any
 
 import pytest
@@ -136,11 +138,17 @@ def test_what_cannot_be_read_is_an_error_of_the_expected_kinds(broken: dict[str,
 
 
 def test_ten_thousand_nodes_are_read_while_nobody_notices() -> None:
+    """Beside a plain search through the same text, for its time goes up and down with the machine's."""
     one = NODE_22_05.partition("\n\n")[0].format(state="IDLE", reason="x")
     text = "\n\n".join(one.replace("NodeName=n1", f"NodeName=n{number}") for number in range(10_000))
-    begin_s = time.process_time()
-    assert len(nodes_of_text(text)) == 10_000
-    assert time.process_time() - begin_s < 0.4  # 0.09 s on this machine
+    ratios = []
+    for _ in range(3):
+        begun_s = time.process_time()
+        assert len(nodes_of_text(text)) == 10_000
+        read_s = time.process_time()
+        assert len(re.findall(r"(\w+)=(\S+)", text)) > 10_000
+        ratios.append((read_s - begun_s) / (time.process_time() - read_s))
+    assert median(ratios) < 4.0  # 0.7 on this machine
 
 
 @pytest.mark.parametrize("broken", ["JobId=x JobName=j\n   JobState=RUNNING\n", "JobId=7 JobName=j\n"])
