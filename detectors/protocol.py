@@ -17,10 +17,12 @@ from trainwarden.records import Vote
 
 Reads = Literal["logs", "events", "steps", "scores", "samples", "calls"]
 Alone = Literal["hard", "verified", "any"]
-# Of the weight of a vote whose models had too little to be judged by: all nine together weigh 0.9, less than one other
-# vote, where 2 opens an incident. What two minutes of a demo taught opened two in 75 s of a healthy one at a half, and
-# one at a quarter, beside `iteration_threshold`.
+# Of the weight of a vote whose models had too little to be judged by. What two minutes of a demo taught opened two
+# incidents in 75 s of a healthy one at a half, and one at a quarter, beside `iteration_threshold`.
 PROVISIONAL_SHARE: Final = 0.15
+# Of what is enough for an incident, for all such votes together, whatever weights are set: what half a minute of a job
+# taught is often strange later, and with half of what is enough it made incidents of busy machines.
+PROVISIONAL_TOGETHER: Final = 0.25
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import numpy as np
 
 from detectors.job.common_mode import quiet_median
 from detectors.job.window import Window, job_duration_s
-from detectors.protocol import PROVISIONAL_SHARE, Role
+from detectors.protocol import PROVISIONAL_SHARE, PROVISIONAL_TOGETHER, Role
 from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
 from trainwarden.settings import Config
 
@@ -38,8 +38,6 @@ FAILURE_KINDS: Final = frozenset(
 LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16
-# What half a minute has taught is often strange later: with half of what is enough it made incidents of busy machines.
-PROVISIONAL_TOGETHER: Final = 0.25
 
 
 class EnsembleConfig(Config, frozen=True, kw_only=True):
@@ -137,10 +135,9 @@ class Ensemble:
         self.config = config
         self._roles = roles
 
-    def weight(self, name: str, provisional: bool = False) -> float:
+    def weight(self, name: str) -> float:
         """What the votes of detector `name` weigh among those that need company."""
-        share = PROVISIONAL_SHARE if provisional else 1.0
-        return share * self.config.weights.get(name, self._roles[name].weight)
+        return self.config.weights.get(name, self._roles[name].weight)
 
     def candidates(self, window: Window, votes: Mapping[str, Vote]) -> list[Candidate]:
         """The believed votes, joined by family, what comes first most urgent."""
@@ -187,12 +184,12 @@ class Ensemble:
         """The votes that are enough together, each with those suspects alone that enough others agree on.
 
         Two votes about different entities do not support each other. A vote that names nobody is about the whole job
-        and supports everyone. All provisional models together are a quarter of what is enough at most.
+        and supports everyone. Provisional votes keep a share of their weight, and are a part of what is enough at most.
         """
-        weights = {name: self.weight(name, vote.provisional) for name, vote in company.items()}
-        enough, little = self.config.metric_votes, [name for name, vote in company.items() if vote.provisional]
-        most = max(1.0, sum(weights[name] for name in little) / (PROVISIONAL_TOGETHER * enough))
-        weights |= {name: weights[name] / most for name in little}
+        enough, weights = self.config.metric_votes, {name: self.weight(name) for name in company}
+        if little := [name for name, vote in company.items() if vote.provisional]:
+            share = min(PROVISIONAL_SHARE, PROVISIONAL_TOGETHER * enough / sum(weights[name] for name in little))
+            weights |= {name: share * weights[name] for name in little}
         everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
         totals: dict[tuple[Any, ...], float] = {}
         for name, vote in company.items():

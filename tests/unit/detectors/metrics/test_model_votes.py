@@ -229,7 +229,11 @@ def test_provisional_votes_support_others_and_open_nothing() -> None:
     assert believed(models) == [], "nor do all together"
     assert believed(models | {"still_metrics": sure}) == [], "nor with one other"
     assert believed(models | {"still_metrics": sure, "pca": sure}) == [[0]], "but they support what is nearly enough"
-    assert believed({"still_metrics": sure, "pca": sure}) == []
+    nearly = {"still_metrics": sure, "pca": sure}
+    assert believed(nearly) == []
+    assert believed(nearly | {"dtw": unsure}) == [], "one keeps a share of its weight"
+    heavy = nearly | {"lof": unsure, "dtw": unsure}
+    assert believed(heavy, weights={"lof": 10.0}, metric_votes=2.1) == [], "all keep a part of what is enough"
 
 
 def test_a_vote_of_a_provisional_model_says_so_and_after_a_restart_too() -> None:
