@@ -35,16 +35,12 @@ def asked_of(
 
 def _accused(memory: Memory, remedies: Remedies, job: str) -> set[str]:
     """Nodes that open incidents of `job` accuse of what a node is taken out for, on more than a suspicion."""
-    accusing = (
-        case
-        for case in memory.cases.values()
-        if case.open
-        and case.incident.job == job
-        and remedies.find(case.incident.kind, EvictNode) is not None
+    return {
+        node
+        for case, node in memory.accused(job)
+        if remedies.find(case.incident.kind, EvictNode) is not None
         and remedies.find(case.incident.kind, Validate) is None
-    )
-    firsts = ((memory.accused_in(case.incident.id), case.first_said_s) for case in accusing)
-    return {node for node, said_s in firsts if node is not None and memory.nodes.cleared(node, said_s) is None}
+    }
 
 
 def unwanted(action: ActionRecord, case: Case, memory: Memory, rules: Rules, gate: CommandGate) -> str | None:

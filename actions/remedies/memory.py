@@ -6,7 +6,7 @@ Nothing here is kept elsewhere; a restarted engine reads the three topics again 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -173,6 +173,13 @@ class Memory:
         """The node of the first suspect of `incident` that has one."""
         case = self.cases.get(incident)
         return None if case is None else next((s.node for s in case.incident.suspects if s.node is not None), None)
+
+    def accused(self, job: str) -> Iterator[tuple[Case, str]]:
+        """Open cases of `job` and the node that each accuses, but for nodes that a person has called healthy since."""
+        for name, case in self.cases.items():
+            node = self.accused_in(name) if case.open and case.incident.job == job else None
+            if node is not None and self.nodes.cleared(node, case.first_said_s) is None:
+                yield case, node
 
     def of_job(self, job: str) -> Iterable[ActionRecord]:
         """Actions of `job`."""

@@ -223,10 +223,10 @@ def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
 def _another(view: View, node: str) -> bool:
     """Whether the job may be down by another node: it has failed itself, or a later incident has the job down by it."""
     own, remedies = view.case, view.rules.remedies
-    for case in view.memory.cases.values():
-        other, kind = view.memory.accused_in(case.incident.id), case.incident.kind
-        if not case.open or case.incident.job != own.incident.job or other in (None, node):
+    for case, other in view.memory.accused(own.incident.job):
+        if other == node:
             continue
+        kind = case.incident.kind
         out = remedies.find(kind, EvictNode)
         if out is not None and out.after_restarts is None and remedies.find(kind, Validate) is None:
             return True

@@ -8,6 +8,7 @@ from actions.brakes.history import UNDONE
 from actions.remedies.memory import Memory, with_outcome
 from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
+from trainwarden.commands.words import set_healthy
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, NodeState, Operation, Targets
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
@@ -123,6 +124,20 @@ def test_restarts_in_vain_while_another_node_has_lost_its_gpu_are_no_evidence() 
         one.tick(1.0)
     assert evicted(one) == []
     assert [operation.kind for operation in one.launcher.operations] == ["restart"] * 3
+
+
+def test_a_node_that_a_person_has_called_healthy_since_excuses_no_other() -> None:
+    one = rig()
+    one.launcher.slow = False
+    one.tell(one.command("stop"))
+    one.tell(one.incident("i0", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", node="n3"),)))
+    one.clock.sleep(1.0)
+    one.tell(set_healthy("n3", "its cable was out", "ann", one.clock.now_s()), one.command("resume"))
+    incident(one, "i1", "crash")
+    for _ in range(2):
+        one.launcher.phase = "failed"
+        one.tick(1.0)
+    assert evicted(one) == ["i1/evict/1"]
 
 
 def test_what_another_engine_has_had_done_meanwhile_is_not_called_unheard_of() -> None:
