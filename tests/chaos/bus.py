@@ -30,7 +30,7 @@ class Group:
         self.members: dict[ChaosConsumer, float] = {}  # when each polled last
         self.committed: dict[Place, int] = {}
 
-    def owners(self, place: Place) -> ChaosConsumer | None:
+    def owner(self, place: Place) -> ChaosConsumer | None:
         members = list(self.members)
         return members[place[1] % len(members)] if members else None
 
@@ -169,7 +169,7 @@ class ChaosConsumer:
             return False
         self._known = now
         places = [(topic, part) for topic in self._topics for part in range(PARTITIONS)]
-        owned = set() if deaf else {place for place in places if self._group.owners(place) is self}
+        owned = set() if deaf else {place for place in places if self._group.owner(place) is self}
         if owned == self._at.keys():
             return False
         kept = self._group.committed
@@ -181,7 +181,7 @@ class ChaosConsumer:
         self._log.reach()
         if self in self._group.members:
             for place, at in self._at.items():
-                if self._group.owners(place) is self:
+                if self._group.owner(place) is self:
                     self._group.committed[place] = max(at, self._group.committed.get(place, 0))
 
     def committed(self) -> Mapping[Place, int]:

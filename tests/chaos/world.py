@@ -180,34 +180,45 @@ class World:
         return self.crash(job, self.random.choice(job.placed) if job is self.grid and job.placed else None)
 
     def crash(self, job: Job, node: str | None) -> bool:
-        """Ranks of a node end. A node that is well is blamed once: who is blamed again and again is at fault."""
-        well = [one for one in job.placed if one not in self.blamed]
-        if not job.trains or (node is None and not well):
+        """Ranks of a node end, of one that is well if none is named."""
+        node = node or self.newly_blamed(job)
+        if not job.trains or node is None:
             return False
-        if node is None:
-            node = self.random.choice(well)
-            self.blamed.add(node)
         job.crash(node)
         self.detection.open(job, "crash", node)
         return True
 
-    def hang(self) -> bool:
-        job = self.a_job()
+    def newly_blamed(self, job: Job) -> str | None:
+        """A node that is well; each is blamed once: who is blamed again and again is at fault."""
         well = [one for one in job.placed if one not in self.blamed]
-        if not job.trains or not well or self.detection.about(job, "hang"):
-            return False
+        if not job.trains or not well:
+            return None
         node = self.random.choice(well)
         self.blamed.add(node)
+        return node
+
+    def hang(self) -> bool:
+        job = self.a_job()
+        node = None if self.detection.about(job, "hang") else self.newly_blamed(job)
+        if node is None:
+            return False
         job.hang()
         self.detection.open(job, "hang", node)
         return True
 
-    def lose_gpu(self) -> bool:
+    def fall_ill(self) -> tuple[ScheduledJob, str] | None:
+        """A job that trains and the node of it that is at fault from now on."""
         job = self.a_job()
         if not job.trains:
-            return False
+            return None
         node = self.random.choice(job.placed)
         job.sick.add(node)
+        return job, node
+
+    def lose_gpu(self) -> bool:
+        if (ill := self.fall_ill()) is None:
+            return False
+        job, node = ill
         self.detection.open(job, "gpu_lost", node)
         if self.random.random() < 0.7:
             job.crash(node)
@@ -215,12 +226,9 @@ class World:
         return True
 
     def make_flaky(self) -> bool:
-        job = self.a_job()
-        if not job.trains:
+        if (ill := self.fall_ill()) is None:
             return False
-        node = self.random.choice(job.placed)
-        job.sick.add(node)
-        self.flaky[node] = 3
+        self.flaky[ill[1]] = 3
         return True
 
     def suspect(self, kind: str) -> bool:
