@@ -29,8 +29,8 @@ Odd = tuple[str, int, list[tuple[float, int]]]
 class MetricPeers:
     """Every metric of every entity beside the median of its role, from the first full window on.
 
-    Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, five robust
-    deviations of the peers and five of its own mean distances, in 24 of 30 rounds on one side. What a few rounds of lag
+    Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, two robust
+    deviations of the peers and 1.5 of its own mean distances, in 20 of 30 rounds on one side. What a few rounds of lag
     explain (dynamic time warping) is not, nor what more than a fifth of a role does. One metric supports others; two of
     one entity may open an incident.
 
@@ -73,6 +73,7 @@ class MetricPeers:
             self._restarts = window.restarts
             for family in self._families.values():
                 family.restart()
+            self._found = []
         before = self._rounds()
         for place in range(max((samples.fresh for samples in window.samples), default=0)):
             for samples in window.samples:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from detectors.devices.metric_peers import MetricPeers
-from detectors.devices.rounds import ROUNDS
+from detectors.devices.metric_peers import MAX_SUSPECTS, MetricPeers
+from detectors.devices.rounds import ROUNDS, SILENT
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
 from trainwarden.records import Vote
@@ -124,12 +124,13 @@ def test_what_many_do_is_other_work(many):
     assert not told(shown(values))
 
 
-def test_who_lags_behind_its_peers_by_a_few_rounds_is_not_unlike_them():
-    """Waves of work that reach a rank three samples later."""
-    values = ranks(samples=160)
-    wave = 0.5 * (np.arange(160) // 24 % 2)
-    values += wave
-    values[5, :, 3:] += (np.roll(wave, 3) - wave)[3:]
+@pytest.mark.parametrize(("peers", "late"), [(8, 1), (250, 40)])
+def test_who_lags_behind_its_peers_by_a_few_rounds_is_not_unlike_them(peers, late):
+    """A slow rise of all that reaches some three samples later: they are below the others for as long as it lasts."""
+    values = ranks(peers, samples=80)
+    rise = 0.12 * np.clip(np.arange(80) - 40.0, 0.0, None)
+    values += rise
+    values[:late] += np.append(np.zeros(3), rise[:-3]) - rise
     assert not told(shown(values))
 
 
@@ -174,7 +175,7 @@ def test_who_is_silent_is_not_spoken_of():
     values[5, :, 60:] = np.nan
     detector = MetricPeers(MetricPeers.Config())
     assert told(shown(values[:, :, :60], detector=detector))[-1] == 59
-    assert not shown(values[:5, :, 60:], detector=detector, offset=60)[-1].suspects
+    assert not any(vote.suspects for vote in shown(values[:5, :, 60:], detector=detector, offset=60)[SILENT:])
 
 
 def test_after_a_day_a_distance_is_usual():
@@ -184,6 +185,22 @@ def test_after_a_day_a_distance_is_usual():
     shown(values[:, :, :150], detector=detector)
     votes = shown(values[:, :, 150:], detector=detector, offset=90_000)
     assert not told(votes[ROUNDS:])
+
+
+def test_after_a_day_many_are_usual_at_once():
+    values = ranks(200, samples=80, metrics=1)
+    values[:35, :, 40:] += 0.4
+    detector = MetricPeers(MetricPeers.Config())
+    assert len(shown(values, names=NAMES[:1], detector=detector)[-1].suspects) == MAX_SUSPECTS
+    later = values[:, :, -5:]
+    assert told(shown(later, names=NAMES[:1], detector=detector, offset=90_000)) == [0]  # the round before the day's
+
+
+def test_after_a_restart_nobody_is_told_of_before_the_first_full_window():
+    detector = MetricPeers(MetricPeers.Config())
+    assert told(shown(sick(ranks()), detector=detector))[-1] == 69
+    detector.update(replace(BLANK, restarts=1))
+    assert detector.score(BLANK).reason == f"rank: warm-up: 0 of {ROUNDS} rounds of samples"
 
 
 def test_what_is_left_out_is_not_told():
