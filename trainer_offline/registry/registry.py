@@ -226,10 +226,10 @@ class Registry:
         """What more data have shown of a provisional version: it is champion from now on, or serves no more."""
         name = registered_name(one.detector)
         with asking(self.uri):
+            if not passed:  # first: whoever asks in between would be refused all models for one that is rejected
+                self.client.delete_registered_model_alias(name, PROVISIONAL)
             self.client.set_model_version_tag(name, one.version, "gate_reasons", reasons)
             self.client.set_model_version_tag(name, one.version, "gate", "passed" if passed else "rejected")
-            if not passed:
-                self.client.delete_registered_model_alias(name, PROVISIONAL)
         if passed:
             self._crown(one)
 
@@ -254,15 +254,13 @@ class Registry:
 
     def _crown(self, one: Version) -> None:
         name = registered_name(one.detector)
-        stood_in = one.detector in self.aliases(PROVISIONAL)
         with asking(self.uri):
             client = self.client
             client.set_model_version_tag(name, one.version, SINCE, f"{time.time():.3f}")
             if ROLLED_BACK in one.tags:
                 client.delete_model_version_tag(name, one.version, ROLLED_BACK)
             client.set_registered_model_alias(name, CHAMPION, one.version)
-            if stood_in:
-                client.delete_registered_model_alias(name, PROVISIONAL)
+            client.delete_registered_model_alias(name, PROVISIONAL)  # no error where nobody has it
             if CHALLENGER in one.aliases:
                 client.delete_registered_model_alias(name, CHALLENGER)
 
