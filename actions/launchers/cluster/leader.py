@@ -264,7 +264,7 @@ class LeaderTable:
 
     def _may_run_still(self, now_s: float) -> bool:
         """Whether ranks of an attempt before may run somewhere, so that another one would run beside it."""
-        if any(one.alive for one in self.living(now_s)) or self._may_have_missed(now_s):
+        if any(one.alive for one in self.living(now_s)) or not self.settled(now_s) or self._may_have_missed(now_s):
             return True
         if self.attempt is None:
             return False
@@ -272,9 +272,7 @@ class LeaderTable:
         if min(silent_s) >= self._lost_s:
             return min(silent_s) < self._lost_s + self._patience.isolated_s
         # One that has stopped is enough, as no step is made without it; but whoever is not heard of now may be lost.
-        return any(_LATE_REPORTS * self.next_s <= one_s < self._lost_s for one_s in silent_s) or (
-            any(life not in self._members for life in self.attempt.roster) and now_s - self._began_s < self._lost_s
-        )
+        return any(_LATE_REPORTS * self.next_s <= one_s < self._lost_s for one_s in silent_s)
 
     def _may_have_missed(self, now_s: float) -> bool:
         """Whether a leader before this one may have begun an attempt of which nobody here has told.
@@ -282,12 +280,9 @@ class LeaderTable:
         Those who are silent may run one if they are enough. Whoever is cut off from this leader stops within
         `Patience.isolated_s` of the last answer of the one before, and that leader is given time, too.
         """
-        if self.epoch == 1:
+        if self.epoch == 1 or now_s - self._began_s >= 2 * self._lost_s + self._patience.isolated_s:
             return False
-        there = {one.node for one in self.living(now_s)}
-        if self.shape.nodes + self.shape.spares - len(there) >= self.shape.least_nodes:
-            return now_s - self._began_s < 2 * self._lost_s + self._patience.isolated_s
-        return self.attempt is None and now_s - self._began_s < self._lost_s
+        return self.shape.enough_without(len({one.node for one in self.living(now_s)}))
 
     def _forget(self, now_s: float) -> None:
         """Let go of nodes that are long silent and take part in nothing."""

@@ -111,7 +111,7 @@ class Leading:
         """
         lost_s = self._patience.lost_after_s(self._shape.nodes)
         self._heard_s = {node: at_s for node, at_s in self._heard_s.items() if now_s - at_s < lost_s}
-        return self._shape.nodes + self._shape.spares - len(self._heard_s) >= self._shape.least_nodes
+        return self._shape.enough_without(len(self._heard_s))
 
     def advance(self) -> None:
         """Do what is due although nobody says anything; to be called several times a second.

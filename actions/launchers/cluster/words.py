@@ -49,6 +49,19 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     grow: Grow = "worth"
 
+    def enough_without(self, heard: int) -> bool:
+        """Whether an attempt could run on nodes beside the `heard` ones.
+
+        Who leads no more sends its nodes away by this, and who leads next waits for as long as that takes.
+
+        Examples
+        --------
+        >>> shape = Shape(nodes=2, least_nodes=2, spares=2)
+        >>> shape.enough_without(2), shape.enough_without(3)
+        (True, False)
+        """
+        return self.nodes + self.spares - heard >= self.least_nodes
+
     def __str__(self) -> str:
         """The options of `trainwarden launch` that say this."""
         return (
