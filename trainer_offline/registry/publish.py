@@ -103,14 +103,19 @@ def register(
         stand_in = registry.aliases(PROVISIONAL)
         for name, number in numbers.items():
             one, first = registry.version(name, number), name not in had
-            if results[name].passed and (promote or first):
-                registry.promote(name, number)
-            elif results[name].passed:
-                registry.challenge(one)
+            if results[name].passed:
+                _give_alias(registry, one, champion=promote or first)
             elif first:
                 _stand_in(registry, results[name], one, stand_in.get(name))
         tell("registered", len(parts), len(parts))
     return run_id, [registry.version(name, number) for name, number in numbers.items()]
+
+
+def _give_alias(registry: Registry, one: Version, *, champion: bool) -> None:
+    if champion:
+        registry.promote(one.detector, one.version)
+    else:
+        registry.challenge(one)
 
 
 def _stand_in(registry: Registry, result: GateResult, one: Version, serving: str | None) -> None:
