@@ -186,7 +186,7 @@ class JobWatch:
         if self.scorer.bundle is not self.own_models.bundle:
             return  # trained ones are there
         calm = window.phase not in SLOW_PHASES and not self.joiner.open
-        learnt = self.own_models.follow(self.state.board, calm)
+        learnt = self.own_models.follow(window.board, calm)
         if learnt is not None:
             self.scorer.swap(learnt)
             log.info("own models learnt", extra={"fields": {"job": window.job, "families": list(learnt.votes)}})

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from detectors.job.family import BY_ENTITY, BY_METRIC, CUBE, FamilyRing, Rows, family_of_row
 from detectors.job.packed import pack, unpack
-from detectors.job.samples import FamilySamples
+from detectors.job.samples import FamilySamples, Floats
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 
@@ -86,6 +86,14 @@ class MetricBoard:
             if (family.count > family.taken).any()
             for new in family.take(name, roles or {}, history)
         ]
+
+    def of_rank(self, family: str, metric: str, rank: int) -> tuple[Floats, Floats]:
+        """When `metric` of `rank` was measured, oldest first, and what it was; both empty where it was not."""
+        ring = self._families.get(family)
+        rows = (row for row, one in enumerate(ring.entities) if one.rank == rank) if ring else iter(())
+        if ring is None or metric not in ring.names or (row := next(rows, None)) is None:
+            return np.zeros(0), np.zeros(0)
+        return ring.series(row, ring.names.index(metric))
 
     def counts(self) -> dict[str, Rows]:
         """How many samples every entity has had, by family."""

@@ -170,6 +170,12 @@ class FamilyRing:
             name, tuple(self.names), rows, who, ("",) * rows.size, values, self.times[rows[:, None], places]
         )
 
+    def series(self, row: int, column: int) -> tuple[Floats, Floats]:
+        """When one metric of one entity was measured, oldest first, and what it was."""
+        places = np.arange(max(0, int(self.count[row]) - self.samples), int(self.count[row])) % self.samples
+        values = self.values[row, column, places]
+        return self.times[row, places][np.isfinite(values)], values[np.isfinite(values)]
+
     def take(self, name: str, roles: dict[int, str], history: int) -> list[FamilySamples]:
         """What is new, entities with equally many new samples together."""
         size = len(self.entities)

@@ -105,6 +105,7 @@ class JobState:
             quiet_rows=ring.quiet,
             repaced_rows=ring.repaced,
             beats=self._board,
+            board=self._samples,
             node_silent_s=self._live_silence(size),
             still_s=self._silence.still_s,
             logs=logs,
@@ -117,11 +118,6 @@ class JobState:
             finished=self.finished,
             restarts=self.restarts,
         )
-
-    @property
-    def board(self) -> MetricBoard:
-        """The newest metric samples."""
-        return self._samples
 
     @property
     def quiet_s(self) -> float:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from detectors.calls.counts import Counts
 from detectors.calls.joined import JoinedStep
+from detectors.job.board import MetricBoard
 from detectors.job.common_mode import quiet_median
 from detectors.job.rings import HeartbeatBoard
 from detectors.job.samples import FamilySamples, ScoredSamples
@@ -69,6 +70,8 @@ class Window:
         Sampled steps whose collective calls have been joined over the ranks; shown once.
     counts : Counts or None
         How many collective calls each rank has begun and ended, by its newest word; None where none tells.
+    board : MetricBoard
+        The newest metric samples.
     samples, scored : tuples
         New metric samples by family of entities, and what the trained models make of them; shown once.
     unscored : mapping or None
@@ -102,6 +105,7 @@ class Window:
     quiet_rows: npt.NDArray[np.bool_]
     repaced_rows: npt.NDArray[np.bool_]
     beats: HeartbeatBoard
+    board: MetricBoard
     node_silent_s: dict[str, float] = field(default_factory=dict)
     still_s: float = 0.0
     logs: tuple[LogLine, ...] = ()

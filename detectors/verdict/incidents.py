@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from detectors.job.window import Window
+from detectors.verdict.causes import evidenced
 from detectors.verdict.ensemble import Candidate, EnsembleConfig, family_of, versions_used
-from detectors.verdict.evidence import slowness
 from detectors.verdict.revisions import any_place, any_rank, began_together, better, moved, overlap
 from trainwarden.records import IncidentRecord, Vote
 
@@ -201,7 +201,7 @@ class Joiner:
         at_step = candidate.at_step
         if at_step is None and len(window.steps):
             at_step = int(window.steps[-1])
-        return IncidentRecord(
+        opened = IncidentRecord(
             id=incident_id(self._job, candidate, onset_s),
             job=self._job,
             kind=candidate.kind,
@@ -218,8 +218,8 @@ class Joiner:
             metrics=candidate.metrics,
             votes=_scores(votes),
             model_versions=versions_used(votes, window),
-            evidence=_evidence(candidate, window),
         )
+        return evidenced(opened, window) if candidate.family == "slow" else opened
 
     def _revise(
         self, entry: OpenIncident, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
@@ -232,12 +232,12 @@ class Joiner:
         worth_telling = changed is not None
         due = window.phase not in ENDING and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S
         if changed is None and candidate.family == "slow" and due:
-            evidence = slowness(window, record.onset_step)
-            if moved(record.evidence, evidence):
-                changed, worth_telling = msgspec.structs.replace(record, evidence=evidence), True
+            now = evidenced(record, window)
+            if moved(record.evidence, now.evidence) or now.reason != record.reason:
+                changed, worth_telling = now, True
         if changed is not None:
             if family_of(changed.kind) == "slow":
-                changed = msgspec.structs.replace(changed, evidence=slowness(window, changed.onset_step))
+                changed = evidenced(changed, window)
             entry.evidence_s = window.now_s
             entry.record = msgspec.structs.replace(
                 changed, state="updated" if entry.published else "opened", revision=record.revision + 1,
@@ -289,10 +289,6 @@ def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
 
 def _scores(votes: Mapping[str, Vote]) -> dict[str, float]:
     return {name: vote.score for name, vote in votes.items() if vote.opinion != "abstain"}
-
-
-def _evidence(candidate: Candidate, window: Window) -> dict[str, Any]:
-    return slowness(window, candidate.onset_step) if candidate.family == "slow" else {}
 
 
 def _progress(window: Window, record: IncidentRecord) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.system.runs import demo
-from trainwarden.cli.run.demo_judge import QUEUED
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +39,7 @@ def test_a_fault_is_found_and_acted_on(fault: str, rank: int, kind: str, tmp_pat
     shape = {"slow-rank": (), "log-storm": FEWEST}.get(fault, SHORT)
     result = found_and_acted_on(fault, rank, kind, tmp_path, *shape)
     if fault == "slow-rank":  # what the job taught by its own start has an opinion, without any training before
-        assert {"lof", "neighbor_profile", "dtw", "metric_peers"} <= result["incidents"][0]["votes"].keys()
+        assert {"lof", "neighbor_profile", "dtw", "metric_peers"} <= told(result, kind, rank)["votes"].keys()
 
 
 @pytest.mark.kafka
@@ -51,15 +50,19 @@ def test_the_same_through_kafka(kafka_broker: Any, tmp_path: Path) -> None:
     assert result["bus"] == address
 
 
+def told(result: dict[str, Any], kind: str, rank: int) -> dict[str, Any]:
+    """The one incident of the fault; other tests may keep this machine busy, which is told as what it is."""
+    named = (one for one in result["incidents"] if one["kind"] == kind and one["suspects"])
+    (found,) = (one for one in named if one["suspects"][0]["rank"] == rank)
+    return found
+
+
 def found_and_acted_on(fault: str, rank: int, kind: str, folder: Path, *more: str) -> dict[str, Any]:
     keep = folder / "kept"
     result = demo(folder, "--fault", fault, "--rank", str(rank), "--seed", str(rank), "--keep", str(keep), *more)
     assert set(result) >= KEYS
-    # Other tests may keep this machine busy, which is told as what it is.
-    told = [incident["kind"] for incident in result["incidents"] if QUEUED not in incident["metrics"]]
-    assert told == [kind]
-    assert set(result["incidents"][0]) >= INCIDENT_KEYS
-    assert result["incidents"][0]["suspects"][0]["rank"] == rank
+    assert set(told(result, kind, rank)) >= INCIDENT_KEYS
+    assert result["false_alarms"] == 0
     assert all(set(action) >= ACTION_KEYS for action in result["actions"])
     assert result["loss"]["last"] < result["loss"]["first"]
     assert {"metrics.csv", "iterations.csv", "logs.jsonl", "job.toml"} <= {path.name for path in keep.iterdir()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ EXPECTED: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
 }
 _LOSS = re.compile(r"^step \d+ loss (\d+\.\d+) ", re.MULTILINE)
 QUEUED = "rank_run_queue_wait_ratio"  # among an incident's metrics where ranks' wait for a processor explains it
+LEAST_SLOWDOWN = 1.1  # a drift is told from 10 % on
 WARM_UP_STEPS = 5  # process start, allocator and page-cache warm-up; never counted as healthy time
 
 
@@ -55,11 +57,24 @@ class Seen:
             after = fault.injected_at_s is not None and incident.opened_at_s >= fault.injected_at_s - 0.5
             if incident.kind in kinds and names_rank and after:
                 matching.append(incident)
-            elif incident.kind != "slow_job" or QUEUED not in incident.metrics:
+            elif not _happened(incident, plan, view):
                 others.append(incident)
         wanted = {incident.id for incident in matching}
         actions = [action for action in view.actions.values() if action.incident in wanted]
         return cls(plan, fault, view, matching, others, actions, code)
+
+
+def _happened(incident: IncidentRecord, plan: DemoPlan, view: JobView) -> bool:
+    """Whether others on this machine made it slow: ranks waited for a processor, or every step was measured slower."""
+    if incident.kind in {"slow_job", "slow_compute"} and QUEUED in incident.metrics:
+        return True
+    if incident.kind != "slow_job" or incident.onset_step is None or plan.fault == "slow-rank":
+        return False
+    until_s = math.inf if incident.closed_at_s is None else incident.closed_at_s
+    last = max((step for (_, _, step), row in view.steps.items() if row["end_s"] <= until_s), default=0)
+    before_s = view.iteration_s(WARM_UP_STEPS + 1, incident.onset_step - 1)
+    slow_s = view.iteration_s(incident.onset_step, last)
+    return before_s is not None and slow_s is not None and slow_s >= LEAST_SLOWDOWN * before_s
 
 
 def judge(plan: DemoPlan, fault: Fault, run: JobRun, code: int | None) -> dict[str, Any]:

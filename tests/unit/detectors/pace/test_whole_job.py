@@ -85,6 +85,26 @@ def test_a_machine_that_is_as_busy_as_ever_explains_nothing() -> None:
     assert incident.opened_step <= 96
 
 
+@pytest.mark.parametrize(("then", "why"), [(0.5, "; rank 2 waited for a CPU 50% of the time, 5% before"), (0.06, "")])
+def test_a_slow_rank_that_others_take_the_processor_from_is_named_with_that(then: float, why: str) -> None:
+    job = Job(slow=lambda rank, step: 1.6 if rank == 2 and step >= 80 else 1.0, noise=0.02).run(120)
+    for second in range(int(job.end_s - START_S)):
+        at_s = START_S + second
+        shares = tuple(then if rank == 2 and at_s > job.ends_s[79] else 0.05 for rank in range(job.ranks))
+        names = tuple(f"rank-{rank}" for rank in range(job.ranks))
+        job.add(
+            at_s,
+            MetricsRecord(
+                job=JOB, node="node0", time_s=at_s, devices=names, names=LOST[:1], values=(shares,),
+                ranks=tuple(range(job.ranks)),
+            ),
+        )  # fmt: skip
+    (incident,) = told(job)
+    assert (incident.kind, incident.suspects[0].rank) == ("slow_compute", 2)
+    assert incident.reason.partition("; ")[::2] == (incident.suspects[0].reason.join(("rank 2 ", "")), why[2:])
+    assert (LOST[0] in incident.metrics) is bool(why)
+
+
 def waiting(grown: int | None) -> tuple[list[str], list[str]]:
     """Kinds of the votes of four ranks whose steps take half as long again from step 60 on; `grown` computes that."""
     state, detector, rng = JobState("job"), ChangePoint(ChangePoint.Config()), np.random.default_rng(0)

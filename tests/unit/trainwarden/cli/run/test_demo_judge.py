@@ -13,7 +13,7 @@ from trainwarden.cli.run.demo_judge import judge
 from trainwarden.cli.run.demo_plan import DemoPlan
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared.follow import JobView
-from trainwarden.records import ActionRecord, EventRecord, IncidentRecord, IterationRecord, Suspect
+from trainwarden.records import ActionRecord, EventRecord, IncidentKind, IncidentRecord, IterationRecord, Suspect
 
 
 def plan(fault: str = "slow-rank", **changes: Any) -> DemoPlan:
@@ -103,20 +103,37 @@ def test_silence_is_right_without_a_fault_and_an_incident_is_not(tmp_path: Path)
     assert judged(plan("none"), slow_rank_view(), tmp_path)["false_alarms"] == 1
 
 
+@pytest.mark.parametrize("kind", ["slow_job", "slow_compute"])
 @pytest.mark.parametrize(("metrics", "false_alarms"), [((), 1), (("rank_run_queue_wait_ratio",), 0)])
 def test_what_a_busy_machine_explains_is_told_and_no_false_alarm(
-    metrics: tuple[str, ...], false_alarms: int, tmp_path: Path
+    kind: IncidentKind, metrics: tuple[str, ...], false_alarms: int, tmp_path: Path
 ) -> None:
     view = slow_rank_view()
     view.feed(
         IncidentRecord(
-            id="i2", job="j", kind="slow_job", severity="sev3", state="opened", revision=0, opened_at_s=1050.0,
+            id="i2", job="j", kind=kind, severity="sev3", state="opened", revision=0, opened_at_s=1050.0,
             updated_at_s=1050.0, opened_step=50, reason="steps take longer", metrics=metrics,
         )
     )  # fmt: skip
     result = judged(plan(), view, tmp_path)
     assert (len(result["incidents"]), result["false_alarms"], result["ok"]) == (2, false_alarms, not false_alarms)
     assert "steps take longer" in judged(plan("none"), view, tmp_path)["summary"]
+
+
+@pytest.mark.parametrize(("slow_s", "false_alarms"), [(0.46, 0), (0.42, 1)])
+def test_a_slow_job_is_no_false_alarm_where_its_steps_were_slow(
+    slow_s: float, false_alarms: int, tmp_path: Path
+) -> None:
+    view = JobView("j")
+    for record in [*iterations(0, 39, 0.4), *iterations(40, 50, slow_s), *iterations(51, 59, 0.4)]:
+        view.feed(record)
+    view.feed(
+        IncidentRecord(
+            id="i2", job="j", kind="slow_job", severity="sev3", state="closed", revision=1, opened_at_s=1045.0,
+            updated_at_s=1051.0, closed_at_s=1051.0, onset_step=40, opened_step=45, reason="steps take longer",
+        )
+    )  # fmt: skip
+    assert judged(plan("none"), view, tmp_path)["false_alarms"] == false_alarms
 
 
 def test_the_loss_is_read_from_step_lines_alone(tmp_path: Path) -> None:
