@@ -1,10 +1,8 @@
 """Torch processes forked from one that has imported torch, where starting up is not what a test is about.
 
 ``import torch``, and what its first optimizer imports after it, take six seconds of a processor: in every rank, and in
-torchrun once more. Here they are taken once, and each process is a fork of its own script: ``TorchForks`` for tests
-that start one process after the other, and a launcher in torchrun's place:
-
-    python -m tests.torch_forks RANKS SCRIPT ARGUMENTS ...
+torchrun once more. Here they are taken once, and each process is a fork of its own script: by ``TorchForks.start``, or
+by the command ``TorchForks.command`` in torchrun's place.
 
 The hook comes in as always, by the call that ends torch's import, which every fork makes for itself. What torchrun
 does beyond this (its own store, its table of failures) is for the tests that start it.
@@ -16,11 +14,13 @@ import contextlib
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tests.places import ROOT
 
+CLIENT = ROOT / "tests" / "torch_client.py"
 STOP_S = 30  # torchrun's own patience with ranks that do not end when asked
 PATIENCE_S = 120.0
 
@@ -68,6 +69,9 @@ class TorchForks:
         self._news, self._ordering = threading.Condition(), threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        self._folder = tempfile.TemporaryDirectory(prefix="torch-forks-")
+        self._asked = socket.create_server(str(Path(self._folder.name) / "asked"), family=socket.AF_UNIX)
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def start(
         self,
@@ -93,8 +97,14 @@ class TorchForks:
             assert self._news.wait_for(lambda: len(self._started) > known, PATIENCE_S), self._server.poll()
             return self._started[-1]
 
+    def command(self, ranks: int, *words: str) -> list[str]:
+        """What runs a script as so many ranks, for whoever starts jobs by a command; it ends as they do."""
+        return [sys.executable, str(CLIENT), str(self._asked.getsockname()), str(ranks), *words]
+
     def close(self) -> None:
         """Nothing of it is left."""
+        self._asked.close()
+        self._folder.cleanup()
         for one in self._started:
             if one.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -105,6 +115,23 @@ class TorchForks:
         for pipe in (self._server.stdin, self._server.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=self._answer, args=(self._asked.accept()[0],), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client, client.makefile("rw") as lines, contextlib.suppress(OSError):
+            order = json.loads(lines.readline())
+            places = {name: Path(order[name]) for name in ("folder", "log", "err")}
+            one = self.start(order["words"], order["environ"], ranks=order["ranks"], **places)
+            print(json.dumps({"pid": one.pid}), file=lines, flush=True)
+            while one.poll() is None:
+                if select.select([client], [], [], 0.05)[0]:  # it says nothing more, so it has gone
+                    os.kill(one.pid, signal.SIGTERM)
+                    return
+            print(json.dumps({"code": one.poll()}), file=lines, flush=True)
 
     def _read(self) -> None:
         assert self._server.stdout is not None
@@ -243,6 +270,6 @@ def _launch(ranks: int, words: Sequence[str]) -> str:
 
 if __name__ == "__main__":
     _import()
-    script = _launch(int(sys.argv[1]), sys.argv[2:]) if len(sys.argv) > 2 else _serve()
+    script = _serve()
     if script is not None:
         _run(script)

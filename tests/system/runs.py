@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.places import ROOT
+from tests.torch_forks import TorchForks
 from trainwarden.cli.run.demo_fault import Fault
 from trainwarden.hook import read_header
 
@@ -37,9 +38,9 @@ def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
     return [*TORCHRUN, *place, str(SCRIPTS / script), *arguments]
 
 
-def forked(ranks: int, script: str, *arguments: str) -> list[str]:
-    """As `torchrun`, where torchrun itself is not what is looked at: a quarter of the processor's time."""
-    return [sys.executable, "-m", "tests.torch_forks", str(ranks), str(SCRIPTS / script), *arguments]
+def forked(forks: TorchForks, ranks: int, script: str, *arguments: str) -> list[str]:
+    """As `torchrun`, where torchrun itself is not what is looked at: nobody imports torch for it once more."""
+    return forks.command(ranks, str(SCRIPTS / script), *arguments)
 
 
 def steps_done(run_dir: Path, rank: int) -> int:

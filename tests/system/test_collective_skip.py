@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.system.runs import ROOT, WARDEN, forked, steps_done
+from tests.torch_forks import TorchForks
 from trainwarden.bus.address import connect
 from trainwarden.records import IncidentRecord
 from trainwarden.topics import INCIDENTS
@@ -58,9 +59,11 @@ class Watched:
         return self._log.read_text(errors="replace")[-4000:]
 
 
-def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequence(tmp_path: Path) -> None:
+def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequence(
+    torch_forks: TorchForks, tmp_path: Path
+) -> None:
     words = ("--steps", "5000", "--skip-at", str(SKIP_AT), "--skip-rank", str(SKIP_RANK))
-    watched = Watched(tmp_path, forked(RANKS, "skip_collective.py", *words))
+    watched = Watched(tmp_path, forked(torch_forks, RANKS, "skip_collective.py", *words))
     try:
         deadline = time.monotonic() + 120.0
         while not watched.incidents() and time.monotonic() < deadline and watched.process.poll() is None:
@@ -76,8 +79,10 @@ def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequenc
     assert "replicas" in incident["reason"]
 
 
-def test_a_job_whose_ranks_all_come_leaves_no_incident_and_is_asked_nothing(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, forked(RANKS, "skip_collective.py", "--steps", str(STEPS)))
+def test_a_job_whose_ranks_all_come_leaves_no_incident_and_is_asked_nothing(
+    torch_forks: TorchForks, tmp_path: Path
+) -> None:
+    watched = Watched(tmp_path, forked(torch_forks, RANKS, "skip_collective.py", "--steps", str(STEPS)))
     try:
         watched.process.wait(120)
         assert steps_done(watched.run_dir, 0) == STEPS, watched.tail()

@@ -13,20 +13,21 @@ import pytest
 
 from tests.places import ROOT
 from tests.system.runs import WARDEN, forked
+from tests.torch_forks import TorchForks
 from trainwarden import hook
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 STEPS = 40
 
 
-def test_under_ddp_the_device_tells_who_waits(tmp_path: Path) -> None:
+def test_under_ddp_the_device_tells_who_waits(torch_forks: TorchForks, tmp_path: Path) -> None:
     inject = ROOT / "trainwarden" / "inject"
     environ = {
         **os.environ, "TRAINWARDEN_HOOK_DIR": str(tmp_path), "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(inject), str(ROOT)]),
     }  # fmt: skip
     environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    command = forked(2, "device_events.py", "--steps", str(STEPS), "--work-ms", "40", "10")
+    command = forked(torch_forks, 2, "device_events.py", "--steps", str(STEPS), "--work-ms", "40", "10")
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     waits: dict[int, float] = {}
@@ -45,11 +46,11 @@ def test_under_ddp_the_device_tells_who_waits(tmp_path: Path) -> None:
     assert waits[0] < 0.5 * waits[1]
 
 
-def test_a_slow_rank_is_named_by_what_the_device_says(tmp_path: Path) -> None:
+def test_a_slow_rank_is_named_by_what_the_device_says(torch_forks: TorchForks, tmp_path: Path) -> None:
     out, run_dir = tmp_path / "out.json", tmp_path / "run"
     environ = {**os.environ, "TRAINWARDEN_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"}
     environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    job = forked(2, "device_events.py", "--steps", "150", "--work-ms", "40", "--slow-at", "60")
+    job = forked(torch_forks, 2, "device_events.py", "--steps", "150", "--work-ms", "40", "--slow-at", "60")
     command = [*WARDEN, "watch", "--json", str(out), "--keep", str(tmp_path / "kept"), "--", *job]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
