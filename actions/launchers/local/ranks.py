@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -229,9 +230,7 @@ def environment(
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **interface,  # a machine's own name need not resolve, or resolves to what others cannot reach
-        # Off by default in older torch: without them nobody can say who broke a collective (docs/detection.md).
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        **_recording(),
         **base,
         "PYTHONPATH": os.pathsep.join(paths),
         **_torchrun_says(place, rank, attempt, world),
@@ -243,6 +242,19 @@ def environment(
         "TRAINWARDEN_NODE": place.node,
         "TRAINWARDEN_ATTEMPT": str(attempt),
     }
+
+
+@cache
+def _recording() -> Mapping[str, str]:
+    """What torch before 2.9 needs to record calls, or nobody can say who broke a collective (docs/detection.md).
+
+    Newer ones record by themselves, and each rank of theirs would warn of the old name.
+    """
+    try:
+        newer = tuple(int(part) for part in version("torch").split(".")[:2]) >= (2, 9)
+    except (PackageNotFoundError, ValueError):
+        newer = False
+    return {} if newer else {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 def _torchrun_says(place: Place, rank: int, attempt: int, world: World) -> dict[str, str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from actions.launchers.local import ranks
 from actions.launchers.local.ranks import Place, RanksOutput, World, check_command, environment, exit_code
 
 PLACE = Place(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
@@ -102,3 +104,20 @@ def test_ranks_of_one_of_several_machines_are_numbered_over_all_of_them_as_torch
     assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("10.0.0.1", "29500")
     assert made["GLOO_SOCKET_IFNAME"] == "eth1"
     assert environment(PLACE, 0, 0, world, {"GLOO_SOCKET_IFNAME": "mine"})["GLOO_SOCKET_IFNAME"] == "mine"
+
+
+@pytest.mark.parametrize(("torch", "told"), [("2.8.0+cu128", True), ("2.9.1", False), ("2.15.0", False), (None, True)])
+def test_only_older_torch_is_told_to_record_its_calls(torch: str | None, told: bool) -> None:
+    """Newer ones do by themselves, and warn of the name in every rank."""
+
+    def version(_: str) -> str:
+        if torch is None:
+            raise PackageNotFoundError
+        return torch
+
+    ranks._recording.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "version", version)
+        made = environment(PLACE, 0, 0, 0, {})
+    ranks._recording.cache_clear()
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in made) is told
