@@ -232,7 +232,7 @@ class Joiner:
         worth_telling = changed is not None
         due = window.phase not in ENDING and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S
         if changed is None and candidate.family == "slow" and due:
-            now = evidenced(record, window)
+            entry.evidence_s, now = window.now_s, evidenced(record, window)
             if moved(record.evidence, now.evidence) or now.reason != record.reason:
                 changed, worth_telling = now, True
         if changed is not None:
