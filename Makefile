@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of interpreters: without byte code each would compile all it imports, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install system demo test check bench gpu-check house dashboards kafka image kubernetes up constraints clean
+.PHONY: install system demo test first check bench gpu-check house dashboards kafka image kubernetes up constraints clean
 
 # NCCL's profiler plug-in is compiled where there is a C compiler, and again when its sources are newer.
 install: $(STAMP)
@@ -39,15 +39,23 @@ system:
 demo: install
 	$(BIN)/trainwarden demo
 
-# Everything CI runs: style, types, layers, unit, contract, property, doctest, then real processes and servers.
-# Real processes on a shared machine can be starved: what failed is shown, then run once more and must pass.
+# Everything CI runs: style, types, layers, unit, contract, property, doctest, and real processes and servers beside them.
+# These wait a third of their time for each other: the first part takes what they leave of the processors, and is shown
+# when they are done. Real processes on a shared machine can be starved: what failed is shown, then run once more and
+# must pass.
 AGAIN = || { echo "--- what failed, once more ---"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
+SERVERS := -o cache_dir=.cache/pytest-system -m system $(SYSTEM)
 test: export TRAINWARDEN_THOROUGH := 1
-test: QUICK := not system
-test: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))
-test: check system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m system --durations=25 $(SYSTEM) $(call AGAIN,-m system $(SYSTEM))
+test: install system
+	@mkdir -p .cache; nice -n 19 make --no-print-directory first > .cache/first.log 2>&1 & first=$$!; \
+	trap 'kill $$first; exit 130' INT TERM; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 $(SERVERS) $(call AGAIN,$(SERVERS)); \
+	code=$$?; wait $$first || code=$$?; cat .cache/first.log; exit $$code
+
+first: QUICK := not system
+first: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))
+first: check
 
 # Two processes; under three minutes on two cores; a quarter of the drawn cases and no test that takes seconds; no
 # network, no servers.
