@@ -62,8 +62,9 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `generation` rises with every operation that is accepted and whenever the launcher itself starts anew; it never
     falls. `attempt` counts the starts of the job's ranks from 0. `under_way` are operations without an end. `step`
-    and `micro_batches` (by rank) are as far as the launcher knows. `pausable`: all ranks would stand still between two
-    iterations if they were asked to.
+    and `micro_batches` (by rank) are as far as the launcher knows. `attempt_age_s` is how long ago the ranks that run
+    were started, by the launcher's own clock. `pausable`: all ranks would stand still between two iterations if they
+    were asked to.
     """
 
     job: str
@@ -75,6 +76,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     under_way: tuple[str, ...] = ()
     step: int | None = None
     micro_batches: tuple[int, ...] = ()
+    attempt_age_s: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
     pausable: bool = False
 
 

@@ -85,7 +85,8 @@ class Leading:
         """The order that follows from `report` and all that came before it."""
         with self._lock:
             lease, now_s = self._leadership.leads(), self._clock.monotonic_s()
-            self._heard_s[report.node] = now_s
+            if report.ledger is None or report.node not in report.ledger.aside:
+                self._heard_s[report.node] = now_s
             if lease is not None and _is_fenced(lease, report):
                 self._leadership.fenced(report.obeyed_epoch)
                 lease = None

@@ -17,12 +17,11 @@ from actions.launchers.checkpoints.resumption import SEARCH_S
 from actions.launchers.cluster import leading
 from actions.launchers.cluster.control import Question
 from actions.launchers.cluster.leading import Leading
+from actions.launchers.cluster.ledger import Ledger, LedgerEntry
 from actions.launchers.cluster.words import (
     MAX_BYTES,
     MOST_NODES,
     Attempt,
-    Ledger,
-    LedgerEntry,
     Order,
     Patience,
     Report,
