@@ -1,4 +1,4 @@
-"""A person's way to the leader of a job on several nodes, whichever launcher that is now, and wherever."""
+"""The way of people and engines to the leader of a job on several nodes, whichever launcher that is, and wherever."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ class LeaderClient:
     ----------
     token : str, optional
         That the nodes share, where they have one.
+    timeout_s : float
+        For one question, to the lease service or the leader, in seconds.
     """
 
-    def __init__(self, job: str, rdzv: str, token: str | None = None, *, tls: PeerTls | None = None) -> None:
+    def __init__(
+        self, job: str, rdzv: str, token: str | None = None, *, tls: PeerTls | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._job, self._rdzv, self._name = job, rdzv, f"person/{uuid.uuid4().hex[:12]}"
-        self._leases = LeaseClient(rdzv, token, TIMEOUT_S, tls=tls)
-        self._asker = Asker("leader", token, TIMEOUT_S, MAX_BYTES, tls=tls)
+        self._leases = LeaseClient(rdzv, token, timeout_s, tls=tls)
+        self._asker = Asker("leader", token, timeout_s, MAX_BYTES, tls=tls)
 
     def state(self) -> LauncherState:
         """What is true of the job.

@@ -105,9 +105,7 @@ def _misfit_of_node(operation: Operation, table: LeaderTable, now_s: float) -> R
     if len(set(named)) > 1:
         return refused(operation, "unfit", "one node after the other: name one")
     node, back = named[0], operation.kind == "uncordon"
-    if back and node not in aside:
-        return refused(operation, "unfit", f"{node} is not set aside")
-    if back and len(usable) >= shape.nodes + shape.spares:
+    if back and node in aside and len(usable) >= shape.nodes + shape.spares:
         return refused(operation, "unfit", f"the job has its {shape.nodes} nodes and {shape.spares} spares without it")
     if not back and node in usable and len(usable) <= shape.least_nodes:
         left = f"without {node} {len(usable) - 1} nodes are left, and the job needs {shape.least_nodes}"

@@ -141,6 +141,11 @@ class LedgerKeeper:
         self._write(generation=self.generation + 1, entries=(*kept, entry))
 
     @property
+    def stopped_by(self) -> str | None:
+        """Id of the stop that has ended the job."""
+        return next((one.id for one in self._entries if one.kind == "stop" and one.done), None)
+
+    @property
     def aside(self) -> tuple[str, ...]:
         """Nodes that take part in no attempt to come."""
         return () if self.ledger is None else self.ledger.aside
