@@ -32,6 +32,8 @@ MAX_SENTENCE_CHARS = 2000
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a launcher can do; `cannot` says in its own words why it does not do the rest.
 
+    `restarts_itself`: where a rank ends or a node falls silent it starts all ranks again, at once and unasked.
+
     Examples
     --------
     >>> able = Capabilities(can=frozenset({"restart"}), cannot={"evict": "a desk has one node"})
@@ -41,6 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     can: frozenset[Verb]
     cannot: Mapping[Verb, str] = msgspec.field(default_factory=dict)
+    restarts_itself: bool = False
 
     def refusal(self, verb: Verb) -> str | None:
         """None if `verb` can be done, else one sentence why not."""

@@ -26,6 +26,7 @@ from trainwarden.launching import (
 
 CAPABILITIES: Final = Capabilities(
     can=frozenset({"restart", "stop", "pause", "resume", "cordon", "uncordon", "evict"}),
+    restarts_itself=True,
     cannot={
         "rebalance": "this launcher hands no split of micro-batches to several nodes",
         "validate": "this launcher cannot validate several nodes; run `trainwarden validate` on them",
