@@ -59,6 +59,7 @@ class MemoryLauncher:
         self.nodes: dict[str, tuple[NodeState, ...]] = {}
         self.polls = 0
         self.pausable = False
+        self.attempt_age_s: float | None = None
         self.findings = Findings()
         self._ranks = ranks
         self._under_way: dict[str, Operation] = {}
@@ -79,7 +80,7 @@ class MemoryLauncher:
             nodes=self._nodes(job),
             ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
             under_way=tuple(self._under_way),
-            pausable=self.pausable,
+            pausable=self.pausable, attempt_age_s=self.attempt_age_s,
         )  # fmt: skip
 
     def _nodes(self, job: str) -> tuple[NodeState, ...]:

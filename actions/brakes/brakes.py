@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actions.brakes.history import RESTARTS, by_engines, carried_out, counts_s, ended_s
+from actions.brakes.history import RESTARTS, by_engines, carried_out, cost_something, counts_s, ended_s
 from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import NodeLimits
 from actions.brakes.windows import Window, over
@@ -67,7 +67,7 @@ class Brakes:
 
     def _budget(self, now_s: float, asked: Asked) -> Hold | None:
         """The job's budget: a job that flaps uses up no other's."""
-        of_job = (a for a in by_engines(asked.actions) if a.job == asked.action.job and carried_out(a))
+        of_job = (a for a in by_engines(asked.actions) if a.job == asked.action.job and cost_something(a))
         recent = sorted(s for s in (counts_s(now_s, action) for action in of_job) if s > now_s - HOUR_S)
         if len(recent) < self._actions_per_hour:
             return None

@@ -12,6 +12,10 @@ NODES_OUT: Final[frozenset[ActionKind]] = frozenset({"evict_node"})
 """Actions of engines that take nodes out of use."""
 UNDONE: Final = "undone"
 """In the plan of a failed action: its launcher refused it, or was away for too long to tell what became of it."""
+STALE: Final = "stale"
+"""In the plan of a failed action: its launcher refused it, as the job had changed since; it may be planned anew."""
+BY_LAUNCHER: Final = "by_launcher"
+"""In the plan of a restart: its launcher had started all ranks again by itself before it heard of it."""
 
 
 def begun(action: ActionRecord) -> bool:
@@ -20,7 +24,7 @@ def begun(action: ActionRecord) -> bool:
 
 
 def carried_out(action: ActionRecord) -> bool:
-    """Whether the launcher was called for `action`, with whatever result; a brake may have been faster.
+    """Whether the launcher was called for `action`, with whatever result; a brake or a change may have been faster.
 
     Examples
     --------
@@ -29,7 +33,12 @@ def carried_out(action: ActionRecord) -> bool:
     >>> begun(action), carried_out(action)
     (True, False)
     """
-    return begun(action) and not action.plan.get("withdrawn")
+    return begun(action) and not action.plan.get("withdrawn") and not action.plan.get(STALE)
+
+
+def cost_something(action: ActionRecord) -> bool:
+    """Whether `action` was carried out, and not by its launcher unasked."""
+    return carried_out(action) and not action.plan.get(BY_LAUNCHER)
 
 
 def took_effect(action: ActionRecord) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import NODES_OUT, UNDONE
+from actions.brakes.history import BY_LAUNCHER, NODES_OUT, STALE, UNDONE
 from actions.brakes.hold import Hold
 from actions.engine.approval import planned_at
 from actions.engine.calls import LauncherCalls
@@ -27,7 +27,6 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import ACTIONS
 
 WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
-STALE: Final = "stale"  # in the plan of a failed action: its launcher refused it, as the job had changed since
 
 
 class Acting:
@@ -135,6 +134,8 @@ class Acting:
             more[STALE] = "true"
         if end.undone:
             more[UNDONE] = "true"
+        if end.by_launcher:
+            more[BY_LAUNCHER] = "true"
         if more:
             action = msgspec.structs.replace(action, plan={**action.plan, **more})
         self.end(action, end)

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import begun
+from actions.brakes.history import STALE, begun
 from actions.brakes.hold import Hold
-from actions.engine.acting import STALE, WITHDRAWN, Acting
+from actions.engine.acting import WITHDRAWN, Acting
 from actions.engine.calls import VERBS
 from actions.nodes.words import CORDONING
 from actions.remedies.policy import Rules

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from actions.brakes.history import RESTARTS
 from actions.engine.calls import VERBS, Away, LauncherCalls
 from actions.remedies.adoption import names
 from actions.remedies.policy import PolicyConfig
@@ -27,7 +28,8 @@ class End(msgspec.Struct, frozen=True):
     """What became of an action, and why. `found` goes with its plan.
 
     `unheard`: the launcher was never asked; `stale`: it refused, as the job had changed since. Nothing was done then.
-    `undone`: it refused for whatever reason, or could not be reached for too long to know.
+    `undone`: it refused for whatever reason, or could not be reached for too long to know. `by_launcher`: it had done
+    the same by itself.
     """
 
     outcome: Outcome
@@ -35,6 +37,7 @@ class End(msgspec.Struct, frozen=True):
     unheard: bool = False
     stale: bool = False
     undone: bool = False
+    by_launcher: bool = False
     found: Mapping[str, Any] = {}
 
 
@@ -147,8 +150,7 @@ class UnderWay:
             earlier = "the launcher had done it before the engine was restarted" if trail.inherited else report.text
             return self._end(action, "done", earlier)
         if report.state == "refused":
-            refused = self._end(action, "failed", f"the launcher refused: {report.text}")
-            return msgspec.structs.replace(refused, stale=report.reason == "stale", undone=True)
+            return self._refused(action, report, now_s)
         if report.state == "failed":
             return self._end(action, "failed", f"the launcher could not: {report.text}")
         trail.inherited = False
@@ -159,6 +161,19 @@ class UnderWay:
             return self._end(action, "failed", f"it was not done within {deadline_s:.0f} s{said}")
         trail.ask_at_s = now_s + min(LONGEST_PAUSE_S, max(0.0, PACE * age_s))
         return None
+
+    def _refused(self, action: ActionRecord, report: Report, now_s: float) -> End:
+        """What a refusal means: where the job has changed since, it may be what was asked for that has changed it."""
+        self._calls.forget_state(action.job)
+        state = self._calls.state(action.job, now_s) if report.reason == "stale" else None
+        age_s = None if state is None else state.attempt_age_s
+        if state is not None and age_s is not None and action.kind in RESTARTS and now_s - age_s >= action.at_s:
+            said = f"its launcher had started all ranks again already: attempt {state.attempt + 1}"
+            return msgspec.structs.replace(self._end(action, "done", said), by_launcher=True)
+        # A launcher that says so without a change would be asked for ever.
+        changed = state is None or state.generation != action.generation
+        refused = self._end(action, "failed", f"the launcher refused: {report.text}")
+        return msgspec.structs.replace(refused, stale=report.reason == "stale" and changed, undone=True)
 
     def _adopted(self, action: ActionRecord, trail: _Trail, put_s: float, now_s: float) -> End | None:
         """A rebalance is done when every rank has said that it runs by the new split."""

@@ -13,6 +13,7 @@ import msgspec
 from actions.brakes.history import NODES_OUT, carried_out, ended_s
 from actions.brakes.nodes import targets
 from actions.nodes.past import cleared_text
+from actions.remedies.by_launcher import out_already
 from actions.remedies.slow_job import unmeasured
 from actions.remedies.table import EvictNode, RestartProcess, Validate
 from actions.remedies.view import Intent, View
@@ -43,6 +44,8 @@ def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Inten
     if (other := _taken_out(view, node)) is not None:
         said = f"{node} is not taken out again: {other.id} has done so since that was seen"
         return None if other.outcome == "started" else view.for_a_person("evict_node", said)
+    if (seen_to := out_already(view, node)) is not None:
+        return view.for_a_person("evict_node", seen_to)
     why, after = f"{incident.kind}: {incident.reason}", None
     if proof is not None:
         why, after = f"{why}; {proof.id} has confirmed {node}", proof.id

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import NODES_OUT, RESTARTS, carried_out, ended_s, restart_loop, took_effect
+from actions.remedies.by_launcher import between_attempts, restarted_already
 from actions.remedies.isolating import asks_again, evict, move, unproved, validate
 from actions.remedies.rebalancing import rebalance, relief
 from actions.remedies.slow_job import checkpoint, restart_running
@@ -163,9 +164,14 @@ def _restart(view: View, rung: RestartProcess) -> Intent | None:
         # A job that ended after its restart needs no second word about it.
         restarted = any(carried_out(action) for action in view.attempts("restart"))
         return None if restarted and answer.held == "over" else answer
+    if between_attempts(view):
+        return None
+    down = _down(view, rung.persist_s)
+    if not down and (done := restarted_already(view, intent)) is not None:
+        return done
     # A job that is down waits for nothing; one that stands still, for whatever else was tried since.
     due = view.failed() or _outlasted(view, view.rules.remedies.rungs(incident.kind))
-    return view.cooled(intent) if due and _down(view, rung.persist_s) else None
+    return view.cooled(intent) if due and down else None
 
 
 def _down(view: View, persist_s: float) -> bool:
@@ -181,6 +187,8 @@ def _down(view: View, persist_s: float) -> bool:
     of_job = view.memory.of_job(view.case.incident.job)
     restarts = [a for a in of_job if a.kind in RESTARTS | NODES_OUT and took_effect(a)]  # ranks start again elsewhere
     later_s = [ended_s(action) for action in restarts if _after_opening(view, action)]
+    if (by_launcher_s := view.restarted_s()) is not None:
+        later_s.append(by_launcher_s)
     return view.now_s - max(later_s, default=float("-inf")) > persist_s
 
 

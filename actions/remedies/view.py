@@ -103,6 +103,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         state = self.state()
         return state is not None and state.phase == "failed"
 
+    def restarted_s(self) -> float | None:
+        """When the ranks that run were started, by our clock, if that was after what the incident tells of."""
+        state, incident = self.state(), self.case.incident
+        if state is None or state.attempt_age_s is None:
+            return None
+        began_s = self.now_s - state.attempt_age_s
+        seen_s = incident.opened_at_s if incident.onset_s is None else incident.onset_s
+        return began_s if began_s >= seen_s else None
+
     def accused(self) -> str | None:
         """The node of the first suspect that has one."""
         return self.memory.accused_in(self.case.incident.id)

@@ -32,6 +32,8 @@ MAX_SENTENCE_CHARS = 2000
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a launcher can do; `cannot` says in its own words why it does not do the rest.
 
+    `restarts_itself`: where a rank ends or a node falls silent it starts all ranks again, at once and unasked.
+
     Examples
     --------
     >>> able = Capabilities(can=frozenset({"restart"}), cannot={"evict": "a desk has one node"})
@@ -41,6 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     can: frozenset[Verb]
     cannot: Mapping[Verb, str] = msgspec.field(default_factory=dict)
+    restarts_itself: bool = False
 
     def refusal(self, verb: Verb) -> str | None:
         """None if `verb` can be done, else one sentence why not."""
@@ -62,8 +65,9 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `generation` rises with every operation that is accepted and whenever the launcher itself starts anew; it never
     falls. `attempt` counts the starts of the job's ranks from 0. `under_way` are operations without an end. `step`
-    and `micro_batches` (by rank) are as far as the launcher knows. `pausable`: all ranks would stand still between two
-    iterations if they were asked to.
+    and `micro_batches` (by rank) are as far as the launcher knows. `attempt_age_s` is how long ago the ranks that run
+    were started, by the launcher's own clock. `pausable`: all ranks would stand still between two iterations if they
+    were asked to.
     """
 
     job: str
@@ -75,6 +79,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     under_way: tuple[str, ...] = ()
     step: int | None = None
     micro_batches: tuple[int, ...] = ()
+    attempt_age_s: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
     pausable: bool = False
 
 

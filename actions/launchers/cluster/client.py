@@ -1,4 +1,4 @@
-"""A person's way to the leader of a job on several nodes, whichever launcher that is now, and wherever."""
+"""The way of people and engines to the leader of a job on several nodes, whichever launcher that is, and wherever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actions.launchers.leases.words import Ask
 from actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
 from trainwarden.clock import Clock
 from trainwarden.errors import LauncherError, LauncherUnavailable
-from trainwarden.launching import LauncherState, Operation, Report, Verb
+from trainwarden.launching import LauncherState, Operation, Report, Targets, Verb
 from trainwarden.metrics_http.tls import PeerTls
 
 TIMEOUT_S: Final = 2.0  # for one question, to the lease service or a leader
@@ -30,12 +30,16 @@ class LeaderClient:
     ----------
     token : str, optional
         That the nodes share, where they have one.
+    timeout_s : float
+        For one question, to the lease service or the leader, in seconds.
     """
 
-    def __init__(self, job: str, rdzv: str, token: str | None = None, *, tls: PeerTls | None = None) -> None:
+    def __init__(
+        self, job: str, rdzv: str, token: str | None = None, *, tls: PeerTls | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._job, self._rdzv, self._name = job, rdzv, f"person/{uuid.uuid4().hex[:12]}"
-        self._leases = LeaseClient(rdzv, token, TIMEOUT_S, tls=tls)
-        self._asker = Asker("leader", token, TIMEOUT_S, MAX_BYTES, tls=tls)
+        self._leases = LeaseClient(rdzv, token, timeout_s, tls=tls)
+        self._asker = Asker("leader", token, timeout_s, MAX_BYTES, tls=tls)
 
     def state(self) -> LauncherState:
         """What is true of the job.
@@ -87,8 +91,8 @@ class Patient:
         """What is true of the job."""
         return self._again(self._client.state)
 
-    def carry_out(self, kind: Verb, job: str, why: str) -> Report:
-        """Have `kind` done, once; its end, or how far it was when the time was over.
+    def carry_out(self, kind: Verb, job: str, why: str, node: str | None = None) -> Report:
+        """Have `kind` done, of `node` if it is one of nodes, once; its end, or how far it was when the time was over.
 
         What a leader that was killed had accepted, but not begun, is unknown to the next one, and is asked for again
         under the same id and from the same state: it is refused where somebody else was quicker.
@@ -96,7 +100,7 @@ class Patient:
         state = self._again(self._client.state)
         operation = Operation(
             id=f"{job}/{kind}/{uuid.uuid4().hex}", job=job, kind=kind, expected_generation=state.generation,
-            why=why, by="a person",
+            targets=Targets(nodes=() if node is None else (node,)), why=why, by="a person",
         )  # fmt: skip
         report = self._again(lambda: self._client.submit(operation))
         try:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
 from actions.launchers.cluster.leader import LeaderTable
-from actions.launchers.cluster.words import KEPT_OPERATIONS
+from actions.launchers.cluster.ledger import KEPT_OPERATIONS, MOST_ASIDE
+from actions.launchers.cluster.words import node_of
 from actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
-from trainwarden.launching import Capabilities, JobPhase, LauncherState, NodeState, Operation, Report, refusal, refused
+from trainwarden.launching import (
+    NODE_VERBS,
+    Capabilities,
+    JobPhase,
+    LauncherState,
+    NodeCondition,
+    NodeState,
+    Operation,
+    Report,
+    refusal,
+    refused,
+)
 
-_NODES: Final = "this launcher takes no node out by name; a node that is lost is replaced by a spare"
 CAPABILITIES: Final = Capabilities(
-    can=frozenset({"restart", "stop", "pause", "resume"}),
+    can=frozenset({"restart", "stop", "pause", "resume", "cordon", "uncordon", "evict"}),
+    restarts_itself=True,
     cannot={
         "rebalance": "this launcher hands no split of micro-batches to several nodes",
         "validate": "this launcher cannot validate several nodes; run `trainwarden validate` on them",
         "move": "this launcher cannot move ranks; a person must",
         "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",
-        "cordon": _NODES, "uncordon": _NODES, "evict": _NODES, "replace": _NODES,
+        "replace": "this launcher brings no new machine; who is evicted is replaced by a spare that waits",
     },
 )  # fmt: skip
 """What the leader does for a person, and why not the rest."""
@@ -44,23 +57,33 @@ def answered(request: Request, job: str, table: LeaderTable, now_s: float) -> Re
         case Poll():
             return Reply(report=table.asked.report(request.operation))
         case Submit():
-            return Reply(report=_submit(request.operation, table))
+            return Reply(report=_submit(request.operation, table, now_s))
 
 
-def _submit(operation: Operation, table: LeaderTable) -> Report:
+def _submit(operation: Operation, table: LeaderTable, now_s: float) -> Report:
     known = table.asked.report(operation.id)
     if known.state != "unknown":
         return known
-    if (no := refusal(operation, CAPABILITIES, table.asked.generation) or _misfit(operation, table)) is not None:
+    if (no := refusal(operation, CAPABILITIES, table.asked.generation) or _misfit(operation, table, now_s)) is not None:
         return no
     table.asked.accept(operation, 0 if table.attempt is None else table.attempt.number)
     return table.asked.report(operation.id)
 
 
-def _misfit(operation: Operation, table: LeaderTable) -> Report | None:
+def _misfit(operation: Operation, table: LeaderTable, now_s: float) -> Report | None:
     """Why `operation`, which was planned from what is true, cannot be done all the same."""
     if table.over is not None:
         return refused(operation, "over", "the job is over")
+    if operation.kind in NODE_VERBS:
+        no = _misfit_of_node(operation, table, now_s)
+    else:
+        no = _misfit_of_ranks(operation, table)
+    if no is None and len(table.asked.under_way) >= KEPT_OPERATIONS:
+        return refused(operation, "unfit", f"{KEPT_OPERATIONS} operations wait for their turn already")
+    return no
+
+
+def _misfit_of_ranks(operation: Operation, table: LeaderTable) -> Report | None:
     ranks = range(0 if table.attempt is None else len(table.attempt.roster) * table.shape.ranks)
     targets = set(ranks if operation.targets.ranks is None else operation.targets.ranks)
     if strangers := sorted(targets - set(ranks)):
@@ -69,33 +92,66 @@ def _misfit(operation: Operation, table: LeaderTable) -> Report | None:
         return refused(operation, "unfit", f"all ranks {operation.kind} together on several nodes, or none")
     if operation.kind == "restart" and table.asked.holds:
         return refused(operation, "unfit", "the job is paused, or is about to be: whoever did so resumes it")
-    if len(table.asked.under_way) >= KEPT_OPERATIONS:
-        return refused(operation, "unfit", f"{KEPT_OPERATIONS} operations wait for their turn already")
+    return None
+
+
+def _misfit_of_node(operation: Operation, table: LeaderTable, now_s: float) -> Report | None:
+    """So that no word takes more nodes out, or puts more back, than the job was started for."""
+    named, shape, aside = operation.targets.nodes, table.shape, table.asked.aside
+    usable, placed = table.usable(now_s), () if table.attempt is None else table.attempt.roster
+    known = {one.node for one in table.living(now_s)} | {node_of(life) for life in placed} | set(aside)
+    if not named or (strangers := sorted(set(named) - known)):
+        said = f"'{strangers[0][:80]}' is no node of the job" if named else "no node was named"
+        return refused(operation, "unknown_target", said)
+    if len(set(named)) > 1:
+        return refused(operation, "unfit", "one node after the other: name one")
+    node, back = named[0], operation.kind == "uncordon"
+    if back and node in aside and len(usable) >= shape.nodes + shape.spares:
+        return refused(operation, "unfit", f"the job has its {shape.nodes} nodes and {shape.spares} spares without it")
+    if not back and node in usable and len(usable) <= shape.least_nodes:
+        left = f"without {node} {len(usable) - 1} nodes are left, and the job needs {shape.least_nodes}"
+        return refused(operation, "unfit", left)
+    if not back and node not in aside and len(aside) >= MOST_ASIDE:
+        return refused(operation, "unfit", f"{MOST_ASIDE} nodes are set aside already")
     return None
 
 
 def state_of(job: str, table: LeaderTable, now_s: float) -> LauncherState:
     """What is true of `job` by `table`."""
     attempt, living = table.attempt, {one.life: one for one in table.living(now_s)}
-    roster = () if attempt is None else attempt.roster
+    roster, aside = () if attempt is None else attempt.roster, table.asked.aside
     nodes, running = dict[str, NodeState](), list[int]()
     for place, life in enumerate(roster):
         ranks = tuple(range(place * table.shape.ranks, (place + 1) * table.shape.ranks))
         said = living.pop(life, None)
         if said is None:
-            name = life.rpartition("/")[0] or life
+            name = node_of(life)
             nodes[name] = NodeState(node=name, state="lost", ranks=ranks, why="nothing is heard of it")
         else:
-            nodes[said.node] = NodeState(node=said.node, ranks=ranks)
+            nodes[said.node] = NodeState(node=said.node, state=_place(said.node, aside, "healthy"), ranks=ranks)
             running.extend(ranks if said.alive and attempt is not None and said.ran == attempt.id else ())
     for one in living.values():  # they wait; one may be of a node whose launcher before it took part
         if one.node not in nodes or nodes[one.node].state == "lost":
-            nodes[one.node] = NodeState(node=one.node, state="spare")
+            nodes[one.node] = NodeState(node=one.node, state=_place(one.node, aside, "spare"))
+    for name in set(aside) - nodes.keys():
+        nodes[name] = NodeState(node=name, state="cordoned", why="set aside; nothing is heard of it")
     return LauncherState(
         job=job, phase=_phase(table, now_s), generation=table.asked.generation,
         attempt=0 if attempt is None else attempt.number - 1, nodes=tuple(nodes.values()), ranks_running=tuple(running),
-        under_way=table.asked.under_way,
+        under_way=table.asked.under_way, attempt_age_s=_age_s(table, now_s),
     )  # fmt: skip
+
+
+def _place(node: str, aside: Collection[str], else_: NodeCondition) -> NodeCondition:
+    return "cordoned" if node in aside else else_
+
+
+def _age_s(table: LeaderTable, now_s: float) -> float | None:
+    """For how long the attempt that runs does, by what its nodes have said last."""
+    if not table.runs or table.attempt is None:
+        return None
+    told = (one.age_s for one in table.living(now_s) if one.ran == table.attempt.id)
+    return max((age_s for age_s in told if age_s is not None), default=None)
 
 
 def _phase(table: LeaderTable, now_s: float) -> JobPhase:

@@ -235,7 +235,8 @@ class NodeLauncher:
         return Report(
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
-            code=orders.code, first_step=self._first_step, start_s=self._start_s, newest=orders.newest,
+            code=orders.code, first_step=self._first_step, newest=orders.newest, start_s=self._start_s,
+            age_s=self._clock.monotonic_s() - self._began_s if self._ranks.alive else None,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
             ledger=orders.ledger, over=orders.over,
         )  # fmt: skip

@@ -12,7 +12,8 @@ import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.growing import Growing
-from actions.launchers.cluster.ledger import LedgerKeeper
+from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
+from actions.launchers.cluster.obeying import next_step, sentence_of
 from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, order_of
 
 _LATE_REPORTS: Final = 4
@@ -80,8 +81,8 @@ class LeaderTable:
         if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
             return None
         # Two of one name are a process that was killed, and is not lost yet, and the one after it.
-        others = {one.node for one in self.living(now_s)} - {report.node}
-        if len(others) >= self.shape.nodes + self.shape.spares:
+        others = self.usable(now_s) - {report.node}
+        if report.node not in self.asked.aside and len(others) >= self.shape.nodes + self.shape.spares:
             return Over(MISFIT_CODE, f"the job has its {self.shape.nodes} nodes and {self.shape.spares} spares")
         return None
 
@@ -101,7 +102,7 @@ class LeaderTable:
     def advance(self, now_s: float) -> None:
         """Decide what is due now."""
         self._forget(now_s)
-        if self.over is None and self.asked.turn is not None and self.asked.known(self.living(now_s)):
+        if self.over is None and self.asked.turn is not None and self.asked.known(self._ledgers(now_s)):
             self._obey(now_s)
         if self.over is not None:
             return
@@ -119,7 +120,7 @@ class LeaderTable:
         """Whether an attempt can be formed now: enough nodes are there, and nobody runs anything of the one before."""
         if self.over is not None or self.runs or self.asked.holds:
             return False
-        if self._may_run_still(now_s) or not self.asked.known(self.living(now_s)):
+        if self._may_run_still(now_s) or not self.asked.known(self._ledgers(now_s)):
             return False
         waited = now_s - self._gathering_s >= self._join_s
         return len(self._free(now_s)) >= (self.shape.least_nodes if waited else self.shape.nodes)
@@ -174,20 +175,17 @@ class LeaderTable:
 
     def _obey(self, now_s: float) -> None:
         """Take what was asked for, and has its turn, as far as it goes now."""
-        turn, number = self.asked.turn, 0 if self.attempt is None else self.attempt.number
+        turn = self.asked.turn
         assert turn is not None
-        if turn.kind == "stop":
+        said = f"{sentence_of(turn)} was asked for by {turn.why}"
+        step = next_step(self.asked, self.attempt if self.runs else None, self.living(now_s))
+        if step == "stop":
+            self._stop(said, now_s)
+        elif step == "end":
             self.asked.done()
-            self._end(Over(STOPPED_CODE, f"a stop was asked for by {turn.why}"), now_s)
-        elif self.runs and (turn.kind == "pause" or (turn.kind == "restart" and number == turn.attempt)):
-            self._stop(f"a {turn.kind} was asked for by {turn.why}", now_s)
-        elif turn.kind == "pause":
-            if not any(one.alive for one in self.living(now_s)):
-                self.asked.done()
-        elif self.runs and self.attempt is not None:
-            ran = {one.life: one.ran for one in self.living(now_s)}
-            if all(ran.get(life) == self.attempt.id for life in self._placed):
-                self.asked.done()
+            self._end(Over(STOPPED_CODE, said), now_s)
+        elif step == "done":
+            self.asked.done()
 
     # --- an attempt that runs ----------------------------------------------------------------------------------------
 
@@ -246,10 +244,18 @@ class LeaderTable:
         lost_s = self._lost_s
         return [one.report for one in self._members.values() if now_s - one.heard_s < lost_s]
 
+    def _ledgers(self, now_s: float) -> list[Ledger | None]:
+        return [one.ledger for one in self.living(now_s)]
+
+    def usable(self, now_s: float) -> set[str]:
+        """Names of nodes that are there and not set aside; others may have come in the place of those that are."""
+        return {one.node for one in self.living(now_s)}.difference(self.asked.aside)
+
     def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
         place = {life: number for number, life in enumerate(self._placed)}
-        free = [one for one in self.living(now_s) if not one.alive and one.over is None]
+        aside = self.asked.aside
+        free = [one for one in self.living(now_s) if not one.alive and one.over is None and one.node not in aside]
         return sorted(free, key=lambda one: (place.get(one.life, len(place)), order_of(one.node), one.life))
 
     @property
@@ -282,7 +288,7 @@ class LeaderTable:
         """
         if self.epoch == 1 or now_s - self._began_s >= 2 * self._lost_s + self._patience.isolated_s:
             return False
-        return self.shape.enough_without(len({one.node for one in self.living(now_s)}))
+        return self.shape.enough_without(len(self.usable(now_s)))
 
     def _forget(self, now_s: float) -> None:
         """Let go of nodes that are long silent and take part in nothing."""

@@ -58,6 +58,7 @@ class Leading:
         self._search_s = 0.0
         self._watch: CheckpointWatch | None = None
         self._wrong: str | None = None
+        self._told: set[str] = set()  # of whose end somebody has heard
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
@@ -79,13 +80,17 @@ class Leading:
             if lease is None:
                 return Reply()
             table = self._table_of(lease, now_s)
-            return answered(request, self._job, table, now_s) if table.settled(now_s) else Reply()
+            reply = answered(request, self._job, table, now_s) if table.settled(now_s) else Reply()
+            if reply.report is not None and reply.report.state == "done":
+                self._told.add(reply.report.operation)
+            return reply
 
     def answer(self, report: Report) -> Order:
         """The order that follows from `report` and all that came before it."""
         with self._lock:
             lease, now_s = self._leadership.leads(), self._clock.monotonic_s()
-            self._heard_s[report.node] = now_s
+            if report.ledger is None or report.node not in report.ledger.aside:
+                self._heard_s[report.node] = now_s
             if lease is not None and _is_fenced(lease, report):
                 self._leadership.fenced(report.obeyed_epoch)
                 lease = None
@@ -139,11 +144,12 @@ class Leading:
             self._tell(table)
 
     def finished(self) -> bool:
-        """Whether nobody waits for a word of this launcher any more."""
+        """Whether nobody waits for a word of this launcher any more; who has asked for a stop hears of its end."""
         with self._lock:
             if self._table is None or self._leadership.leads() is None:
                 return True
-            return self._table.finished(self._clock.monotonic_s())
+            asked = self._table.asked.stopped_by
+            return self._table.finished(self._clock.monotonic_s()) and (asked is None or asked in self._told)
 
     def _table_of(self, lease: Lease, now_s: float) -> LeaderTable:
         if self._table is None or self._table.epoch != lease.epoch:

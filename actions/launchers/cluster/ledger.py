@@ -7,12 +7,69 @@ that was begun, and what it does not know of has changed nothing and may be aske
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from actions.launchers.cluster.words import KEPT_OPERATIONS, Ledger, LedgerEntry, Report
-from trainwarden import launching
-from trainwarden.launching import Operation
+from actions.launchers.leases.words import Epoch, Name
+from trainwarden.launching import Operation, OperationId, Report
+
+KEPT_OPERATIONS: Final = 32  # of a ledger; one that is forgotten is refused as stale
+MOST_ASIDE: Final = 64  # nodes that a ledger keeps out of the job
+Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operation that was accepted.
+
+    Attributes
+    ----------
+    attempt : int
+        The number of the newest attempt then; 0 if there was none.
+    node : str, optional
+        That it is about.
+    why : str
+        Who asked for it, and why.
+    done : bool
+        Whether it is; a `Ledger` holds no other end.
+    """
+
+    id: OperationId
+    kind: Literal["restart", "stop", "pause", "resume", "cordon", "uncordon", "evict"]
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    node: Name | None = None
+    why: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    done: bool = False
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was asked of the job and what became of it: every node keeps the newest, so that each leader knows it.
+
+    Attributes
+    ----------
+    epoch, number : int
+        Of the leader that wrote it, and of its writing.
+    generation : int
+        See `trainwarden.launching.LauncherState`.
+    paused : bool
+        No ranks are to run until somebody resumes the job.
+    aside : tuple of str
+        Nodes that take part in no attempt to come, until somebody puts them back.
+    entries : tuple of LedgerEntry
+        The oldest first; they are carried out one after the other.
+    """
+
+    epoch: Epoch
+    number: Number
+    generation: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    paused: bool = False
+    aside: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_ASIDE)] = ()
+    entries: Annotated[tuple[LedgerEntry, ...], msgspec.Meta(max_length=KEPT_OPERATIONS)] = ()
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """By which writings are ordered, over all leaders."""
+        return self.epoch, self.number
 
 
 class LedgerKeeper:
@@ -40,10 +97,10 @@ class LedgerKeeper:
         if self.ledger is None or ledger.id > self.ledger.id:
             self.ledger = ledger
 
-    def known(self, reports: Iterable[Report]) -> bool:
-        """Whether the nodes of `reports` all have it."""
+    def known(self, ledgers: Iterable[Ledger | None]) -> bool:
+        """Whether all nodes have it, by the `ledgers` that they have."""
         mine = self.ledger
-        return mine is None or all(one.ledger is not None and one.ledger.id >= mine.id for one in reports)
+        return mine is None or all(one is not None and one.id >= mine.id for one in ledgers)
 
     @property
     def generation(self) -> int:
@@ -74,14 +131,29 @@ class LedgerKeeper:
 
     def accept(self, operation: Operation, attempt: int) -> None:
         """Write `operation` down, of a kind that a `LedgerEntry` has; what was done long ago makes room."""
-        why = f"{operation.by}: {operation.why}"[:300]
+        why, node = f"{operation.by}: {operation.why}"[:300], next(iter(operation.targets.nodes), None)
         entry = msgspec.convert(
-            {"id": operation.id, "kind": operation.kind, "attempt": attempt, "why": why}, LedgerEntry
+            {"id": operation.id, "kind": operation.kind, "attempt": attempt, "why": why, "node": node}, LedgerEntry
         )
         done = [one for one in self._entries if one.done]
         full = len(self._entries) >= KEPT_OPERATIONS and bool(done)
         kept = [one for one in self._entries if not full or one is not done[0]]
         self._write(generation=self.generation + 1, entries=(*kept, entry))
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Id of the stop that has ended the job."""
+        return next((one.id for one in self._entries if one.kind == "stop" and one.done), None)
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        """Nodes that take part in no attempt to come."""
+        return () if self.ledger is None else self.ledger.aside
+
+    def put(self, node: str, *, aside: bool) -> None:
+        """Have `node` set aside from now on, or taken back."""
+        others = tuple(one for one in self.aside if one != node)
+        self._write(aside=(*others, node) if aside else others)
 
     def begins(self) -> None:
         """An attempt begins; one that nobody asked for changes what others have planned from."""
@@ -97,7 +169,7 @@ class LedgerKeeper:
         paused = {"pause": True, "resume": False}.get(turn.kind, self.ledger.paused)
         self._write(entries=entries, paused=paused)
 
-    def report(self, operation: str) -> launching.Report:
+    def report(self, operation: str) -> Report:
         """How far the operation of that id is."""
         return report(self.ledger, operation)
 
@@ -111,10 +183,10 @@ class LedgerKeeper:
         self.ledger = msgspec.structs.replace(before, epoch=self._epoch, number=number, **what)
 
 
-def report(ledger: Ledger | None, operation: str) -> launching.Report:
+def report(ledger: Ledger | None, operation: str) -> Report:
     """How far the operation of that id is by `ledger`."""
     entries = () if ledger is None else ledger.entries
     found = next((one for one in entries if one.id == operation), None)
     if found is None:
-        return launching.Report(operation=operation, state="unknown")
-    return launching.Report(operation=operation, state="done" if found.done else "accepted")
+        return Report(operation=operation, state="unknown")
+    return Report(operation=operation, state="done" if found.done else "accepted")

@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from actions.launchers.cluster.words import Attempt, AttemptId, Ledger, Order, Over, Patience
+from actions.launchers.cluster.ledger import Ledger
+from actions.launchers.cluster.words import Attempt, AttemptId, Order, Over, Patience
 from actions.launchers.leases.fence import Allegiance, EpochFence
 
 

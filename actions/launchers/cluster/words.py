@@ -7,15 +7,13 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from actions.launchers.cluster.ledger import Ledger, Number
 from actions.launchers.leases.words import MOST_EPOCH, Epoch, Name, SeenEpoch
-from trainwarden.launching import OperationId
 
 MOST_NODES: Final = 1024
 REPORTS_PER_S: Final = 200.0  # that come to a leader of many nodes
-KEPT_OPERATIONS: Final = 32  # of a ledger; one that is forgotten is refused as stale
 MAX_BYTES: Final = 524_288  # an attempt of `MOST_NODES` nodes, whose names have up to 400 bytes, fits
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
-Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
 ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -143,53 +141,6 @@ class Over(msgspec.Struct, frozen=True):
     why: Sentence = ""
 
 
-class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An operation that was accepted.
-
-    Attributes
-    ----------
-    attempt : int
-        The number of the newest attempt then; 0 if there was none.
-    why : str
-        Who asked for it, and why.
-    done : bool
-        Whether it is; a `Ledger` holds no other end.
-    """
-
-    id: OperationId
-    kind: Literal["restart", "stop", "pause", "resume"]
-    attempt: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-    why: Annotated[str, msgspec.Meta(max_length=300)] = ""
-    done: bool = False
-
-
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked of the job and what became of it: every node keeps the newest, so that each leader knows it.
-
-    Attributes
-    ----------
-    epoch, number : int
-        Of the leader that wrote it, and of its writing.
-    generation : int
-        See `trainwarden.launching.LauncherState`.
-    paused : bool
-        No ranks are to run until somebody resumes the job.
-    entries : tuple of LedgerEntry
-        The oldest first; they are carried out one after the other.
-    """
-
-    epoch: Epoch
-    number: Number
-    generation: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
-    paused: bool = False
-    entries: Annotated[tuple[LedgerEntry, ...], msgspec.Meta(max_length=KEPT_OPERATIONS)] = ()
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """By which writings are ordered, over all leaders."""
-        return self.epoch, self.number
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is true on a node.
 
@@ -207,6 +158,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ``idle``: none ran yet. ``stopped``: they were stopped before their end. ``failed``: one did, with `code`.
     first_step : int, optional
         The lowest first step of its ranks, once each has finished one.
+    age_s : float, optional
+        How long ago those that run were started.
     start_s : float, optional
         How long its ranks took from their start to the first step of all, where that was seen last.
     newest : Attempt, optional
@@ -230,6 +183,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state: Literal["idle", "running", "done", "failed", "stopped"] = "idle"
     code: ExitCode | None = None
     first_step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    age_s: Seconds | None = None
     start_s: Seconds | None = None
     newest: Attempt | None = None
     obeyed_epoch: SeenEpoch = 0
@@ -287,3 +241,8 @@ def order_of(node: str) -> list[tuple[str, int]]:
     ['n2', 'n10']
     """
     return [(text, int(digits)) for text, digits in re.findall(r"([^0-9]*)([0-9]{1,18})", f"{node}0")]
+
+
+def node_of(life: str) -> str:
+    """The node of a launcher's process, where nothing is heard of it."""
+    return life.rpartition("/")[0] or life

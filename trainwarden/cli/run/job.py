@@ -10,16 +10,21 @@ import typer
 
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import LauncherError
-from trainwarden.launching import LauncherState, Report, Verb
+from trainwarden.errors import ConfigError, LauncherError
+from trainwarden.launching import NODE_VERBS, LauncherState, Report, Verb
 from trainwarden.settings import load
 
-VERBS: Final[dict[str, Verb]] = {"suspend": "pause", "resume": "resume", "restart": "restart", "stop": "stop"}
+VERBS: Final[dict[str, Verb]] = {
+    "suspend": "pause", "resume": "resume", "restart": "restart", "stop": "stop",
+    "evict": "evict", "cordon": "cordon", "uncordon": "uncordon",
+}  # fmt: skip
 """By a person's word, what launchers call it."""
+Word = Literal["status", "suspend", "resume", "restart", "stop", "evict", "cordon", "uncordon"]
 
 
 def job(
-    word: Annotated[Literal["status", "suspend", "resume", "restart", "stop"], typer.Argument()],
+    word: Annotated[Word, typer.Argument()],
+    node: Annotated[str | None, typer.Argument(help="Whom to evict, cordon or uncordon.")] = None,
     *,
     name: Annotated[str, typer.Option("--job", help="Name of the job.")],
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where its nodes find each other.")],
@@ -31,7 +36,9 @@ def job(
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """What a job on several nodes does; suspend, resume, restart or stop all of it; exit code 1 if not done.
+    """What a job on several nodes does; suspend, resume, restart or stop all of it; take nodes out or back.
+
+    Exit code 1 if it is not done.
 
     Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29401 --token-file token --why "the room is hot"
     """
@@ -41,6 +48,9 @@ def job(
     from trainwarden.clock import SystemClock
     from trainwarden.metrics_http.tls import peer_tls
 
+    if (node is not None) != (VERBS.get(word) in NODE_VERBS):
+        wrong = f"'{node[:80]}' is one word too much" if node is not None else "name the node"
+        raise ConfigError(f"job {word}: {wrong}")
     voice, settings = Voice(json), load(config)
     places.split(rdzv)
     tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
@@ -52,7 +62,7 @@ def job(
             voice.say(line)
         voice.answer(msgspec.to_builtins(state))
         return 0
-    report = asked.carry_out(VERBS[word], name, why)
+    report = asked.carry_out(VERBS[word], name, why, node)
     voice.say(said(word, report, wait))
     voice.answer(msgspec.to_builtins(report))
     return 0 if report.state == "done" else 1

@@ -58,7 +58,8 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         if here.job is None and here.config is None:
             raise ConfigError("--job: all nodes of a job have to name it alike")
         if mode != "observe":
-            raise ConfigError(f"--mode {mode}: on several nodes the leader restarts, not the engine; leave it out")
+            engine = 'trainwarden engine --config FILE, with launcher = "cluster" (docs/several_nodes.md)'
+            raise ConfigError(f"--mode {mode}: on several nodes that is said to the engine, once: {engine}")
         if here.keep is not None:
             raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
         if validate:

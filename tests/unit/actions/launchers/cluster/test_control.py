@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from actions.launchers.cluster.control import CAPABILITIES, answered
-from actions.launchers.cluster.words import KEPT_OPERATIONS, MAX_BYTES, MOST_NODES, Attempt, Over
+from actions.launchers.cluster.ledger import KEPT_OPERATIONS
+from actions.launchers.cluster.words import MAX_BYTES, MOST_NODES, Attempt, Over
 from actions.launchers.local.control import AskState, Poll, Submit
 from tests.examples import examples
 from tests.unit.actions.launchers.cluster.test_leader import LOST_S, PATIENCE, Job

@@ -17,12 +17,11 @@ from actions.launchers.checkpoints.resumption import SEARCH_S
 from actions.launchers.cluster import leading
 from actions.launchers.cluster.control import Question
 from actions.launchers.cluster.leading import Leading
+from actions.launchers.cluster.ledger import Ledger, LedgerEntry
 from actions.launchers.cluster.words import (
     MAX_BYTES,
     MOST_NODES,
     Attempt,
-    Ledger,
-    LedgerEntry,
     Order,
     Patience,
     Report,
@@ -30,9 +29,10 @@ from actions.launchers.cluster.words import (
 )
 from actions.launchers.leases.questions import Refusal
 from actions.launchers.leases.words import Lease
-from actions.launchers.local.control import Submit
+from actions.launchers.local.control import AskState, Poll, Submit
 from tests.doubles import ManualClock
 from tests.examples import examples
+from trainwarden import launching
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
 
@@ -109,6 +109,32 @@ def test_who_leads_no_more_says_so_and_begins_with_nothing_when_it_leads_again()
     leader.leadership.lease = msgspec.structs.replace(LEASE, epoch=5)
     assert leader.ask("a").attempt is None
     assert leader.ask("a", newest=before.attempt).attempt == before.attempt
+
+
+def test_who_is_set_aside_is_none_of_those_without_whom_nobody_can_go_on() -> None:
+    shape = Shape(nodes=2, least_nodes=2, spares=1)
+    leader = Leader(shape=shape)
+    leader.leadership.lease = None
+    assert not [leader.ask(life, shape=shape) for life in ("a", "b")][-1].alone
+    leader = Leader(shape=shape)
+    leader.leadership.lease = None
+    leader.ledgers["b"] = Ledger(epoch=1, number=1, aside=("b",))
+    assert [leader.ask(life, shape=shape) for life in ("a", "b")][-1].alone, "another may have come in its place"
+
+
+def test_a_leader_stays_until_whoever_asked_for_a_stop_has_heard_of_its_end() -> None:
+    leader = Leader()
+    leader.form()
+    state = leader.leading.control(AskState("j")).state
+    assert state is not None
+    stop = Operation(id="s", job="j", kind="stop", expected_generation=state.generation)
+    assert leader.leading.control(Submit(stop)).report == launching.Report(operation="s", state="accepted")
+    order = leader.form()
+    leader.ask("a", over=order.over)
+    leader.ask("b", over=order.over)
+    assert not leader.leading.finished()
+    assert leader.leading.control(Poll("j", "s")).report == launching.Report(operation="s", state="done")
+    assert leader.leading.finished()
 
 
 def test_who_leads_no_more_says_so_when_others_could_begin_an_attempt_without_those_it_hears() -> None:

@@ -33,7 +33,7 @@ def test_what_several_nodes_can_do_is_taken() -> None:
         ({"min_nodes": 5}, {}, {}, "--min-nodes 5"),
         ({}, {"job": None}, {}, "--job"),
         ({}, {"keep": Path("kept")}, {}, "--keep"),
-        ({}, {}, {"mode": "auto"}, "--mode auto"),
+        ({}, {}, {"mode": "auto"}, "--mode auto: .* trainwarden engine --config FILE"),
         ({}, {}, {"validate": True}, "--validate"),
     ],
 )

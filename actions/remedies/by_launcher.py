@@ -1,0 +1,50 @@
+"""Who decides where the launcher starts ranks again by itself: what it has dealt with is recorded, and not asked for.
+
+The launcher sees ends of ranks and nodes that are silent first hand, and sooner than any incident tells of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actions.brakes.history import carried_out
+from actions.remedies.view import Intent, View
+
+
+def between_attempts(view: View) -> bool:
+    """Whether the launcher has just begun an attempt by itself, as far as anybody knows: its ranks do not tell yet."""
+    able, state = view.capabilities(), view.state()
+    if able is None or state is None or not able.restarts_itself:
+        return False
+    return state.phase == "running" and state.attempt_age_s is None
+
+
+def restarted_already(view: View, intent: Intent) -> Intent | None:
+    """`intent`, a restart, refused where the launcher has seen to it by itself; None where it has not."""
+    able, state = view.capabilities(), view.state()
+    if able is None or state is None or not able.restarts_itself:
+        return None
+    if any(carried_out(action) for action in view.attempts("restart")):
+        return None  # that is the restart which was seen
+    if state.phase == "restarting" and view.case.incident.kind != "hang":
+        return msgspec.structs.replace(intent, refused="its launcher starts all ranks again by itself")
+    down_s = view.restarted_s() if state.phase == "running" else None
+    if down_s is None:
+        return None
+    since = f"all ranks were started again {view.now_s - down_s:.0f} s ago: attempt {state.attempt + 1}"
+    return msgspec.structs.replace(intent, refused=f"its launcher has seen to it already, {since}")
+
+
+def out_already(view: View, node: str) -> str | None:
+    """Why `node` need not be taken out, as the launcher goes on without it or has to decide alone; None if it need."""
+    able, state = view.capabilities(), view.state()
+    if able is None or state is None or not able.restarts_itself:
+        return None
+    found = next((one for one in state.nodes if one.node == node), None)
+    if found is not None and found.state == "cordoned" and not found.ranks:
+        return f"{node} is set aside already"
+    if view.case.incident.kind != "node_lost":
+        return None
+    if found is None or found.state != "healthy":
+        return f"its launcher has seen to it already: it goes on without {node}, or is about to"
+    return f"its launcher hears of {node}, and decides alone about nodes that are silent"

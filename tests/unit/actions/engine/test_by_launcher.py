@@ -1,0 +1,194 @@
+"""A launcher that restarts by itself decides about what it sees; the engine asks for the rest, once, and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from actions.brakes.brakes import Brakes
+from actions.brakes.history import BY_LAUNCHER, STALE
+from actions.brakes.hold import Asked
+from tests.engine_doubles import Rig
+from trainwarden.launching import Capabilities, NodeState
+from trainwarden.records import ActionRecord, IncidentRecord, Suspect
+from trainwarden.settings import EngineSettings
+
+NODES = (
+    NodeState(node="n1", ranks=(0, 1)), NodeState(node="n2", ranks=(2, 3)), NodeState(node="n3", state="spare"),
+    NodeState(node="n4", state="spare"), NodeState(node="n5", state="spare"),
+)  # fmt: skip
+
+
+def rig(**settings: Any) -> Rig:
+    """A job of two nodes and three spares that has trained for a minute."""
+    one = Rig(**settings)
+    able = frozenset({"restart", "stop", "evict"})
+    one.launcher.able = Capabilities(can=able, restarts_itself=True)  # type: ignore[arg-type]
+    one.launcher.phase, one.launcher.attempt_age_s = "running", 60.0
+    one.launcher.nodes["job"] = NODES
+    return one
+
+
+def restart_by_itself(one: Rig) -> None:
+    """The launcher has just started all ranks again."""
+    one.launcher.phase, one.launcher.attempt_age_s = "running", 0.0
+    one.launcher.attempt += 1
+    one.launcher.generation += 1
+
+
+def pass_s(one: Rig, seconds: float) -> None:
+    """Time passes for the ranks, too."""
+    for _ in range(int(seconds)):
+        if one.launcher.attempt_age_s is not None:
+            one.launcher.attempt_age_s += 1.0
+        one.tick(1.0)
+
+
+def blaming(one: Rig, kind: str, node: str = "n2") -> IncidentRecord:
+    return one.incident(kind=kind, severity="sev1", suspects=(Suspect(rank=2, node=node, score=1.0, reason="Xid 79"),))
+
+
+def last(one: Rig) -> ActionRecord:
+    return one.bus.actions()[-1]
+
+
+@pytest.mark.parametrize("kind", ["crash", "exception", "out_of_memory"])
+def test_a_crash_that_the_launcher_has_restarted_leads_to_no_second_restart_and_that_is_said(kind: str) -> None:
+    one = rig()
+    incident = one.incident(kind=kind)
+    restart_by_itself(one)
+    one.clock.sleep(2.0)
+    one.launcher.attempt_age_s = 1.0
+    one.tell(incident)
+    pass_s(one, 300)
+    assert one.launcher.asked == []
+    assert one.story() == [("i1/restart/1", "skipped")]
+    assert last(one).why == "its launcher has seen to it already, all ranks were started again 1 s ago: attempt 2"
+
+
+def test_a_crash_whose_restart_is_under_way_is_left_to_the_launcher() -> None:
+    one = rig()
+    one.launcher.phase, one.launcher.attempt_age_s = "restarting", None
+    one.tell(one.incident())
+    assert (last(one).outcome, last(one).why) == ("skipped", "its launcher starts all ranks again by itself")
+    restart_by_itself(one)
+    pass_s(one, 30)
+    assert (len(one.story()), one.launcher.asked) == (1, [])
+
+
+def test_a_hang_of_ranks_that_run_is_restarted_once() -> None:
+    one = rig()
+    one.tell(one.incident(kind="hang", onset_s=one.clock.now_s() - 20.0))
+    one.launcher.attempt_age_s = 0.0
+    pass_s(one, 100)
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+    assert one.story() == [("i1/restart/1", "started"), ("i1/restart/1", "done")]
+
+
+def test_a_hang_of_an_attempt_that_is_over_is_restarted_only_if_it_lasts() -> None:
+    one = rig()
+    one.launcher.attempt_age_s = 5.0
+    one.tell(incident := one.incident(kind="hang", onset_s=one.clock.now_s() - 20.0))
+    pass_s(one, 100)
+    assert one.launcher.asked == []
+    assert "has seen to it already" in last(one).why
+    one.tell(one.later(incident))
+    pass_s(one, 30)
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+
+
+def test_nothing_is_asked_while_the_ranks_of_a_new_attempt_do_not_tell_since_when_they_run() -> None:
+    one = rig()
+    one.launcher.attempt_age_s = None
+    one.tell(one.incident(kind="hang"))
+    pass_s(one, 5)
+    assert one.story() == []
+    one.launcher.attempt_age_s = 0.5
+    pass_s(one, 5)
+    assert one.launcher.asked == []
+
+
+def test_a_restart_that_the_launcher_was_quicker_with_is_done_by_it_and_uses_up_no_budget() -> None:
+    one = rig(actions_per_hour=1)
+    one.launcher.before = lambda: restart_by_itself(one)
+    one.tell(one.incident(kind="hang", onset_s=one.clock.now_s() - 20.0))
+    action = last(one)
+    assert (action.outcome, action.plan[BY_LAUNCHER]) == ("done", "true")
+    assert action.why.endswith("its launcher had started all ranks again already: attempt 2")
+    assert one.launcher.done == []
+    budget = Brakes(EngineSettings(mode="auto", actions_per_hour=1))
+    another = msgspec.structs.replace(action, id="i2/restart/1", outcome="started", plan={})
+    assert budget.hold(one.clock.now_s(), Asked(action=another, actions=[action])) is None
+    one.launcher.before = lambda: None
+    pass_s(one, 60)
+    assert len(one.launcher.asked) == 1
+
+
+def test_an_eviction_for_which_the_job_has_changed_is_planned_anew() -> None:
+    one = rig()
+
+    def once() -> None:
+        one.launcher.before = lambda: None
+        restart_by_itself(one)
+
+    one.launcher.before = once
+    one.tell(blaming(one, "gpu_lost"))
+    assert (last(one).outcome, last(one).plan[STALE]) == ("failed", "true")
+    pass_s(one, 3)
+    assert [operation.id for operation in one.launcher.operations] == ["i1/evict/2"]
+    assert last(one).outcome == "done"
+
+
+def test_a_launcher_that_calls_everything_stale_is_not_asked_for_ever() -> None:
+    one = rig()
+    one.launcher.generation = 4
+    real = one.launcher.state
+    one.launcher.state = lambda job: msgspec.structs.replace(real(job), generation=3)  # type: ignore[method-assign]
+    one.tell(blaming(one, "gpu_lost"))
+    pass_s(one, 100)
+    assert one.launcher.asked == [("evict", "i1/evict/1")]
+    assert (last(one).outcome, STALE in last(one).plan) == ("failed", False)
+
+
+def test_a_lost_gpu_takes_its_node_out_though_all_were_restarted_since() -> None:
+    one = rig()
+    incident = blaming(one, "gpu_lost")
+    one.launcher.attempt_age_s = 0.0
+    one.tell(incident)
+    [operation] = one.launcher.operations
+    assert (operation.kind, operation.targets.nodes) == ("evict", ("n2",))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (NODES, "its launcher hears of n2, and decides alone about nodes that are silent"),
+        (NODES[:1], "its launcher has seen to it already: it goes on without n2, or is about to"),
+        (
+            (NODES[0], NodeState(node="n2", state="lost", ranks=(2, 3))),
+            "its launcher has seen to it already: it goes on without n2, or is about to",
+        ),
+        ((NODES[0], NodeState(node="n2", state="cordoned")), "n2 is set aside already"),
+    ],
+)
+def test_a_silent_node_is_the_launchers_own_matter(nodes: tuple[NodeState, ...], said: str) -> None:
+    one = rig()
+    one.launcher.nodes["job"] = nodes
+    one.tell(blaming(one, "node_lost"))
+    pass_s(one, 30)
+    assert one.launcher.asked == []
+    assert (last(one).kind, last(one).outcome, last(one).why) == ("evict_node", "skipped", said)
+
+
+def test_a_launcher_that_restarts_nothing_by_itself_is_asked_as_before() -> None:
+    one = rig()
+    one.launcher.able = Capabilities(can=one.launcher.able.can)
+    one.launcher.phase, one.launcher.attempt_age_s = "failed", None
+    one.tell(one.incident())
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+    other = rig()
+    other.launcher.able = Capabilities(can=other.launcher.able.can)
+    other.tell(blaming(other, "node_lost"))
+    assert other.launcher.asked == [("evict", "i1/evict/1")]

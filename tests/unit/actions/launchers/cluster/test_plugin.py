@@ -1,0 +1,68 @@
+"""The plug-in of engines: its settings, its one job, and ends that are told though nobody is left to ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actions.launchers.cluster.plugin import ClusterConfig, ClusterLauncher
+from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.launching import Operation, Report
+from trainwarden.protocols import Scope
+
+SCOPE = Scope(job="j", node="n", run_dir=".")
+STOP = Operation(id="s", job="j", kind="stop", expected_generation=1)
+
+
+class Leader:
+    """Knows how far a stop is, until nobody is there."""
+
+    def __init__(self) -> None:
+        self.report: Report | None = Report(operation="s", state="accepted")
+
+    def submit(self, operation: Operation) -> Report:
+        return self.poll(operation.id)
+
+    def poll(self, operation: str) -> Report:
+        if self.report is None:
+            raise LauncherUnavailable("nobody leads")
+        return self.report
+
+
+def test_an_end_is_told_after_the_last_launcher_has_gone() -> None:
+    leader = Leader()
+    launcher = ClusterLauncher(ClusterConfig(rdzv="127.0.0.1:1"), SCOPE)
+    launcher._leader = leader  # type: ignore[assignment]
+    assert launcher.submit(STOP).state == "accepted"
+    leader.report = None
+    with pytest.raises(LauncherUnavailable):
+        launcher.poll("j", "s")
+    leader.report = Report(operation="s", state="done")
+    assert launcher.poll("j", "s").state == "done"
+    leader.report = None
+    assert (launcher.poll("j", "s").state, launcher.submit(STOP).state) == ("done", "done")
+
+
+def test_it_is_of_one_job() -> None:
+    launcher = ClusterLauncher(ClusterConfig(rdzv="127.0.0.1:1"), SCOPE)
+    assert launcher.job == "j"
+    with pytest.raises(LauncherError, match="runs job 'j', not 'k'"):
+        launcher.state("k")
+    assert launcher.submit(Operation(id="o", job="k", kind="stop", expected_generation=1)).reason == "unknown_job"
+
+
+def test_settings_that_cannot_be_are_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        ClusterLauncher(ClusterConfig(rdzv="nowhere"), SCOPE)
+    with pytest.raises(ConfigError, match="token"):
+        ClusterLauncher(ClusterConfig(rdzv="h:1", token_file=str(tmp_path / "none")), SCOPE)
+    with pytest.raises(ConfigError, match="tls"):
+        ClusterLauncher(ClusterConfig(rdzv="h:1", tls_ca=str(tmp_path / "none")), SCOPE)
+
+
+def test_a_lease_service_that_is_away_says_nothing_of_any_operation() -> None:
+    launcher = ClusterLauncher(ClusterConfig(rdzv="127.0.0.1:1"), SCOPE)
+    for question in (lambda: launcher.state("j"), lambda: launcher.submit(STOP), lambda: launcher.poll("j", "s")):
+        with pytest.raises(LauncherUnavailable):
+            question()
