@@ -9,6 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -146,6 +147,19 @@ def read_metrics_of(folder: Path, name: str | None = None, limit: ReadLimit | No
         normal_until_s=job.normal_until_s,
         parallel=_parallel(job),
     )
+
+
+def read_levels_of(folder: Path, name: str | None = None, limit: ReadLimit | None = None) -> RecordedJob:
+    """The same with its iterations, without logs, calls and dumps.
+
+    Raises
+    ------
+    DataError
+        As `read_folder`.
+    """
+    job = read_metrics_of(folder, name, limit)
+    names = [path.name for path in _entries(folder) if path.is_file()]
+    return replace(job, iterations=_read_table(folder, names, "iterations", read_iterations))
 
 
 def _parallel(job: _Job) -> dict[str, int]:
