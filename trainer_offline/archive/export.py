@@ -65,7 +65,7 @@ def export(folder: Path, job: str, to: Path, days: Sequence[str] | None = None) 
     with disk(to):
         to.mkdir(parents=True, exist_ok=True)
         written["metrics.parquet"] = export_metrics(folder, job, to / "metrics.parquet", days)
-        written["iterations.parquet"] = _iterations(folder, job, to / "iterations.parquet", days)
+        written["iterations.parquet"] = export_iterations(folder, job, to / "iterations.parquet", days)
         written["collectives.parquet"] = export_calls(folder, job, to / "collectives.parquet", days)
         written["logs.jsonl.gz"] = _logs(folder, job, to / "logs.jsonl.gz", days)
         for topic in ("events", "incidents", "actions"):
@@ -111,7 +111,8 @@ class Steps:
         return True
 
 
-def _iterations(folder: Path, job: str, path: Path, days: Sequence[str] | None) -> int:
+def export_iterations(folder: Path, job: str, path: Path, days: Sequence[str] | None = None) -> int:
+    """One row for each step of each process; how many, and no file if there are none."""
     found = batches(folder, "iterations", job, days=days, columns=_STEP_COLUMNS)
     seen: dict[tuple[int, str], Steps] = {}
     rows = 0

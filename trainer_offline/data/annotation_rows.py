@@ -18,7 +18,9 @@ from trainwarden.records import IncidentKind
 FILE: Final = "annotations.csv"
 COLUMNS: Final = ("job", "from_s", "to_s", "label", "kind", "suspects", "note")
 
-Label = Literal["normal", "fault", "initialisation", "ignore"]
+Label = Literal["normal", "fault", "initialisation", "ignore", "suggested", "refused"]
+"""What a stretch was; the last two say what `annotate suggest` found and nobody has confirmed, or somebody has refused.
+"""
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,7 +17,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -86,18 +86,29 @@ def add(archive: Path, annotation: Annotation) -> int:
     DataError
         If it is not valid, or the file has mistakes: they are put right first, by hand.
     """
-    row = row_of(annotation)
-    mistakes = checked(dict(zip(COLUMNS, row, strict=True)))[1]
-    if mistakes:
-        raise DataError("; ".join(mistakes))
+    return next(iter(append(archive, lambda _: [annotation])))
+
+
+def append(archive: Path, wanted: Callable[[Sequence[Annotation]], Sequence[Annotation]]) -> dict[int, Annotation]:
+    """Append what `wanted` makes of all that are there, which nobody changes meanwhile; by number (from 1).
+
+    Raises
+    ------
+    DataError
+        As `add`.
+    """
     with disk(archive):
         archive.mkdir(parents=True, exist_ok=True)
         with locked(archive, "annotations"):
             text = _text(archive)
-            number = len(_parsed(text, archive / FILE)) + 1
+            known = [annotation for annotation, _ in _parsed(text, archive / FILE)]
+            found = wanted(known)
             text = text or ",".join(COLUMNS) + "\n"
-            _write(archive, text + ("" if text.endswith("\n") else "\n") + line_of(row, _header(text)))
-    return number
+            text += "" if text.endswith("\n") else "\n"
+            lines = [line_of(_checked_row(one), _header(text)) for one in found]
+            if lines:
+                _write(archive, text + "".join(lines))
+    return dict(enumerate(found, len(known) + 1))
 
 
 def remove(archive: Path, number: int) -> Annotation:
@@ -108,15 +119,40 @@ def remove(archive: Path, number: int) -> Annotation:
     DataError
         If there is no such annotation, or the file has mistakes.
     """
+    return _put(archive, number, lambda _: None)
+
+
+def replace(archive: Path, number: int, by: Callable[[Annotation], Annotation]) -> Annotation:
+    """Put what `by` makes of annotation `number` in its place; the one that was there.
+
+    Raises
+    ------
+    DataError
+        If there is no such annotation, the new one is not valid, or the file has mistakes.
+    """
+    return _put(archive, number, by)
+
+
+def _put(archive: Path, number: int, by: Callable[[Annotation], Annotation | None]) -> Annotation:
     with disk(archive), locked(archive, "annotations"):
         text = _text(archive)
         parsed = _parsed(text, archive / FILE)
         if not 1 <= number <= len(parsed):
             raise DataError(f"{archive / FILE}: there is no annotation {number}, the file has {len(parsed)}")
         annotation, (first, last) = parsed[number - 1]
+        new = by(annotation)
+        line = [] if new is None else [line_of(_checked_row(new), _header(text))]
         lines = text.splitlines(keepends=True)
-        _write(archive, "".join(lines[: first - 1] + lines[last:]))
+        _write(archive, "".join([*lines[: first - 1], *line, *lines[last:]]))
     return annotation
+
+
+def _checked_row(annotation: Annotation) -> list[str]:
+    row = row_of(annotation)
+    mistakes = checked(dict(zip(COLUMNS, row, strict=True)))[1]
+    if mistakes:
+        raise DataError("; ".join(mistakes))
+    return row
 
 
 # -- the file ------------------------------------------------------------------------------------------------------
@@ -191,6 +227,6 @@ def _write(archive: Path, text: str) -> None:
 
 
 __all__ = [
-    "FILE", "MAX_BYTES", "Annotation", "Culprit", "Label", "add", "named", "parse_suspects", "parse_time", "read",
-    "remove", "spans",
+    "FILE", "MAX_BYTES", "Annotation", "Culprit", "Label", "add", "append", "named", "parse_suspects", "parse_time",
+    "read", "remove", "replace", "spans",
 ]  # fmt: skip

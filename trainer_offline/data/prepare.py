@@ -170,8 +170,8 @@ class Source:
         return self.name or self.folder.resolve().name
 
 
-def sources(data: Path) -> list[Source]:
-    """The jobs of `data`, a recorded folder, a batch of them or an archive, by name.
+def sources(data: Path, topics: Sequence[str] = (METRICS,)) -> list[Source]:
+    """The jobs of `data`, a recorded folder, a batch of them or an archive that has any of `topics` of them, by name.
 
     Raises
     ------
@@ -181,9 +181,9 @@ def sources(data: Path) -> list[Source]:
     if not any((data / topic).is_dir() for topic in TOPIC_FOLDERS):
         batch = is_batch(data)
         return [Source(folder, folder.name if batch else None) for folder in jobs_in(data)]
-    found = [Source(data, one.job, True) for one in archived_jobs(data) if METRICS in one.topics]
+    found = [Source(data, one.job, True) for one in archived_jobs(data) if set(topics) & set(one.topics)]
     if not found:
-        raise DataError(f"archive '{data}' holds no job with metrics")
+        raise DataError(f"archive '{data}' holds no job with {' or '.join(topics)}")
     return found
 
 

@@ -1,7 +1,7 @@
 """What iteration change points are measured against: plain methods, written here or taken from their packages.
 
-Each takes durations in seconds and returns `Report`s; none looks ahead but PELT and Rbeast, which are offline and
-have no delay of their own: for them a change counts as reported where it begins.
+Each takes durations in seconds and returns `Report`s; none looks ahead but PELT, Rbeast and `annotate suggest`, which
+are offline and have no delay of their own: for them a change counts as reported where it begins.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 from detectors.pace.bocd import Bocd
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from tests.benchmarks.detection.change_series import Floats, Series
+from trainer_offline.suggest.change_points import ChangeConfig, change_points
 
 WARM_UP_ROWS: Final = 10  # the detection service takes the first ten steps of a job for its start
-OFFLINE: Final = ("pelt", "rbeast")
+OFFLINE: Final = ("suggest", "pelt", "rbeast")
 WINDOW: Final = 10
 
 
@@ -105,6 +106,12 @@ def pelt(durations: Floats) -> list[Report]:
     return _segments(durations, algorithm.predict(pen=12.0 * noise**2 * np.log(len(log)))[:-1])
 
 
+def suggest(durations: Floats) -> list[Report]:
+    """What `annotate suggest` shows a person; offline."""
+    found = change_points(durations, ChangeConfig(), relative=True)
+    return [Report(one.at, one.at, one.after / one.before) for one in found]
+
+
 def rbeast(durations: Floats) -> list[Report]:
     """Rbeast, which Falcon's published code uses, trend only, verified as Falcon does; offline."""
     beast = import_module("Rbeast").beast
@@ -131,5 +138,5 @@ def methods() -> dict[str, Callable[[Floats], list[Report]]]:
     known: dict[str, Callable[[Floats], list[Report]]] = {
         "always_off": always_off, "window_rule": window_rule, "bocd": plain_bocd, "bocd_verified": bocd_verified,
     }  # fmt: skip
-    offline = (("pelt", "ruptures", pelt), ("rbeast", "Rbeast", rbeast))
+    offline = (("suggest", "ruptures", suggest), ("pelt", "ruptures", pelt), ("rbeast", "Rbeast", rbeast))
     return known | {name: method for name, package, method in offline if find_spec(package) is not None}

@@ -6,13 +6,15 @@ false and nothing missed; a relief need not be reported, but is no false report.
 samples or within an ignored stretch count neither way. Intervals are 95 % bootstrap intervals over runs (nanogpt: over
 records).
 
-Run: ``python -m tests.benchmarks.detection.changes`` (minutes).
+Run: ``python -m tests.benchmarks.detection.changes`` (minutes); names of methods after it are all that is run, as rows
+of a table in place of JSON: ``python -m tests.benchmarks.detection.changes ours suggest``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ import numpy as np
 from tests.benchmarks.detection.change_baselines import OFFLINE, Report, methods, ours
 from tests.benchmarks.detection.change_series import START, Floats, Series, Split, TrueChange, recorded
 from tests.benchmarks.detection.change_synthetic import residuals, synthetic
+from tests.benchmarks.detection.tables import text
 from tests.places import shared_data
 
 PER_CLASS: Final = 200
@@ -110,6 +113,8 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "job_accuracy": float(np.mean([outcome.right for outcome in outcomes])),
         "fpr": float(np.mean([bool(outcome.false) for outcome in healthy])) if healthy else None,
         "fnr": lost / (len(onsets) + lost) if onsets or lost else None,
+        "recall": len(onsets) / (len(onsets) + lost) if onsets or lost else None,
+        "precision": _precision(outcomes),
         "false": sum(len(outcome.false) for outcome in outcomes),
         "false_lasting": sum(outcome.lasting for outcome in outcomes),
         "false_per_1000": _false_rate(outcomes),
@@ -122,6 +127,14 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "relief_delay_median": _quantile([report.reported - change.at for change, report in reliefs], 50),
         "ratio_error_median": _quantile(steps, 50),
     } | _intervals(outcomes)
+
+
+def _precision(outcomes: Sequence[Outcome]) -> float | None:
+    """Share of the reports that are of a true change, a relief among them."""
+    right, false = (
+        sum(len(part) for part in parts) for parts in zip(*((o.found, o.false) for o in outcomes), strict=True)
+    )
+    return right / (right + false) if right + false else None
 
 
 def _false_rate(outcomes: Sequence[Outcome]) -> float:
@@ -169,16 +182,21 @@ def sets(split: Split = "report", per_class: int = PER_CLASS) -> dict[str, list[
     return named
 
 
-def rows(split: Split = "report", per_class: int = PER_CLASS) -> list[dict[str, Any]]:
-    """One row per method and data set: ``{"table": "changes", "row": method, "set": data set, metric: value}``."""
+def rows(
+    split: Split = "report", per_class: int = PER_CLASS, wanted: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """One row per method and data set: ``{"table": "changes", "row": method, "set": data set, metric: value}``.
+
+    `wanted` are the methods, all by default.
+    """
     out: list[dict[str, Any]] = []
     if shared_data() is None:
         out.append({"table": "changes", "row": "ours", "set": "recorded", "skipped": "no shared data on this machine"})
-    known = methods()
+    known = {name: method for name, method in methods().items() if wanted is None or name in wanted}
     out += [
         {"table": "changes", "row": name, "set": "all", "skipped": "package not installed"}
         for name in OFFLINE
-        if name not in known
+        if name not in methods()
     ]
     for name, runs in sets(split, per_class).items():
         results = {"ours": [match(run, found) for run, found in zip(runs, ours(runs), strict=True)]}
@@ -208,4 +226,4 @@ def _cut(run: Series) -> Series:
 
 
 if __name__ == "__main__":
-    print(json.dumps(rows(), indent=1))
+    print(text(rows(wanted=sys.argv[1:])) if sys.argv[1:] else json.dumps(rows(), indent=1))

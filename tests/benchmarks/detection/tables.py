@@ -22,9 +22,9 @@ COLUMNS: Final = {
         "blamed_top3_ci",
     ),
     "changes": (
-        "row", "jobs", "changes", "job_accuracy", "job_accuracy_ci", "fpr", "fnr", "false", "false_lasting",
-        "false_per_1000", "false_per_1000_ci", "delay_median", "delay_p90", "after_passing_median", "after_passing_p90",
-        "relief_found", "relief_missed", "ratio_error_median", "offline",
+        "row", "jobs", "changes", "job_accuracy", "job_accuracy_ci", "recall", "precision", "fpr", "fnr", "false",
+        "false_lasting", "false_per_1000", "false_per_1000_ci", "delay_median", "delay_p90", "after_passing_median",
+        "after_passing_p90", "relief_found", "relief_missed", "ratio_error_median", "offline",
     ),
     "peers": (
         "row", "cases", "recall", "recall_interval", "precision", "precision_interval", "top_1", "top_1_interval",

@@ -1,4 +1,4 @@
-"""`trainwarden annotate`: what people say that a stretch of an archived job was."""
+"""`trainwarden annotate`: what people say that a stretch of an archived or recorded job was."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
+from trainwarden.cli.learn import suggest as suggestions
+from trainwarden.cli.learn.roles import propose_roles
 from trainwarden.cli.shared.options import ArchiveFolder, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
@@ -31,8 +33,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def annotate(
-    word: Annotated[Literal["add", "list", "remove"], typer.Argument()],
-    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="For remove.")] = None,
+    word: Annotated[Literal["add", "list", "remove", "suggest", "confirm", "refuse", "roles"], typer.Argument()],
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="For remove, confirm, refuse.")] = None,
     *,
     job: JobName = None,
     from_time: Annotated[str, typer.Option("--from", help="Unix seconds or ISO 8601; empty: beginning.")] = "",
@@ -42,22 +44,34 @@ def annotate(
     suspects: Annotated[str, typer.Option(help="'node=n17 device=gpu0; rank=3'.")] = "",
     note: Annotated[str, typer.Option(help="In your words.")] = "",
     folder: ArchiveFolder = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="In place of the archive: a recorded folder or batch.")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="For suggest and roles: keep what is found.")] = False,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """Say what a stretch of an archived job was: add, list, remove.
+    """Say what a stretch of a job was: add, list, remove; suggest changes of level, confirm, refuse; propose roles.
 
     Example: trainwarden annotate add --job llama-70b --label fault --kind hang --from 100 --to 200
     """
     voice = Voice(json)
     settings = load(config)
-    root = folder or Path(settings.archive.folder)
+    if folder is not None and data is not None:
+        raise ConfigError("annotate: give --folder or --data, not both")
+    root = data or folder or Path(settings.archive.folder)
+    said = Said(job=job, label=label, from_time=from_time, to_time=to_time, kind=kind, suspects=suspects, note=note)
     match word:
         case "add":
-            said = Said(
-                job=job, label=label, from_time=from_time, to_time=to_time, kind=kind, suspects=suspects, note=note
-            )
             _add(root, said, voice)
+        case "suggest":
+            suggestions.suggest(root, job, write, voice)
+        case "roles":
+            propose_roles(root, job, write, voice)
+        case "confirm":
+            suggestions.decide(root, number, word, _confirmed(said), voice)
+        case "refuse":
+            suggestions.decide(root, number, word, {"label": "refused"}, voice)
         case "remove":
             _remove(root, number, voice)
         case "list":
@@ -88,6 +102,26 @@ def _add(root: Path, said: Said, voice: Voice) -> None:
     if not any((root / topic / job_folder(said.job)).is_dir() for topic in TOPIC_FOLDERS):
         voice.say(f"the archive '{root}' holds nothing of job '{said.job}' so far")
     voice.answer({"number": place, "annotation": msgspec.to_builtins(annotation)})
+
+
+def _confirmed(said: Said) -> dict[str, object]:
+    """What a person says of a suggestion; the rest stays as it was suggested."""
+    from trainer_offline.data import annotations
+
+    if said.label in (None, "suggested", "refused"):
+        raise ConfigError("annotate confirm: give --label normal, fault, initialisation or ignore")
+    try:
+        words = {
+            "from_s": annotations.parse_time(said.from_time),
+            "to_s": annotations.parse_time(said.to_time),
+            "suspects": annotations.parse_suspects(said.suspects),
+            "note": said.note,
+        }
+    except ValueError as error:
+        raise ConfigError(f"annotate confirm: {error}") from error
+    return {"label": said.label, "kind": said.kind} | {
+        name: word for name, word in words.items() if word not in (None, (), "")
+    }
 
 
 def _remove(root: Path, number: int | None, voice: Voice) -> None:
