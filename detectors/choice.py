@@ -10,7 +10,7 @@ import msgspec
 
 from detectors import CATALOG, ENTRY_POINTS
 from detectors.protocol import Detector, Role
-from detectors.verdict.ensemble import EnsembleConfig
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden import plugins
 from trainwarden.errors import ConfigError
 from trainwarden.settings import DetectionSettings, parse

@@ -25,8 +25,9 @@ from detectors.own_models.learner import Learn
 from detectors.own_models.own_models import OwnModels
 from detectors.protocol import Detector
 from detectors.suspicion import Suspicion
-from detectors.verdict.ensemble import SLOW_PHASES, Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import SLOW_PHASES, Ensemble
 from detectors.verdict.incidents import Joiner, OpenIncident
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics

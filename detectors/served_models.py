@@ -12,7 +12,7 @@ from detectors.metrics.shadow import show_versions
 from detectors.metrics.source import ModelFollower
 from detectors.own_models.learner import Learn
 from detectors.protocol import Detector
-from detectors.verdict.ensemble import EnsembleConfig
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.self_metrics import SelfMetrics
 

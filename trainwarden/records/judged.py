@@ -42,7 +42,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="verdict"):
-    """The ensemble's answer for one window of one job, with every vote and the model versions used."""
+    """The ensemble's answer for one window of one job, by which rule, with every vote and the model versions used."""
 
     id: str
     job: str
@@ -58,6 +58,7 @@ class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     step: int | None = None
     model_versions: dict[str, str] = msgspec.field(default_factory=dict)
     iteration_s: float | None = None
+    rule: Literal["weighted", "transom"] = "weighted"
 
 
 class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):

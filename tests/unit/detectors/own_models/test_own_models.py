@@ -19,7 +19,8 @@ from detectors.own_models import own_models
 from detectors.own_models.learner import Learner, from_bytes, learnt, packed, to_bytes, unpacked
 from detectors.own_models.own_models import STAGES, OwnModels
 from detectors.protocol import Role
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
