@@ -206,7 +206,7 @@ class JobWatch:
         self.shadow.compare(window.samples, scored)
         return replace(
             window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions,
-            provisional=bundle.provisional,
+            provisional=bundle.provisional, weights=bundle.weights,
         )  # fmt: skip
 
     def _is_news(self, verdict: VerdictRecord) -> bool:

@@ -80,6 +80,8 @@ class Window:
         Versions of the models in use, by detector.
     provisional : frozenset of str
         Those of them that had too little to be judged by, such as what the job's own start has taught.
+    weights : mapping of str to mapping
+        What their votes weigh about a family of entities, where that was measured: by detector, then by family.
     """
 
     job: str
@@ -118,6 +120,7 @@ class Window:
     unscored: Mapping[str, str] | None = None
     model_versions: Mapping[str, str] = field(default_factory=dict)
     provisional: frozenset[str] = frozenset()
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     finished: bool = False
     last: bool = False
     restarts: int = 0

@@ -102,3 +102,8 @@ MetricMeanVote: Final = _vote(
     weight=2.0,
     whole=True,
 )
+VOTES: Final[dict[str, type[ModelVote]]] = {
+    one.member: one
+    for one in (LofVote, NeighborProfileVote, DtwVote, PcaVote, KmeansVote, NearestVote, ZlengthVote, MetricChangeVote)
+}
+"""By the name that a model has among versions."""

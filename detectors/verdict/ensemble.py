@@ -104,16 +104,22 @@ class Ensemble:
         self._roles = roles
 
     def weight(self, name: str) -> float:
-        """What the votes of detector `name` weigh among those that need company."""
+        """What the votes of detector `name` weigh among those that need company, where nobody has measured it."""
         role = self._roles[name]
         by_rule = float(role.transom and not role.opens) if self.config.rule == "transom" else role.weight
         return self.config.weights.get(name, by_rule)
+
+    def weight_of(self, name: str, suspect: Suspect) -> float:
+        """What they weigh about `suspect`: by the settings, else as it was measured, else by the role."""
+        if suspect.weight is None or name in self.config.weights or self.config.rule == "transom":
+            return self.weight(name)
+        return suspect.weight
 
     def candidates(self, window: Window, votes: Mapping[str, Vote]) -> list[Candidate]:
         """The believed votes, joined by family, what comes first most urgent."""
         deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
         believed = {name: vote for name, vote in deciding.items() if self._opens_alone(name, vote)}
-        company = {name: vote for name, vote in deciding.items() if not vote.hard and self.weight(name) > 0.0}
+        company = {name: vote for name, vote in deciding.items() if not vote.hard and self._weighs(name, vote) > 0.0}
         believed |= {name: vote for name, vote in self._agreeing(company).items() if name not in believed}
         joined = [_join(family, members) for family, members in _families(list(believed.values()))]
         return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
@@ -152,21 +158,26 @@ class Ensemble:
             return self.config.log_opens
         return vote.verified and "verified" in opens and self.config.verified_opens
 
+    def _weighs(self, name: str, vote: Vote) -> float:
+        """The most that `vote` weighs about anybody."""
+        return max((self.weight_of(name, suspect) for suspect in vote.suspects), default=self.weight(name))
+
     def _agreeing(self, company: Mapping[str, Vote]) -> dict[str, Vote]:
         """The votes that are enough together, each with those suspects alone that enough others agree on.
 
         Two votes about different entities do not support each other. A vote that names nobody is about the whole job
         and supports everyone. Provisional votes keep a share of their weight, and are a part of what is enough at most.
         """
-        enough, weights = self.config.enough, {name: self.weight(name) for name in company}
+        enough, shares = self.config.enough, dict.fromkeys(company, 1.0)
         if little := [name for name, vote in company.items() if vote.provisional]:
-            share = min(PROVISIONAL_SHARE, PROVISIONAL_TOGETHER * enough / sum(weights[name] for name in little))
-            weights |= {name: share * weights[name] for name in little}
-        everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
+            together = sum(self._weighs(name, company[name]) for name in little)
+            shares |= dict.fromkeys(little, min(PROVISIONAL_SHARE, PROVISIONAL_TOGETHER * enough / together))
+        everyone = sum(shares[name] * self.weight(name) for name, vote in company.items() if not vote.suspects)
         totals: dict[tuple[Any, ...], float] = {}
         for name, vote in company.items():
-            for key in {key for suspect in vote.suspects for key in _who(suspect)}:
-                totals[key] = totals.get(key, everyone) + weights[name]
+            weights = {key: self.weight_of(name, suspect) for suspect in vote.suspects for key in _who(suspect)}
+            for key, weight in weights.items():
+                totals[key] = totals.get(key, everyone) + shares[name] * weight
         agreed = {key for key, total in totals.items() if total >= enough}
         found: dict[str, Vote] = {}
         for name, vote in company.items():

@@ -10,13 +10,17 @@ from trainwarden.records.words import IncidentKind, Opinion, Rank, Ratio, Record
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """One candidate culprit; whatever of rank, node, device is unknown is None."""
+    """One candidate culprit; whatever of rank, node, device is unknown is None.
+
+    `weight`: what the vote weighs about it, where that was measured for its family of entities.
+    """
 
     score: Ratio
     reason: str
     rank: Rank | None = None
     node: str | None = None
     device: str | None = None
+    weight: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

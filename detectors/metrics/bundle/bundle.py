@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -45,11 +45,15 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     versions: dict[str, str]
     files: list[_File]
     provisional: list[str] = []
+    weights: dict[str, dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBundle:
     """Votes by family, and the version of each detector's models; those that are `provisional` weigh less.
+
+    `weights` has what the votes of a detector weigh about a family of entities (detector, then family), as the gate has
+    measured it; what is not in it weighs what the detector's role says.
 
     Examples
     --------
@@ -67,6 +71,7 @@ class ModelBundle:
     votes: Mapping[str, MetricVote]
     versions: Mapping[str, str] = field(default_factory=dict)
     provisional: frozenset[str] = frozenset()
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def fit(
@@ -120,7 +125,9 @@ class ModelBundle:
             content, name = file.getvalue(), f"family-{number}.npz"
             (folder / name).write_bytes(content)
             files.append(_File(family, name, len(content), hashlib.sha256(content).hexdigest()))
-        save_json(folder / MANIFEST, _Manifest(FORMAT, dict(self.versions), files, sorted(self.provisional)))
+        weights = {name: dict(by_family) for name, by_family in self.weights.items()}
+        manifest = _Manifest(FORMAT, dict(self.versions), files, sorted(self.provisional), weights)
+        save_json(folder / MANIFEST, manifest)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -142,7 +149,7 @@ class ModelBundle:
                 f"{folder / MANIFEST} has format {manifest.format}, only {READ[0]} to {READ[-1]} are understood"
             )
         votes = {one.family: _read(folder, one) for one in manifest.files}
-        return cls(votes, manifest.versions, frozenset(manifest.provisional))
+        return cls(votes, manifest.versions, frozenset(manifest.provisional), manifest.weights)
 
 
 def versions_of(votes: Mapping[str, MetricVote]) -> dict[str, str]:

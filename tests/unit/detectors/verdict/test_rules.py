@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from detectors.choice import chosen, rule
@@ -20,8 +21,8 @@ ROLES = {name: one.role for name, one in chosen(DetectionSettings()).items()}
 SILENT = Vote(opinion="abstain", reason="warm-up")
 
 
-def odd(node: str = "n0", kind: IncidentKind = "metric_anomaly", **said: Any) -> Vote:
-    suspect = Suspect(score=0.9, reason="r", node=node)
+def odd(node: str = "n0", kind: IncidentKind = "metric_anomaly", weight: float | None = None, **said: Any) -> Vote:
+    suspect = Suspect(score=0.9, reason="r", node=node, weight=weight)
     return Vote(opinion="anomalous", score=0.9, kind=kind, severity="sev3", reason="r", suspects=(suspect,), **said)
 
 
@@ -73,3 +74,35 @@ def test_a_weight_of_0_silences_by_transom_too_and_another_is_refused() -> None:
 def test_metric_votes_is_of_the_weighted_rule_alone() -> None:
     assert judged({"lof": odd(), "dtw": odd()}, metric_votes=5.0).anomalous
     assert not judged({"lof": odd(), "dtw": SILENT}, metric_votes=0.5).anomalous
+
+
+def test_a_measured_weight_goes_before_the_roles_and_behind_the_settings() -> None:
+    lof, change = odd(weight=1.0), odd()
+    assert judged({"lof": lof, "metric_change": change}, rule="weighted").anomalous, "it has earned a voice"
+    assert not judged({"lof": lof, "metric_change": change}, rule="weighted", weights={"lof": 0.5}).anomalous
+    assert not judged({"dtw": odd(weight=0.9), "metric_change": change}, rule="weighted").anomalous
+    assert judged({"dtw": odd(weight=0.9), "lof": odd(weight=0.0)}).anomalous, "by transom each has one vote"
+
+
+def test_the_mean_opens_alone_only_with_the_weight_for_it() -> None:
+    assert judged({"metric_mean": odd()}, rule="weighted").anomalous, "versions from before the gate measured it"
+    assert judged({"metric_mean": odd(weight=2.0)}, rule="weighted").anomalous
+    assert not judged({"metric_mean": odd(weight=1.0)}, rule="weighted").anomalous
+    assert judged({"metric_mean": odd(weight=1.0), "metric_change": odd()}, rule="weighted").anomalous
+
+
+def test_each_suspect_has_the_weight_of_its_family() -> None:
+    gpu, nic = (Suspect(score=0.9, reason="r", node=node, weight=weight) for node, weight in (("n0", 1.0), ("n1", 0.2)))
+    both = replace_suspects(odd(), gpu, nic)
+    votes = {"pca": both, "metric_change": replace_suspects(odd(), gpu, nic)}
+    assert [one.node for one in judged(votes, rule="weighted").suspects] == ["n0"]
+
+
+def test_provisional_votes_keep_their_share_of_a_measured_weight() -> None:
+    votes = {name: odd(weight=1.0, provisional=True) for name in ("lof", "pca", "kmeans", "nearest", "dtw")}
+    assert not judged(votes, rule="weighted").anomalous
+    assert not judged({**votes, "metric_change": odd()}, rule="weighted").anomalous
+
+
+def replace_suspects(vote: Vote, *suspects: Suspect) -> Vote:
+    return msgspec.structs.replace(vote, suspects=suspects)
