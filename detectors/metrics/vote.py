@@ -24,6 +24,7 @@ from trainwarden.records import Suspect, Vote
 
 __all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
 MAX_SUSPECTS: Final = 16
+IDLE: Final = "its votes weigh nothing, so it is not computed; name it in detection.detectors or --detectors to see it"
 ENSEMBLE: Final = "ensemble"  # what the mean of all models is called among versions
 
 
@@ -55,7 +56,9 @@ class ModelVote:
         self._weights: Mapping[str, float] = {}
 
     def update(self, window: Window) -> None:
-        """Take in the new scores."""
+        """Take in the new scores; what is not computed any more is forgotten."""
+        if self.member in window.idle:
+            self._families.clear()
         for scored in window.scored:
             scores = self.scores_of(scored)
             if scores is not None:
@@ -105,6 +108,8 @@ class ModelVote:
             return NO_MODELS
         if window.unscored:
             return "; ".join(sorted(set(window.unscored.values())))
+        if self.member in window.idle:
+            return IDLE
         if self.member in ALL_MODELS and window.model_versions and self.member not in window.model_versions:
             return f"no {self.member} model was trained"
         if not window.scored and not self._families:

@@ -102,7 +102,7 @@ class _Prescored(MetricScorer):
 
     def __init__(self, scores: MetricScores) -> None:
         super().__init__(scores.bundle)
-        self.abstained = scores.abstained
+        self.abstained, self.idle = scores.abstained, scores.idle
         self.until_s = -np.inf
         self._grids = scores.scored
         self._places = [0] * len(scores.scored)

@@ -9,7 +9,7 @@ changes, which that paper does not have, open an incident alone, and models must
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,6 +114,26 @@ class Ensemble:
         if suspect.weight is None or name in self.config.weights or self.config.rule == "transom":
             return self.weight(name)
         return suspect.weight
+
+    def idle(
+        self, members: Mapping[str, float], measured: Mapping[str, Mapping[str, float]], asked: Collection[str]
+    ) -> frozenset[str]:
+        """Trained models that no verdict depends on and nobody has `asked` for: their scores need not be computed.
+
+        Parameters
+        ----------
+        members : mapping of str to float
+            What each model weighs in the mean of all.
+        measured : mapping
+            What their votes weigh by detector and family, where that was measured.
+        """
+        said = self.config.weights if self.config.rule == "weighted" else dict.fromkeys(members, 0.0)
+
+        def weighs(name: str) -> bool:
+            own = self.weight(name) if name in self._roles else 0.0
+            return own > 0.0 if name in said or not measured.get(name) else any(measured[name].values())
+
+        return frozenset(name for name, share in members.items() if not (share or name in asked or weighs(name)))
 
     def candidates(self, window: Window, votes: Mapping[str, Vote]) -> list[Candidate]:
         """The believed votes, joined by family, what comes first most urgent."""

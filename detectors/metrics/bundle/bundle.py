@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.samples import Entity
-from detectors.metrics.bundle.members import VoteConfig
+from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.models.rows import Floats
@@ -114,6 +114,15 @@ class ModelBundle:
     def with_versions(self, versions: Mapping[str, str]) -> Self:
         """The same models under the versions that a registry has given them."""
         return replace(self, versions={**self.versions, **versions})
+
+    @property
+    def members(self) -> dict[str, float]:
+        """What each model weighs in the mean of all, in the family where that is most."""
+        found: dict[str, float] = {}
+        for vote in self.votes.values():
+            for name in vote.models:
+                found[name] = max(found.get(name, 0.0), by_name(vote.config.members).get(name, 0.0))
+        return found
 
     def save(self, folder: Path) -> None:
         """Write one npz for each family, then the manifest, which makes them valid."""

@@ -192,9 +192,9 @@ def test_a_job_without_trained_models_has_votes_after_half_a_minute_also_after_a
 def test_trained_models_take_the_place_of_a_jobs_own(bundle):
     watch = watch_of(at_once)
     verdicts(watch, 0, 30)
-    trained = ModelBundle(bundle.votes, {"lof": "7"})
+    trained = ModelBundle(bundle.votes, {"kmeans": "7"})
     watch.scorer.swap(trained)
-    assert verdicts(watch, 30, 60)[-1].model_versions == {"lof": "7"}
+    assert verdicts(watch, 30, 60)[-1].model_versions == {"kmeans": "7"}
     assert watch.scorer.bundle is trained
 
 
