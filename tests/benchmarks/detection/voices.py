@@ -3,8 +3,8 @@
 Only the models' votes count here, so that what a weight does is not hidden by detectors that need no model. Weights
 are measured on the choosing half as the gate does it (`trainer_offline.fit.weights`) and used on the report half.
 
-Run: ``python -m tests.benchmarks.detection.voices TABLES.json`` for the table of docs/detection.md, from what
-``trainwarden bench detection --json TABLES.json`` wrote.
+Run: ``python -m tests.benchmarks.detection.voices TABLES.json...`` for the table of docs/detection.md, from what
+``trainwarden bench detection --json TABLES.json`` wrote, in parts or at once.
 """
 
 from __future__ import annotations
@@ -128,4 +128,4 @@ def _f1(figures: Mapping[tuple[str, str], Mapping[str, Any]], row: str, dataset:
 
 
 if __name__ == "__main__":
-    print(voices_table(json.loads(Path(sys.argv[1]).read_text())["tables"]))
+    print(voices_table([row for file in sys.argv[1:] for row in json.loads(Path(file).read_text())["tables"]]))
