@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import average_precision_score
@@ -42,7 +41,7 @@ from tests.benchmarks.detection.protocol import (
     summary,
 )
 from tests.benchmarks.detection.servers import DATASETS, Half, ServerCase, listed, load
-from tests.benchmarks.detection.voices import WEIGHTED, by_votes, measured, opened
+from tests.benchmarks.detection.voices import WEIGHTED, by_votes, measured, opened, plain
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
@@ -217,16 +216,16 @@ def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
         if method in weights:
             row |= {"weight": weights[method], "vote_weight": votes[method].role.weight}
         if method == WEIGHTED:
-            row["measured"] = {name: msgspec.structs.asdict(one) for name, one in measured(chosen).items()}
+            row["measured"] = plain(measured(chosen))
         if method in report[0].alerts or method in report[0].scores:
             row |= _figures(method, chosen, report)
         else:
             row["skipped"] = ALONE
         out.append(rounded(row))
-    plain = max(row["vus_pr"] for row in out if row["row"] in BASELINES)
+    best_plain = max(row["vus_pr"] for row in out if row["row"] in BASELINES)
     for row in out:
         if "weight" in row and "vus_pr" in row:
-            row["beats_plain"] = "yes" if row["vus_pr"] > plain else "no"
+            row["beats_plain"] = "yes" if row["vus_pr"] > best_plain else "no"
     return [*out, *_chance(report, dataset)]
 
 

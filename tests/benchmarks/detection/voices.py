@@ -87,6 +87,11 @@ def measured(machines: Sequence[Voted]) -> dict[str, Weight]:
     }
 
 
+def plain(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
+    """As a row of a table holds them."""
+    return {name: {"weight": one.weight, "why": one.why} for name, one in weights.items()}
+
+
 def _counted(machines: Sequence[Voted], key: str) -> Counted:
     total = Counted()
     for one in machines:
