@@ -10,7 +10,8 @@ import msgspec
 
 from detectors import CATALOG, ENTRY_POINTS
 from detectors.protocol import Detector, Role
-from detectors.verdict.ensemble import EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden import plugins
 from trainwarden.errors import ConfigError
 from trainwarden.settings import DetectionSettings, parse
@@ -57,6 +58,17 @@ def chosen(settings: DetectionSettings, only: Sequence[str] | None = None) -> di
     return {name: _choice(name, said.get(name, {})) for name in (said if only is None else only)}
 
 
+def asked_for(settings: DetectionSettings, only: Sequence[str] | None = None) -> frozenset[str]:
+    """The detectors that somebody has named, in the settings or as `only`.
+
+    Examples
+    --------
+    >>> sorted(asked_for(DetectionSettings(detectors={"lof": True, "dtw": False})))
+    ['lof']
+    """
+    return frozenset(only or (name for name, said in settings.detectors.items() if said is not False))
+
+
 def checked(settings: DetectionSettings) -> dict[str, Choice]:
     """As `chosen`, for a service: each is made once, so that a wrong file of its own is told now, not with a job.
 
@@ -85,6 +97,11 @@ def rule(settings: DetectionSettings) -> EnsembleConfig:
     except ConfigError as error:
         raise ConfigError(f"detection.ensemble.weights: {error}") from error
     return config
+
+
+def ensemble(settings: DetectionSettings, only: Sequence[str] | None = None) -> Ensemble:
+    """The rule of the detectors that run; parameters and errors as of `chosen` and `rule`."""
+    return Ensemble(rule(settings), {name: one.role for name, one in chosen(settings, only).items()})
 
 
 def _choice(name: str, raw: Mapping[str, Any]) -> Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,8 +25,9 @@ from detectors.own_models.learner import Learn
 from detectors.own_models.own_models import OwnModels
 from detectors.protocol import Detector
 from detectors.suspicion import Suspicion
-from detectors.verdict.ensemble import SLOW_PHASES, Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import SLOW_PHASES, Ensemble
 from detectors.verdict.incidents import Joiner, OpenIncident
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -61,11 +62,14 @@ class JobWatch:
         bundle: ModelBundle | None = None,
         *,
         learn: Learn | None = None,
+        asked: Collection[str] = (),
     ) -> None:
         self.state = JobState(job)
-        self.scorer = MetricScorer(bundle)
         self.own_models = OwnModels(learn)
-        self.shadow = Shadow(job, metrics)
+        self._asked = frozenset(asked)
+        self._ensemble = Ensemble(config, {name: detector.role for name, detector in detectors.items()})
+        self.scorer = MetricScorer(bundle, self._idle)
+        self.shadow = Shadow(job, metrics, self._idle)
         self.joiner = Joiner(job, config)
         self.collectives = LiveCollectives(job)
         self.attentive_until_s = 0.0
@@ -74,7 +78,6 @@ class JobWatch:
         self.partition = 0
         self.recorded: Callable[[], tuple[FamilySamples, ...]] | None = None
         self._detectors = detectors
-        self._ensemble = Ensemble(config, {name: detector.role for name, detector in detectors.items()})
         self._of_events = [name for name, detector in detectors.items() if detector.role.reads == "events"]
         of_samples = [detector.role for detector in detectors.values() if detector.role.reads == "samples"]
         self._of_samples = bool(of_samples)
@@ -205,8 +208,14 @@ class JobWatch:
         self.shadow.compare(window.samples, scored)
         return replace(
             window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions,
-            provisional=bundle.provisional,
+            provisional=bundle.provisional, weights=bundle.weights, idle=self.scorer.idle,
         )  # fmt: skip
+
+    def _idle(self, bundle: ModelBundle) -> frozenset[str]:
+        """Members that are not computed. A job's own models are evidence alone, and bounded: of these all are."""
+        if bundle is self.own_models.bundle:
+            return frozenset()
+        return self._ensemble.idle(bundle.members, bundle.weights, self._asked)
 
     def _is_news(self, verdict: VerdictRecord) -> bool:
         told = self._told

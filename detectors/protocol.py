@@ -44,6 +44,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     past : bool
         Of one that reads samples of all metrics: whether it wants what came before; one that does not takes of a
         Prometheus what others have asked for.
+    transom : bool
+        Whether it is one of those that TRANSOM decides by: its log window, or one of the three models of which two have
+        to agree. Others support nobody where `EnsembleConfig.rule` is ``transom``.
     """
 
     reads: Reads
@@ -51,6 +54,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 1.0
     metrics: tuple[str, ...] = ()
     past: bool = True
+    transom: bool = False
 
 
 class Detector(Protocol):

@@ -12,7 +12,7 @@ from detectors.metrics.shadow import show_versions
 from detectors.metrics.source import ModelFollower
 from detectors.own_models.learner import Learn
 from detectors.protocol import Detector
-from detectors.verdict.ensemble import EnsembleConfig
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.self_metrics import SelfMetrics
 
@@ -33,6 +33,8 @@ class ServedModels:
         The folder of models that the settings name; of no account with a follower.
     follower : ModelFollower or None
         Brings models while the service runs.
+    asked : frozenset of str
+        Detectors that somebody has named: their models are computed, whatever they weigh.
 
     Raises
     ------
@@ -40,9 +42,16 @@ class ServedModels:
         If the folder holds no models that can be served.
     """
 
-    def __init__(self, models: str | None, follower: ModelFollower | None, metrics: SelfMetrics) -> None:
+    def __init__(
+        self,
+        models: str | None,
+        follower: ModelFollower | None,
+        metrics: SelfMetrics,
+        asked: frozenset[str] = frozenset(),
+    ) -> None:
         self._follower, self._metrics = follower, metrics
         self.learn: Learn | None = None
+        self._asked = asked
         self._challenger: ModelBundle | None = None
         self.champion: ModelBundle | None = None
         if follower is None and models is not None:
@@ -53,7 +62,7 @@ class ServedModels:
 
     def watched(self, job: str, detectors: dict[str, Detector], config: EnsembleConfig) -> JobWatch:
         """A watch of `job` that remembers nothing yet, with the challenger beside its champion."""
-        watch = JobWatch(job, detectors, config, self._metrics, self.champion, learn=self.learn)
+        watch = JobWatch(job, detectors, config, self._metrics, self.champion, learn=self.learn, asked=self._asked)
         watch.shadow.swap(self._challenger)
         return watch
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from detectors.barrier import MAX_WHY_CHARS, pipeline_incident
-from detectors.choice import checked, rule
+from detectors.choice import asked_for, checked, rule
 from detectors.job.clocks import BusClock
 from detectors.job_watch import JobWatch
 from detectors.keeper import Keeper
@@ -79,7 +79,7 @@ class DetectionHandler:
         self._metrics = metrics
         self._config = rule(settings)
         self._chosen = checked(settings)
-        self.models = ServedModels(settings.models, follower, metrics)
+        self.models = ServedModels(settings.models, follower, metrics, asked_for(settings))
         self._jobs: dict[str, JobWatch] = {}
         self._past: dict[str, list[IncidentRecord]] = {}
         self._past_since_s = 0.0

@@ -185,7 +185,8 @@ def votes_chart(verdicts: Sequence[VerdictRecord], span: Span | None) -> dict[st
     shown = [(min(columns - 1, int(x / WIDTH * columns)), one) for x, one in placed]
     names = sorted({name for _, one in shown for name, vote in one.votes.items() if vote.opinion != "abstain"})
     rows = [_strip(name, shown, columns) for name in names[:MOST_DETECTORS]]
-    return {"span": span, "rows": rows, "silent": _silent(verdicts[-1], names), "windows": len(shown)}
+    newest = verdicts[-1]
+    return {"span": span, "rows": rows, "silent": _silent(newest, names), "windows": len(shown), "rule": newest.rule}
 
 
 def _strip(name: str, verdicts: Iterable[tuple[int, VerdictRecord]], columns: int) -> dict[str, Any]:

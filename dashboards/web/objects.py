@@ -41,6 +41,7 @@ def verdict_object(record: VerdictRecord) -> dict[str, Any]:
         "kind": record.kind,
         "severity": record.severity,
         "reason": record.reason,
+        "rule": record.rule,
         "phase": record.phase or None,
         "step": record.step,
         "iteration_s": record.iteration_s,

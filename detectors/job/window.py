@@ -80,6 +80,10 @@ class Window:
         Versions of the models in use, by detector.
     provisional : frozenset of str
         Those of them that had too little to be judged by, such as what the job's own start has taught.
+    idle : frozenset of str
+        Models that are not computed, since no vote of theirs weighs anything and nobody has asked for them.
+    weights : mapping of str to mapping
+        What their votes weigh about a family of entities, where that was measured: by detector, then by family.
     """
 
     job: str
@@ -118,6 +122,8 @@ class Window:
     unscored: Mapping[str, str] | None = None
     model_versions: Mapping[str, str] = field(default_factory=dict)
     provisional: frozenset[str] = frozenset()
+    idle: frozenset[str] = frozenset()
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     finished: bool = False
     last: bool = False
     restarts: int = 0

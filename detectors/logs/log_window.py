@@ -75,7 +75,7 @@ class LogWindow:
     """
 
     Config = LogWindowConfig
-    role = Role(reads="logs", opens=("any",), weight=0.0)
+    role = Role(reads="logs", opens=("any",), weight=0.0, transom=True)
 
     def __init__(self, config: LogWindowConfig) -> None:
         self._config = config

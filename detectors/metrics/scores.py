@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,10 +23,11 @@ from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Part = tuple[Floats, Scores]
+Idle = Callable[[ModelBundle], frozenset[str]]
 
 NO_MODELS: Final = "no model is loaded: run trainwarden train"
-METRICS_SHARE: Final = 0.5
-"""A family abstains where fewer than half of the metrics that its models were trained on are there."""
+METRICS_SHARE: Final = 0.5  # with fewer of the metrics that its models were trained on a family abstains
 BLAMED: Final = 3
 AHEAD: Final = 256  # samples that are scored before it is known who is held after each
 _ARRAYS: Final = ("known", "count", "mean", "squares", "history", "age", "raw", "last_s", "every_s")
@@ -44,7 +45,9 @@ class MetricScorer:
     Parameters
     ----------
     bundle : ModelBundle or None
-        Without models nothing is scored and every family is in `abstained`.
+        The models in use; without any nothing is scored and every family is in `abstained`.
+    idle : callable
+        Which members of a bundle are not to be computed; the attribute has those of today's.
 
     Examples
     --------
@@ -52,8 +55,7 @@ class MetricScorer:
     >>> from detectors.job.samples import Entity
     >>> random = np.random.default_rng(0)
     >>> normal = {"gpu": [(Entity("n", "GPU-0"), np.arange(400.0), random.normal(size=(400, 2)))]}
-    >>> config = VoteConfig(members={"kmeans": 1.0})
-    >>> bundle = ModelBundle.fit(normal, {"gpu": ("power", "clock")}, config, seed=0)
+    >>> bundle = ModelBundle.fit(normal, {"gpu": ("power", "clock")}, VoteConfig(members={"kmeans": 1.0}), seed=0)
     >>> values = random.normal(size=(1, 2, 50)); values[0, 1, 30:] += 9.0
     >>> new = FamilySamples("gpu", ("power", "clock"), np.array([0]), (Entity("n", "GPU-0"),), ("",), values,
     ...                     np.arange(50.0)[None])
@@ -62,29 +64,26 @@ class MetricScorer:
     (True, 'clock')
     """
 
-    def __init__(self, bundle: ModelBundle | None) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: ModelBundle | None, idle: Idle = lambda bundle: frozenset()) -> None:
+        self._idle_of = idle
+        self._serve(bundle)
         self._families: dict[str, EntityHistory] = {}
         self._pacings: dict[str, Pacing] = {}
         self._columns: dict[tuple[str, tuple[str, ...]], Rows] = {}
         self.abstained: dict[str, str] = {}
-
-    @property
-    def bundle(self) -> ModelBundle | None:
-        """The models in use."""
-        return self._bundle
 
     def swap(self, bundle: ModelBundle | None) -> None:
         """Score by other models from now on; histories are built anew from older samples that come with new ones.
 
         What entities have shown of their own scales says nothing of models and is kept for those that need it too.
         """
-        before, self._bundle = self._families, bundle
+        before = self._families
+        self._serve(bundle)
         self._families, self._columns, self.abstained = {}, {}, {}
         for pacing in self._pacings.values():
             pacing.forget()
         for name, family in before.items():
-            vote = None if bundle is None else bundle.votes.get(name)
+            vote = self._votes.get(name)
             if vote is not None and vote.preparation.warm_up and family.vote.preparation.warm_up:
                 self._families[name] = family.moved_to(vote)
 
@@ -99,12 +98,17 @@ class MetricScorer:
 
     # -- internals -------------------------------------------------------------------------------------------
 
+    def _serve(self, bundle: ModelBundle | None) -> None:
+        self.bundle = bundle
+        self.idle = frozenset() if bundle is None else self._idle_of(bundle)
+        self._votes = {} if bundle is None else {name: vote.without(self.idle) for name, vote in bundle.votes.items()}
+
     def _family(self, one: FamilySamples) -> EntityHistory | None:
         """The memory of a family; None, and a reason in `abstained`, where it cannot be scored."""
         name = one.family or "rows without device"
-        vote = None if self._bundle is None else self._bundle.votes.get(one.family)
+        vote = self._votes.get(one.family)
         if vote is None:
-            reason = NO_MODELS if self._bundle is None else f"no model was trained for {name}"
+            reason = NO_MODELS if self.bundle is None else f"no model was trained for {name}"
             self.abstained[one.family] = reason
             return None
         there = set(one.names)
@@ -155,7 +159,7 @@ class MetricScorer:
             if pattern.any():
                 part = self._scored(thinned(one, rows, pattern), family, values[rows][:, :, pattern])
                 parts.append((rows, pattern, part))
-        return spread(one, taken, parts, {} if self._bundle is None else self._bundle.versions, vote.models)
+        return spread(one, taken, parts, self._versions(), vote.models)
 
     def _scored(self, one: FamilySamples, family: EntityHistory, values: Floats) -> ScoredSamples:
         """Scores of the new samples, whose `values` are in the order of training."""
@@ -188,7 +192,6 @@ class MetricScorer:
             window = joined[row : row + 1, :, max(0, end - vote.window_samples) : end]
             return tuple(vote.blamed(window, BLAMED)[0])
 
-        versions = {} if self._bundle is None else self._bundle.versions
         return ScoredSamples(
             family=one.family,
             rows=rows,
@@ -197,15 +200,15 @@ class MetricScorer:
             scores=scores,
             ensemble=np.concatenate([part.ensemble for _, part in parts], axis=1),
             blamed=blamed,
-            versions={name: version for name, version in versions.items() if name in scores},
+            versions={name: version for name, version in self._versions().items() if name in scores},
         )
 
-    def _parts(self, one: FamilySamples, family: EntityHistory, values: Floats) -> list[tuple[Floats, Scores]]:
+    def _parts(self, one: FamilySamples, family: EntityHistory, values: Floats) -> list[Part]:
         """z-scores and scores of the new samples, cut where somebody's scale begins or ends to follow its samples.
 
         Some are scored ahead, and again from there on: a sample decides about those after it.
         """
-        found: list[tuple[Floats, Scores]] = []
+        found: list[Part] = []
         rows, first = one.rows, 0
         while first < one.fresh:
             end, kept, learns = min(first + AHEAD, one.fresh), family.kept(rows), family.holding.learns[rows]
@@ -221,9 +224,7 @@ class MetricScorer:
             first = turn
         return found
 
-    def _part(
-        self, one: FamilySamples, family: EntityHistory, values: Floats, first: int, learns: Flags
-    ) -> tuple[Floats, Scores]:
+    def _part(self, one: FamilySamples, family: EntityHistory, values: Floats, first: int, learns: Flags) -> Part:
         joined = family.follow(one.rows, values, learns)
         return joined, self._block(one, family, joined, one.times_s[:, first : first + values.shape[2]])
 
@@ -274,11 +275,11 @@ class MetricScorer:
         families: dict[str, EntityHistory] = {}
         pacings: dict[str, Pacing] = {}
         try:
-            if plain["versions"] != self._versions() or self._bundle is None:
-                self.swap(self._bundle)
+            if plain["versions"] != self._versions() or self.bundle is None:
+                self.swap(self.bundle)
                 return
             for number, (name, roles) in enumerate(plain["roles"].items()):
-                family = families[name] = EntityHistory(self._bundle.votes[name], roles=list(roles))
+                family = families[name] = EntityHistory(self._votes[name], roles=list(roles))
                 for part in _ARRAYS:
                     stored, empty = arrays[f"{number}/{part}"], getattr(family, part)
                     if stored.shape != (len(roles), *empty.shape[1:]):
@@ -295,4 +296,5 @@ class MetricScorer:
             raise DetectorError(f"state of the scorer is damaged: {error}") from error
 
     def _versions(self) -> dict[str, str]:
-        return {} if self._bundle is None else dict(self._bundle.versions)
+        versions = {} if self.bundle is None else self.bundle.versions
+        return {name: version for name, version in versions.items() if name not in self.idle}

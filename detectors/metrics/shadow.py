@@ -9,7 +9,7 @@ import numpy as np
 
 from detectors.job.samples import FamilySamples, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.scores import MetricScorer
+from detectors.metrics.scores import Idle, MetricScorer
 from detectors.metrics.vote import ENSEMBLE, ModelVoteConfig
 from trainwarden.errors import DetectorError
 from trainwarden.self_metrics import SelfMetrics
@@ -24,14 +24,15 @@ class Shadow:
     both have judged, and on how many both were of one opinion, strange or not.
     """
 
-    def __init__(self, job: str, metrics: SelfMetrics) -> None:
+    def __init__(self, job: str, metrics: SelfMetrics, idle: Idle = lambda bundle: frozenset()) -> None:
         self._job = job
+        self._idle = idle
         self._metrics = metrics
         self._scorer: MetricScorer | None = None
 
     def swap(self, bundle: ModelBundle | None) -> None:
         """Another challenger, or none."""
-        self._scorer = None if bundle is None else MetricScorer(bundle)
+        self._scorer = None if bundle is None else MetricScorer(bundle, self._idle)
 
     def compare(self, samples: Sequence[FamilySamples], champion: Sequence[ScoredSamples]) -> None:
         """Score the new samples too and export both; what fails here never reaches a vote."""

@@ -5,6 +5,7 @@ Which models vote is a table beside this (`detectors.metrics.votes`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from trainwarden.records import Suspect, Vote
 
 __all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
 MAX_SUSPECTS: Final = 16
+IDLE: Final = "its votes weigh nothing, so it is not computed; name it in detection.detectors or --detectors to see it"
 ENSEMBLE: Final = "ensemble"  # what the mean of all models is called among versions
 
 
@@ -51,9 +53,12 @@ class ModelVote:
         self._families: dict[str, FamilyMemory] = {}
         self._why = NO_MODELS
         self._provisional = False
+        self._weights: Mapping[str, float] = {}
 
     def update(self, window: Window) -> None:
-        """Take in the new scores."""
+        """Take in the new scores; what is not computed any more is forgotten."""
+        if self.member in window.idle:
+            self._families.clear()
         for scored in window.scored:
             scores = self.scores_of(scored)
             if scores is not None:
@@ -61,7 +66,8 @@ class ModelVote:
         for family in self._families.values():
             family.let_go(window.end_s)
         self._why = self._silence(window)
-        self._provisional = (ENSEMBLE if self.whole else self.member) in window.provisional
+        called = ENSEMBLE if self.whole else self.member
+        self._provisional, self._weights = called in window.provisional, window.weights.get(called, {})
 
     def score(self, window: Window) -> Vote:
         """Anomalous while an entity is; the suspects' order is the whole vote's, so that models can agree on a few."""
@@ -102,6 +108,8 @@ class ModelVote:
             return NO_MODELS
         if window.unscored:
             return "; ".join(sorted(set(window.unscored.values())))
+        if self.member in window.idle:
+            return IDLE
         if self.member in ALL_MODELS and window.model_versions and self.member not in window.model_versions:
             return f"no {self.member} model was trained"
         if not window.scored and not self._families:
@@ -200,7 +208,10 @@ class ModelVote:
         entity = family.entities[row]
         names = family.blamed.get(row, ())
         reason = f"{self.member} score {peak:.2f}" + (f", most of all in {', '.join(names[:3])}" if names else "")
-        return Suspect(score=min(peak, 1.0), reason=reason, rank=entity.rank, node=entity.node, device=entity.device)
+        weight = self._weights.get(name)
+        return Suspect(
+            score=min(peak, 1.0), reason=reason, rank=entity.rank, node=entity.node, device=entity.device, weight=weight
+        )
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -208,6 +219,7 @@ class ModelVote:
         """Everything that `restore` needs."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         plain: dict[str, Any] = {"why": self._why, "provisional": self._provisional, "families": []}
+        plain["weights"] = dict(self._weights)
         for number, (name, family) in enumerate(self._families.items()):
             blamed = [[row, list(names)] for row, names in family.blamed.items()]
             entities = [list(one) for one in family.entities]
@@ -231,6 +243,7 @@ class ModelVote:
                 family.blamed = {int(row): tuple(names) for row, names in blamed}
             self._families, self._why = families, str(plain["why"])
             self._provisional = bool(plain.get("provisional"))
+            self._weights = {str(name): float(weight) for name, weight in plain.get("weights", {}).items()}
         except (KeyError, TypeError, ValueError) as error:
             raise DetectorError(f"state of {self.member} is damaged: {error}") from error
 

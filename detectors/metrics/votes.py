@@ -23,7 +23,9 @@ class DtwVoteConfig(ModelVoteConfig, frozen=True, kw_only=True):
     open_samples: Annotated[int, msgspec.Meta(ge=1, le=16)] = 8
 
 
-def _vote(member: str, says: str, source: str, *, weight: float = 1.0, **differs: Any) -> type[ModelVote]:
+def _vote(
+    member: str, says: str, source: str, *, weight: float = 1.0, transom: bool = False, **differs: Any
+) -> type[ModelVote]:
     """The detector of one row.
 
     Examples
@@ -35,7 +37,7 @@ def _vote(member: str, says: str, source: str, *, weight: float = 1.0, **differs
     """
     name = "".join(word.capitalize() for word in member.split("_")) + "Vote"
     doc = f"{says}\n\nReferences\n----------\n{source}\n"
-    role = Role(reads="scores", weight=weight)
+    role = Role(reads="scores", weight=weight, transom=transom)
     return type(name, (ModelVote,), {"__doc__": doc, "__module__": __name__, "member": member, "role": role, **differs})
 
 
@@ -44,18 +46,21 @@ LofVote: Final = _vote(
     "Local density: five-sample means in a sparser place than their normal neighbours are (`models.lof`).",
     "Breunig, Kriegel, Ng, Sander: LOF, SIGMOD 2000; as a vote: TRANSOM (2023), section IV-B.",
     weight=0.0,
+    transom=True,
 )
 NeighborProfileVote: Final = _vote(
     "neighbor_profile",
     "Shape: the newest 16 samples of a metric run unlike any normal stretch (`models.neighbor_profile`).",
     "He, Chu, Wang: Neighbor Profile, ICDE 2020; as a vote: TRANSOM (2023), section IV-B.",
     weight=0.5,  # it is behind the simple baselines
+    transom=True,
     silence="warm-up: no whole subsequence without gaps yet",
 )
 DtwVote: Final = _vote(
     "dtw",
     "Across ranks: metrics that move unlike those of the entity's peers, under banded time warping (`models.dtw`).",
     "Sakoe, Chiba, IEEE Trans. ASSP 26 (1978), section II; as a vote: TRANSOM (2023), section IV-B.",
+    transom=True,
     Config=DtwVoteConfig,
     silence="too few ranks, or too few samples yet, to compare",
 )
@@ -97,3 +102,8 @@ MetricMeanVote: Final = _vote(
     weight=2.0,
     whole=True,
 )
+VOTES: Final[dict[str, type[ModelVote]]] = {
+    one.member: one
+    for one in (LofVote, NeighborProfileVote, DtwVote, PcaVote, KmeansVote, NearestVote, ZlengthVote, MetricChangeVote)
+}
+"""By the name that a model has among versions."""

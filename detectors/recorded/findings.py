@@ -27,6 +27,7 @@ def job_object(result: ReplayResult) -> dict[str, Any]:
                 suspect["rank"] = None
     return {
         "job": result.job.name,
+        "rule": result.rule,
         "input": input_object(result.job),
         "incidents": incidents,
         "change_points": _change_points(result, whole),

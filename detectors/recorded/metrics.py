@@ -5,22 +5,24 @@ Every score depends on what came before it alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from detectors.job.samples import Entity, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
+from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.scores import MetricScorer
 from detectors.recorded.grids import MetricGrid, metric_grids, roles_by_rank
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
+Idle = Callable[[Mapping[str, float], Mapping[str, Mapping[str, float]]], frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class MetricScores:
         What may open incidents: all but training rows.
     abstained : dict of str
         Families without scores, with the reason.
+    idle : frozenset of str
+        Models that were not asked for their scores.
     """
 
     table: MetricTable
@@ -48,6 +52,7 @@ class MetricScores:
     scored: tuple[ScoredGrid, ...]
     abstained: dict[str, str]
     training: npt.NDArray[np.bool_]
+    idle: frozenset[str] = frozenset()
     by_model: dict[str, Floats] = field(default_factory=dict)
     ensemble: Floats = field(default_factory=lambda: np.zeros(0))
 
@@ -65,12 +70,20 @@ class MetricScores:
         return columns | {"ensemble": self.ensemble}
 
 
+def nobody(members: Mapping[str, float], measured: Mapping[str, Mapping[str, float]]) -> frozenset[str]:
+    """Every model is computed."""
+    del members, measured
+    return frozenset()
+
+
 def score_recorded(
     job: RecordedJob,
     bundle: ModelBundle | None = None,
     normal_until_s: float | None = None,
     config: VoteConfig | None = None,
     seed: int = 0,
+    *,
+    idle: Idle = nobody,
 ) -> MetricScores | None:
     """Score every row of metrics by `bundle`, or by models trained on the job's own normal rows.
 
@@ -82,6 +95,8 @@ def score_recorded(
         Rows before it are normal; the job's own `normal_until_s` goes before it.
     config : VoteConfig, optional
         How models are trained.
+    idle : callable, optional
+        Which models are neither trained nor computed (`Ensemble.idle`), by what models weigh in the mean and in votes.
 
     Returns
     -------
@@ -98,13 +113,16 @@ def score_recorded(
     until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
     grids = metric_grids(job.metrics)
     if bundle is not None:
-        return _score(job, grids, bundle, None)
+        return _score(job, grids, bundle, None, idle(bundle.members, bundle.weights))
     if until_s is None:
         return None
     if not (job.metrics.times_s < until_s).any():
         raise DataError(f"no row of metrics is before {until_s:g} s, so there is nothing normal to train on")
-    own = fit_bundle([grid.before(until_s) for grid in grids], config or VoteConfig(), seed)
-    return _score(job, grids, own, until_s)
+    config = config or VoteConfig()
+    unused = idle(by_name(config.members), {})
+    used = {name: weight for name, weight in config.members.items() if name not in unused}
+    own = fit_bundle([grid.before(until_s) for grid in grids], msgspec.structs.replace(config, members=used), seed)
+    return _score(job, grids, own, until_s, unused)
 
 
 def bundle_of(normal: RecordedJob, config: VoteConfig | None = None, seed: int = 0) -> ModelBundle:
@@ -141,11 +159,13 @@ def fit_bundle(grids: Sequence[MetricGrid], config: VoteConfig, seed: int) -> Mo
         raise DataError(f"nothing can be learnt from the normal rows: {error}") from error
 
 
-def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, until_s: float | None) -> MetricScores:
+def _score(
+    job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, until_s: float | None, idle: frozenset[str]
+) -> MetricScores:
     assert job.metrics is not None
     rows = job.metrics.times_s.size
     training = np.zeros(rows, dtype=np.bool_)
-    scores = MetricScores(job.metrics, bundle, (), {}, training, {}, np.full(rows, np.nan))
+    scores = MetricScores(job.metrics, bundle, (), {}, training, idle, {}, np.full(rows, np.nan))
     if until_s is not None:
         training[:] = job.metrics.times_s < until_s
     roles_of = roles_by_rank(job)
@@ -159,7 +179,7 @@ def _score(job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, u
         for first, new, end in ((0, 0, split), (max(0, split - reach), split, grid.column_s.size)):
             if new == end:
                 continue
-            scorer = MetricScorer(bundle)
+            scorer = MetricScorer(bundle, lambda _: idle)
             for part in scorer.score((grid.samples(first, new, end, roles_of),)):
                 _spread(scores, grid, part, new, end)
                 if new == split:

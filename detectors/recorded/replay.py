@@ -43,6 +43,8 @@ class ReplayResult:
         Detectors that never had an opinion, with the reason.
     scores : MetricScores or None
         Calibrated scores of every row of metrics.
+    rule : str
+        By which votes became verdicts (`EnsembleConfig.rule`).
     """
 
     job: RecordedJob
@@ -50,6 +52,7 @@ class ReplayResult:
     detectors: dict[str, Detector]
     abstained: dict[str, str]
     scores: MetricScores | None
+    rule: str
 
 
 class Samples(Protocol):
@@ -99,7 +102,7 @@ class _Prescored(MetricScorer):
 
     def __init__(self, scores: MetricScores) -> None:
         super().__init__(scores.bundle)
-        self.abstained = scores.abstained
+        self.abstained, self.idle = scores.abstained, scores.idle
         self.until_s = -np.inf
         self._grids = scores.scored
         self._places = [0] * len(scores.scored)
@@ -150,7 +153,8 @@ def replay(
         If a detector does not exist or a setting is wrong.
     """
     detectors = {name: _Noted(_made(choice, job)) for name, choice in chosen(settings, names or None).items()}
-    watch = JobWatch(job.name, dict(detectors), rule(settings), SelfMetrics("replay"))
+    by_rule = rule(settings)
+    watch = JobWatch(job.name, dict(detectors), by_rule, SelfMetrics("replay"))
     until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
     samples = samples or _samples(job, [one.role for one in detectors.values()], until_s)
     turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
@@ -183,6 +187,7 @@ def replay(
         detectors={name: noted.detector for name, noted in detectors.items()},
         abstained=_abstained(detectors, job, scores, samples is not None),
         scores=scores,
+        rule=by_rule.rule,
     )
 
 

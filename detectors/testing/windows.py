@@ -48,7 +48,7 @@ def _kept(window: Window, scorer: MetricScorer) -> Window:
     if scorer.bundle is not None:
         found["scored"] = scorer.score(window.samples)
         found |= {"unscored": scorer.abstained, "model_versions": scorer.bundle.versions,
-                  "provisional": scorer.bundle.provisional}  # fmt: skip
+                  "provisional": scorer.bundle.provisional, "weights": scorer.bundle.weights}  # fmt: skip
     return replace(window, **found)
 
 

@@ -1,16 +1,17 @@
 """From votes to one verdict: who may open an incident alone, who needs company, and which phases explain what.
 
-What a vote may do is its detector's `Role`; no detector is known here by name. Rule by default (Wu et al., TRANSOM,
-2023, section IV-B): anomalous if the log window says so, or at least two metric models do, or a change is verified, or
-a hard event happened. An abstention is not a "no". Beyond that source the metric models' mean may open an incident too.
+What a vote may do is its detector's `Role`; no detector is known here by name. Rule ``transom`` (Wu et al., TRANSOM,
+2023, section IV-B): anomalous if the log window says so, or at least two of its three models do. Rule ``weighted``, the
+default, counts every detector by a weight of its own. By both an abstention is not a "no", hard events and verified
+changes, which that paper does not have, open an incident alone, and models must agree about one entity.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,8 +19,8 @@ import numpy as np
 from detectors.job.common_mode import quiet_median
 from detectors.job.window import Window, job_duration_s
 from detectors.protocol import PROVISIONAL_SHARE, PROVISIONAL_TOGETHER, Role
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
-from trainwarden.settings import Config
 
 # Kinds that say what fails, the most specific first; slowness without a culprit is the least specific.
 KIND_ORDER: Final[tuple[IncidentKind, ...]] = (
@@ -38,39 +39,6 @@ FAILURE_KINDS: Final = frozenset(
 LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16
-
-
-class EnsembleConfig(Config, frozen=True, kw_only=True):
-    """The rule, its weights, and how often the service asks.
-
-    Attributes
-    ----------
-    window_every_s : float
-        Seconds between two windows of a job; hard events are judged at once.
-    verdict_every_s : float
-        An unchanged opinion is published at most this often.
-    metric_votes : float
-        Weight of the metric votes that must agree on one entity.
-    weights : dict
-        Weights that differ from the detectors' own (`Role.weight`), by name; 0 silences a detector altogether.
-    log_opens, verified_opens, hard_opens : bool
-        What may open an incident alone.
-    fade_s : float
-        In a job that tells no steps, a failure that nothing has supported for so long is over.
-    forget_s : float
-        A job that has ended, or has sent nothing, is forgotten after this time.
-    """
-
-    window_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 0.5
-    verdict_every_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
-    metric_votes: Annotated[float, msgspec.Meta(gt=0.0, le=20.0)] = 2.0
-    weights: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]] = msgspec.field(default_factory=dict)
-    log_opens: bool = True
-    verified_opens: bool = True
-    hard_opens: bool = True
-    close_after_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 2.0
-    fade_s: Annotated[float, msgspec.Meta(ge=0.0)] = 300.0
-    forget_s: Annotated[float, msgspec.Meta(gt=0.0)] = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +104,42 @@ class Ensemble:
         self._roles = roles
 
     def weight(self, name: str) -> float:
-        """What the votes of detector `name` weigh among those that need company."""
-        return self.config.weights.get(name, self._roles[name].weight)
+        """What the votes of detector `name` weigh among those that need company, where nobody has measured it."""
+        role = self._roles[name]
+        by_rule = float(role.transom and not role.opens) if self.config.rule == "transom" else role.weight
+        return self.config.weights.get(name, by_rule)
+
+    def weight_of(self, name: str, suspect: Suspect) -> float:
+        """What they weigh about `suspect`: by the settings, else as it was measured, else by the role."""
+        if suspect.weight is None or name in self.config.weights or self.config.rule == "transom":
+            return self.weight(name)
+        return suspect.weight
+
+    def idle(
+        self, members: Mapping[str, float], measured: Mapping[str, Mapping[str, float]], asked: Collection[str]
+    ) -> frozenset[str]:
+        """Trained models that no verdict depends on and nobody has `asked` for: their scores need not be computed.
+
+        Parameters
+        ----------
+        members : mapping of str to float
+            What each model weighs in the mean of all.
+        measured : mapping
+            What their votes weigh by detector and family, where that was measured.
+        """
+        said = self.config.weights if self.config.rule == "weighted" else dict.fromkeys(members, 0.0)
+
+        def weighs(name: str) -> bool:
+            own = self.weight(name) if name in self._roles else 0.0
+            return own > 0.0 if name in said or not measured.get(name) else any(measured[name].values())
+
+        return frozenset(name for name, share in members.items() if not (share or name in asked or weighs(name)))
 
     def candidates(self, window: Window, votes: Mapping[str, Vote]) -> list[Candidate]:
         """The believed votes, joined by family, what comes first most urgent."""
         deciding = {name: vote for name, vote in votes.items() if vote.opinion == "anomalous" and _counts(window, vote)}
         believed = {name: vote for name, vote in deciding.items() if self._opens_alone(name, vote)}
-        company = {name: vote for name, vote in deciding.items() if not vote.hard and self.weight(name) > 0.0}
+        company = {name: vote for name, vote in deciding.items() if not vote.hard and self._weighs(name, vote) > 0.0}
         believed |= {name: vote for name, vote in self._agreeing(company).items() if name not in believed}
         joined = [_join(family, members) for family, members in _families(list(believed.values()))]
         return sorted(joined, key=lambda one: (not one.hard, _place(one.kind), -one.score))
@@ -168,17 +164,23 @@ class Ensemble:
             step=int(window.steps[-1]) if len(window.steps) else None,
             model_versions=versions_used(votes, window),
             iteration_s=recent_s if np.isfinite(recent_s) else None,
+            rule=self.config.rule,
         )
 
     def _opens_alone(self, name: str, vote: Vote) -> bool:
-        opens = self._roles[name].opens
+        role = self._roles[name]
+        opens = role.opens
         if self.config.weights.get(name) == 0.0:
             return False
         if vote.hard:
             return self.config.hard_opens and ("hard" in opens or "any" in opens)
-        if "any" in opens:
+        if "any" in opens and (role.transom or self.config.rule != "transom"):
             return self.config.log_opens
         return vote.verified and "verified" in opens and self.config.verified_opens
+
+    def _weighs(self, name: str, vote: Vote) -> float:
+        """The most that `vote` weighs about anybody."""
+        return max((self.weight_of(name, suspect) for suspect in vote.suspects), default=self.weight(name))
 
     def _agreeing(self, company: Mapping[str, Vote]) -> dict[str, Vote]:
         """The votes that are enough together, each with those suspects alone that enough others agree on.
@@ -186,15 +188,16 @@ class Ensemble:
         Two votes about different entities do not support each other. A vote that names nobody is about the whole job
         and supports everyone. Provisional votes keep a share of their weight, and are a part of what is enough at most.
         """
-        enough, weights = self.config.metric_votes, {name: self.weight(name) for name in company}
+        enough, shares = self.config.enough, dict.fromkeys(company, 1.0)
         if little := [name for name, vote in company.items() if vote.provisional]:
-            share = min(PROVISIONAL_SHARE, PROVISIONAL_TOGETHER * enough / sum(weights[name] for name in little))
-            weights |= {name: share * weights[name] for name in little}
-        everyone = sum(weights[name] for name, vote in company.items() if not vote.suspects)
+            together = sum(self._weighs(name, company[name]) for name in little)
+            shares |= dict.fromkeys(little, min(PROVISIONAL_SHARE, PROVISIONAL_TOGETHER * enough / together))
+        everyone = sum(shares[name] * self.weight(name) for name, vote in company.items() if not vote.suspects)
         totals: dict[tuple[Any, ...], float] = {}
         for name, vote in company.items():
-            for key in {key for suspect in vote.suspects for key in _who(suspect)}:
-                totals[key] = totals.get(key, everyone) + weights[name]
+            weights = {key: self.weight_of(name, suspect) for suspect in vote.suspects for key in _who(suspect)}
+            for key, weight in weights.items():
+                totals[key] = totals.get(key, everyone) + shares[name] * weight
         agreed = {key for key, total in totals.items() if total >= enough}
         found: dict[str, Vote] = {}
         for name, vote in company.items():

@@ -16,8 +16,9 @@ import numpy as np
 
 from detectors.job.window import Window
 from detectors.verdict.causes import evidenced
-from detectors.verdict.ensemble import Candidate, EnsembleConfig, family_of, versions_used
+from detectors.verdict.ensemble import Candidate, family_of, versions_used
 from detectors.verdict.revisions import any_place, any_rank, began_together, better, moved, overlap
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, Vote
 
 SLOW_BEFORE_HANG_S: Final = 60.0  # slow steps this shortly before a standstill of the same rank belong to it

@@ -36,6 +36,7 @@ class DataCard(msgspec.Struct, kw_only=True):
     train_digests: list[str] = msgspec.field(default_factory=list)
     train_until_s: dict[str, float] = msgspec.field(default_factory=dict)  # by job: the last time learnt from
     notes: list[str] = msgspec.field(default_factory=list)
+    weights: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # by detector and family
 
 
 def card_of(

@@ -16,6 +16,7 @@ import msgspec
 from detectors.metrics.opening import ModelVoteConfig
 from trainer_offline.fit.bounds import count_bounds, most_by_chance, share_bounds
 from trainer_offline.fit.judge import Quality
+from trainer_offline.fit.weights import Weight
 from trainwarden.settings import Config
 
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -61,7 +62,8 @@ class GateResult(msgspec.Struct, kw_only=True):
     """`passed`, why (not), and the numbers; `beats` is None where there is no champion to beat.
 
     `provisional`: it has not passed, but nothing says that it would not with more to judge by. `stand_in`: what is
-    found now of the provisional version that serves meanwhile, on what it has not learnt from.
+    found now of the provisional version that serves meanwhile, on what it has not learnt from. `weights`: what
+    its votes weigh, by family.
     """
 
     passed: bool
@@ -70,6 +72,7 @@ class GateResult(msgspec.Struct, kw_only=True):
     metrics: dict[str, float | int | bool | None]
     beats: bool | None = None
     stand_in: GateResult | None = None
+    weights: dict[str, Weight] = {}
 
 
 @dataclass(frozen=True, slots=True)

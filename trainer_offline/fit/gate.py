@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.vote import ENSEMBLE
+from detectors.metrics.votes import VOTES, MetricMeanVote
 from trainer_offline.data.card import DIGEST
 from trainer_offline.data.prepare_job import PreparedJob
 from trainer_offline.fit.floors import GateConfig, GateResult, decide
 from trainer_offline.fit.judge import Tally, judge
+from trainer_offline.fit.weights import Counted, Weight, weighed
 from trainer_offline.progress import Tell, silent
 
 FEWEST_NEW: Final = 60  # samples: the models' look-back; of less there is nothing to compare by
@@ -97,9 +100,22 @@ def gate(
         own, other, same = (one.quality if (one := part.get(name)) else None for part in (ours, theirs, beside))
         results[name] = decide(own, other, config, same, alone=name == "ensemble")
         results[name].reasons.extend(_left_out(unseen, champion))
+        results[name].weights = weights_of(name, bundle, ours.get(name))
         if champion is not None and name in champion.bundle.provisional and other is not None:
             results[name].stand_in = decide(other, None, config, alone=name == "ensemble")
     return results, ours
+
+
+def weights_of(name: str, bundle: ModelBundle, tally: Tally | None) -> dict[str, Weight]:
+    """What the votes of detector `name` weigh, by each family that it has models for."""
+    whole = name == ENSEMBLE
+    constant = (MetricMeanVote if whole else VOTES[name]).role.weight
+    counted = {} if tally is None else tally.families
+    return {
+        family: weighed(counted.get(family, Counted()), constant, alone=whole)
+        for family, vote in bundle.votes.items()
+        if whole or name in vote.models
+    }
 
 
 def _left_out(unseen: Sequence[tuple[PreparedJob, PreparedJob | None]], champion: Champion | None) -> list[str]:

@@ -22,6 +22,7 @@ from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVoteConfig
 from trainer_offline.data.grids import Flags, Floats, JobGrid
 from trainer_offline.data.prepare_job import PreparedJob
+from trainer_offline.fit.weights import Counted
 
 BLOCK_CELLS: Final = 8_000_000  # values scored in one call: 64 MB
 INJECTED_SAMPLES: Final = 30
@@ -65,6 +66,7 @@ class Tally:
     delays_s: list[float] = field(default_factory=list)
     lasted_days: list[float] = field(default_factory=list)  # machine-days of each annotated event
     false_hours: set[tuple[str, int]] = field(default_factory=set)  # job, and hour of its time
+    families: dict[str, Counted] = field(default_factory=dict)
     right: int = 0
     quiet_scores: list[Floats] = field(default_factory=list)
     event_scores: list[Floats] = field(default_factory=list)
@@ -174,9 +176,11 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
         tally = tallies.setdefault(name, Tally())
         on = alerts(values, len(grid.entities), grid.every_s, ModelVoteConfig())
         begins = _begins(on)
-        one = tally.quality
+        one, family = tally.quality, tally.families.setdefault(grid.family, Counted())
+        before = one.found
         for first, last in segments(labels).tolist():
             one.events += 1
+            family.events += 1
             tally.lasted_days.append(len(on) * (last + 1 - first) * grid.every_s / 86_400.0)
             hits = np.flatnonzero(begins[:, first : last + 1].any(axis=0))
             if hits.size:
@@ -191,7 +195,12 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
         ]
         one.false_episodes += len(false)
         # From the job's own first hour on, or two minutes around a full hour would be two spells.
-        tally.false_hours.update((job, int((grid.times_s[first] - grid.times_s[0]) // SPELL_S)) for first in false)
+        hours = {(job, int((grid.times_s[first] - grid.times_s[0]) // SPELL_S)) for first in false}
+        tally.false_hours |= hours
+        family.found += one.found - before
+        family.false_spells += len(hours)
+        family.fault_s += float(labels.sum()) * grid.every_s
+        family.judged_s += float((grid.quiet | labels).sum()) * grid.every_s
         # What was not judged (a warm-up) is no time without a false alarm.
         there = ~np.isnan(values)
         one.machine_days += int(there[:, grid.quiet].sum()) * grid.every_s / 86_400.0

@@ -36,11 +36,15 @@ def parts_of(bundle: ModelBundle) -> dict[str, ModelBundle]:
     parts: dict[str, ModelBundle] = {}
     for name in names:
         votes = {family: _only(vote, name) for family, vote in bundle.votes.items() if name in vote.models}
-        parts[name] = ModelBundle(votes, {name: bundle.versions[name]})
+        parts[name] = ModelBundle(votes, {name: bundle.versions[name]}, weights=_of(bundle, name))
     calibrations = {family: _only(vote, None) for family, vote in bundle.votes.items()}
     digest = hashlib.sha256("".join(f"{family}{_digest(vote)}" for family, vote in calibrations.items()).encode())
-    parts[ENSEMBLE] = ModelBundle(calibrations, {ENSEMBLE: digest.hexdigest()[:12]})
+    parts[ENSEMBLE] = ModelBundle(calibrations, {ENSEMBLE: digest.hexdigest()[:12]}, weights=_of(bundle, ENSEMBLE))
     return parts
+
+
+def _of(bundle: ModelBundle, name: str) -> dict[str, Mapping[str, float]]:
+    return {name: bundle.weights[name]} if name in bundle.weights else {}
 
 
 def preparation_hash(bundle: ModelBundle) -> str:
@@ -76,7 +80,8 @@ def join(
             votes[family] = _joined(base, own, provisional)
     if not votes:
         raise DetectorError("the registry's champions have no models for the families of the ensemble")
-    return ModelBundle(votes, dict(versions), frozenset(provisional))
+    weights = {name: by_family for part in (ensemble, *members.values()) for name, by_family in part.weights.items()}
+    return ModelBundle(votes, dict(versions), frozenset(provisional), weights)
 
 
 def _joined(base: MetricVote, own: Mapping[str, MetricVote], provisional: Collection[str]) -> MetricVote:

@@ -22,6 +22,7 @@ from trainer_offline.data.card import DataCard
 from trainer_offline.fit.floors import GateResult
 from trainer_offline.fit.judge import Tally
 from trainer_offline.fit.plots import draw
+from trainer_offline.fit.weights import Weight
 from trainer_offline.progress import Tell, silent
 from trainer_offline.registry.address import asking, experiment_of
 from trainer_offline.registry.parts import ENSEMBLE, parts_of, preparation_hash
@@ -191,6 +192,7 @@ def _tags(trained: TrainedRun, part: ModelBundle, folder: Path, run_id: str) -> 
         **_card_tags(trained.card),
         "gate_reasons": _reasons(result.reasons),
         "gate_metrics": msgspec.json.encode(result.metrics).decode(),
+        "weights": _json_tag(result.weights),
         "gate": "passed" if result.passed else PROVISIONAL if result.provisional else "rejected",
     }
 
@@ -207,6 +209,13 @@ def _reasons(reasons: Sequence[str]) -> str:
             break
         kept.append(reason)
     return msgspec.json.encode(kept).decode()
+
+
+def _json_tag(weights: Mapping[str, Weight]) -> str:
+    """Weights by family, without their reasons where a tag does not hold all; then nothing, as the card has them."""
+    shorter = {family: {"weight": one.weight} for family, one in weights.items()}
+    texts = (msgspec.json.encode(one).decode() for one in (weights, shorter, {}))
+    return next(text for text in texts if len(text) <= MAX_TAG)
 
 
 def _card_tags(card: DataCard) -> dict[str, str]:

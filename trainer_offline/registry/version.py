@@ -71,6 +71,7 @@ class Version:
         return {
             "detector": self.detector, "version": self.version, "aliases": list(self.aliases), "gate": gate,
             "run_id": self.run_id, "created_at_s": self.created_s, "data_hash": self.tags.get("data_hash"),
+            "weights": _json(self.tags.get("weights"), {}),
         }  # fmt: skip
 
 

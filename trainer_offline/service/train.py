@@ -82,6 +82,8 @@ def train(
     if champion is not None and not ready.card.split.startswith(BY_TIME):
         champion = replace(champion, before=frozenset())  # a whole job is the test now
     results, tallies = gate(bundle, champion, ready.test, config.gate, seed=seed, tell=judging)
+    given = {name: {family: one.weight for family, one in result.weights.items()} for name, result in results.items()}
+    bundle, ready.card.weights = replace(bundle, weights=given), given
     settings = {"seed": seed, "data": data.name, "normal_until_s": normal_until_s}
     run = TrainedRun(bundle, results, tallies, ready.card, settings)
     run_id, made = register(registry, run, promote=promote, tell=partial(tell, "registering"))
@@ -90,7 +92,8 @@ def train(
         result = results[one.detector]
         shown = {"passed": result.passed, "provisional": result.provisional, "reasons": result.reasons,
                  "metrics": result.metrics}  # fmt: skip
-        answers.append({"detector": one.detector, "version": one.version, "aliases": list(one.aliases), "gate": shown})
+        answers.append({"detector": one.detector, "version": one.version, "aliases": list(one.aliases), "gate": shown,
+                        "weights": msgspec.to_builtins(result.weights)})  # fmt: skip
     return {
         "run_id": run_id,
         "registry": registry.uri,

@@ -10,13 +10,17 @@ from trainwarden.records.words import IncidentKind, Opinion, Rank, Ratio, Record
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """One candidate culprit; whatever of rank, node, device is unknown is None."""
+    """One candidate culprit; whatever of rank, node, device is unknown is None.
+
+    `weight`: what the vote weighs about it, where that was measured for its family of entities.
+    """
 
     score: Ratio
     reason: str
     rank: Rank | None = None
     node: str | None = None
     device: str | None = None
+    weight: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,7 +46,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="verdict"):
-    """The ensemble's answer for one window of one job, with every vote and the model versions used."""
+    """The ensemble's answer for one window of one job, by which rule, with every vote and the model versions used."""
 
     id: str
     job: str
@@ -58,6 +62,7 @@ class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     step: int | None = None
     model_versions: dict[str, str] = msgspec.field(default_factory=dict)
     iteration_s: float | None = None
+    rule: Literal["weighted", "transom"] = "weighted"
 
 
 class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):

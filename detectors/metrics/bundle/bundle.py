@@ -9,14 +9,14 @@ import zipfile
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from detectors.job.samples import Entity
-from detectors.metrics.bundle.members import VoteConfig
+from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.models.rows import Floats
@@ -45,11 +45,15 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     versions: dict[str, str]
     files: list[_File]
     provisional: list[str] = []
+    weights: dict[str, dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBundle:
     """Votes by family, and the version of each detector's models; those that are `provisional` weigh less.
+
+    `weights` has what the votes of a detector weigh about a family of entities (detector, then family), as the gate has
+    measured it; what is not in it weighs what the detector's role says.
 
     Examples
     --------
@@ -67,6 +71,7 @@ class ModelBundle:
     votes: Mapping[str, MetricVote]
     versions: Mapping[str, str] = field(default_factory=dict)
     provisional: frozenset[str] = frozenset()
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def fit(
@@ -110,6 +115,15 @@ class ModelBundle:
         """The same models under the versions that a registry has given them."""
         return replace(self, versions={**self.versions, **versions})
 
+    @property
+    def members(self) -> dict[str, float]:
+        """What each model weighs in the mean of all, in the family where that is most."""
+        found: dict[str, float] = {}
+        for vote in self.votes.values():
+            for name in vote.models:
+                found[name] = max(found.get(name, 0.0), by_name(vote.config.members).get(name, 0.0))
+        return found
+
     def save(self, folder: Path) -> None:
         """Write one npz for each family, then the manifest, which makes them valid."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +134,9 @@ class ModelBundle:
             content, name = file.getvalue(), f"family-{number}.npz"
             (folder / name).write_bytes(content)
             files.append(_File(family, name, len(content), hashlib.sha256(content).hexdigest()))
-        save_json(folder / MANIFEST, _Manifest(FORMAT, dict(self.versions), files, sorted(self.provisional)))
+        weights = {name: dict(by_family) for name, by_family in self.weights.items()}
+        manifest = _Manifest(FORMAT, dict(self.versions), files, sorted(self.provisional), weights)
+        save_json(folder / MANIFEST, manifest)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -142,7 +158,7 @@ class ModelBundle:
                 f"{folder / MANIFEST} has format {manifest.format}, only {READ[0]} to {READ[-1]} are understood"
             )
         votes = {one.family: _read(folder, one) for one in manifest.files}
-        return cls(votes, manifest.versions, frozenset(manifest.provisional))
+        return cls(votes, manifest.versions, frozenset(manifest.provisional), manifest.weights)
 
 
 def versions_of(votes: Mapping[str, MetricVote]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -221,7 +221,7 @@ class MetricVote:
         values = self.preparation.values(np.asarray(series, dtype=np.float64).T)
         start = self.preparation.scale if scale is None else scale
         scaled, after = start.follow(values, self.config.preparation.memory_rows)
-        block = self._without_peers().score_block(scaled[None], scaled.shape[1])
+        block = self.without(("dtw",)).score_block(scaled[None], scaled.shape[1])
         return Scores({name: part[0] for name, part in block.members.items()}, block.ensemble[0]), after
 
     def blame_series(self, series: npt.ArrayLike, scale: Scale | None = None) -> Floats:
@@ -236,10 +236,14 @@ class MetricVote:
         }
         return shares_of(parts, self._weights, values.T.shape)
 
-    def _without_peers(self) -> Self:
-        """The same vote without dtw, which needs more than one entity."""
-        models = {name: model for name, model in self.models.items() if name != "dtw"}
-        return type(self)(self.config, self.preparation, models, self.calibrations, self.pace)
+    def without(self, names: Collection[str]) -> Self:
+        """The same vote without the members of `names`, which then have no score."""
+        models = {name: model for name, model in self.models.items() if name not in names}
+        return (
+            self
+            if models == self.models
+            else type(self)(self.config, self.preparation, models, self.calibrations, self.pace)
+        )
 
     def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: Held | None) -> Scores:
         nats = {name: self.calibrations[name].nats(part) for name, part in raw.items()}

@@ -41,6 +41,7 @@ from tests.benchmarks.detection.protocol import (
     summary,
 )
 from tests.benchmarks.detection.servers import DATASETS, Half, ServerCase, listed, load
+from tests.benchmarks.detection.voices import WEIGHTED, by_votes, measured, opened, plain
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
@@ -50,6 +51,7 @@ Flags = npt.NDArray[np.bool_]
 Say = Callable[[str], None]
 SKIPPED: Final = "the shared data are not there: set TRAINWARDEN_SHARED or put them beside the checkout"
 PRODUCT: Final = "incidents"
+TRANSOM: Final = "incidents_transom"  # by rule transom
 CHANCE: Final = "three_at_random"
 BLAMED: Final = 3
 ALONE: Final = "abstains: every machine is alone; it compares ranks (tables peers and mixed)"
@@ -66,6 +68,7 @@ class Judged:
     labels: Flags
     scores: dict[str, Floats] = field(default_factory=dict)
     alerts: dict[str, Flags] = field(default_factory=dict)
+    votes: dict[str, Flags] = field(default_factory=dict)  # when each model's vote is anomalous
     blamed: dict[str, float] = field(default_factory=dict)
     vus: dict[str, float] = field(default_factory=dict)
     precision: dict[str, float] = field(default_factory=dict)
@@ -103,8 +106,11 @@ def judge(dataset: str, name: str) -> Judged:
     for member, column in scored.by_model.items():
         out.scores[member] = np.nan_to_num(column[start:])
     out.scores["ensemble"] = np.nan_to_num(scored.ensemble[start:])
+    out.votes = {method: opened(column, case.every_s) for method, column in out.scores.items()}
     incidents = replay(job, DetectionSettings(), scores=scored).incidents
     out.alerts[PRODUCT] = alerts_of(incidents, case, start)
+    transom = replay(job, DetectionSettings(ensemble={"rule": "transom"}), scores=scored).incidents
+    out.alerts[TRANSOM] = alerts_of(transom, case, start)
     if case.blamed:
         _blame_of_models(out, case, scored)
         out.blamed[PRODUCT] = _blamed_by(incidents, case, start)
@@ -199,21 +205,27 @@ def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
     """The rows of one data set."""
     chosen, report = ([one for one in judged if one.half == half] for half in ("choose", "report"))
     weights, votes = by_name(VoteConfig().members), choice.chosen(DetectionSettings())
-    methods = [PRODUCT, "ensemble", *weights, *BASELINES]
+    by_rule = by_votes(chosen, report)
+    methods = [PRODUCT, TRANSOM, *by_rule, "ensemble", *weights, *BASELINES]
+    for variant, found in by_rule.items():
+        for one, alerts in zip(report, found, strict=True):
+            one.alerts[variant] = alerts
     out = []
     for method in methods:
         row: dict[str, Any] = {"table": "metrics", "row": method, "set": dataset, "machines": len(report)}
         if method in weights:
             row |= {"weight": weights[method], "vote_weight": votes[method].role.weight}
-        if method == PRODUCT or method in report[0].scores:
+        if method == WEIGHTED:
+            row["measured"] = plain(measured(chosen))
+        if method in report[0].alerts or method in report[0].scores:
             row |= _figures(method, chosen, report)
         else:
             row["skipped"] = ALONE
         out.append(rounded(row))
-    plain = max(row["vus_pr"] for row in out if row["row"] in BASELINES)
+    best_plain = max(row["vus_pr"] for row in out if row["row"] in BASELINES)
     for row in out:
         if "weight" in row and "vus_pr" in row:
-            row["beats_plain"] = "yes" if row["vus_pr"] > plain else "no"
+            row["beats_plain"] = "yes" if row["vus_pr"] > best_plain else "no"
     return [*out, *_chance(report, dataset)]
 
 

@@ -39,6 +39,7 @@ MARGIN_S: Final = 5 * TICK_S
 SLOW_RATIO, SLOW_STEPS = 1.1, 5  # of the simple rules: so much above the running average, so many steps in a row
 FAR_Z, FAR_SAMPLES = 6.0, 3
 WHOLE: Final = "all_detectors"
+TRANSOM: Final = "all_detectors, rule transom"
 RULES: Final = "simple_rules"
 
 
@@ -68,19 +69,21 @@ def judge(place: int) -> Outcome:
     out = Outcome(job.name, mixed.anomaly, mixed.event, span[1] - job.normal_until_s)
     scores = score_recorded(job)
     whole = replay(job, settings, scores=scores)
-    out.spans[WHOLE] = _spans(whole.incidents, span[1])
+    out.spans[WHOLE] = spans_of(whole.incidents, span[1])
+    transom = replay(job, DetectionSettings(ensemble={"rule": "transom"}), scores=scores)
+    out.spans[TRANSOM] = spans_of(transom.incidents, span[1])
     for name in leave_out():
         # Without one that never had an opinion nothing can change.
         out.spans[f"without {name}"] = out.spans[WHOLE]
         if name not in whole.abstained:
             rest = [one for one in chosen(settings) if one != name]
-            out.spans[f"without {name}"] = _spans(replay(job, settings, names=rest, scores=scores).incidents, span[1])
+            out.spans[f"without {name}"] = spans_of(replay(job, settings, names=rest, scores=scores).incidents, span[1])
     out.spans[RULES] = simple_rules(mixed)
     out.spans["always_off"] = []
     return out
 
 
-def _spans(incidents: Sequence[IncidentRecord], end_s: float) -> list[Span]:
+def spans_of(incidents: Sequence[IncidentRecord], end_s: float) -> list[Span]:
     return [(one.opened_at_s, end_s if one.closed_at_s is None else one.closed_at_s, one.kind) for one in incidents]
 
 
@@ -152,7 +155,9 @@ def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     out = [figures(outcomes, variant, "all") for variant in outcomes[0].spans]
     for anomaly in ("metric", "log", "steps", "none"):
         some = [one for one in outcomes if one.anomaly == anomaly]
-        out += [figures(some, variant, anomaly) for variant in (WHOLE, RULES) if some]
+        out += [
+            figures(some, variant, anomaly) for variant in (WHOLE, TRANSOM, RULES) if some and variant in some[0].spans
+        ]
     weights, votes = by_name(VoteConfig().members), chosen(DetectionSettings())
     for row in out:
         name = row["row"].removeprefix("without ")

@@ -42,7 +42,9 @@ NOTES: Final = {
         "higher VUS-PR than every plain baseline here; one that does not should count little or not at all. [a, b]: "
         "95 % bootstrap interval over machines. "
         "precision, recall, f1 of mere scores: at the threshold that gave 0.5 false alarms per machine-day on the "
-        "choosing half; incidents: as the product opens them, nothing tuned."
+        "choosing half; incidents: as the product opens them, nothing tuned; incidents_transom: by the rule of that "
+        "paper. models_...: the trained models' votes without all other detectors, by both rules, by weights measured "
+        "on the choosing half (models_measured), and by those of the settings with one left out."
     ),
     "changes": "Job accuracy alone means nothing where changes are rare: see always_off. [a, b]: 95 % over runs.",
     "mixed, constructed": (

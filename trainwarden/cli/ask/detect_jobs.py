@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Work:
     want_scores: bool
     span_s: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = field(default_factory=added)  # that plug-ins have brought
+    asked: frozenset[str] = frozenset()  # detectors that somebody named
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     DataError
         If a folder or a registry cannot be read.
     """
+    from detectors.choice import asked_for
     from trainwarden.recorded.folder import is_batch, jobs_in
 
     if asked.normal_until is not None and asked.normal is not None:
@@ -76,11 +78,13 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     until_s = time_of(asked.normal_until)
     models = _local_models(asked.models or settings.models)
     batch = is_batch(data)
+    named = asked_for(settings, chosen if asked.detectors else None)
     works = []
     for folder in jobs_in(data):
         name = folder.name if batch else None
         normal = _normal_of(asked.normal, folder, batch)
-        works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores, asked.span_s))
+        works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores, asked.span_s,
+                          asked=named))  # fmt: skip
     return works, batch
 
 
@@ -144,10 +148,10 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     name = work.name or work.folder.resolve().name
     add(work.metrics)
     try:
-        from detectors.choice import chosen
+        from detectors.choice import chosen, ensemble
         from detectors.recorded.facts import read_facts
         from detectors.recorded.findings import job_object
-        from detectors.recorded.metrics import score_recorded
+        from detectors.recorded.metrics import nobody, score_recorded
         from detectors.recorded.replay import replay
 
         job = read_folder(work.folder, work.name)
@@ -157,7 +161,9 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         scores = None
         if work.want_scores or any(one.role.reads == "scores" for one in chosen(work.settings, work.names).values()):
             bundle = _bundle(work.models, work.normal)
-            scores = score_recorded(job, bundle, work.normal_until_s)
+            rule = ensemble(work.settings, work.names)
+            idle = nobody if work.want_scores else partial(rule.idle, asked=work.asked)  # a file has all
+            scores = score_recorded(job, bundle, work.normal_until_s, idle=idle)
         result = replay(
             job, work.settings, names=work.names, facts=facts, scores=scores, progress=progress,
             normal_until_s=work.normal_until_s,

@@ -17,17 +17,15 @@ RATE_DAYS: Final = 0.5  # machine-days; five alarms of two minutes would be show
 NEVER_SERVED: Final = "its training run was stopped before it was complete; it is never served"
 
 
-def table_of_versions(
-    voice: Voice, answers: Sequence[dict[str, Any]], weights: Mapping[str, float] | None = None
-) -> None:
+def table_of_versions(voice: Voice, answers: Sequence[dict[str, Any]]) -> None:
     """One row for each version, as wide as the terminal; below it, in whole lines, why a version did not pass.
+
+    Below that is from what each weight was measured.
 
     Parameters
     ----------
     answers : sequence of dict
         The objects of ``models`` in the JSON of ``trainwarden train``.
-    weights : mapping, optional
-        Weight of each detector in the vote; a column of its own.
     """
     from rich.console import Console
     from rich.text import Text
@@ -35,9 +33,9 @@ def table_of_versions(
     if not answers:
         voice.say("there are no models yet: run trainwarden train")
         return
-    table = _columns(weights is not None)
+    table = _columns()
     for one in answers:
-        table.add_row(*map(Text, _row(one, weights)))
+        table.add_row(*map(Text, _row(one)))
     # A file or a pipe has no width of its own: nothing may be folded there.
     console = Console(file=voice.stream) if voice.stream.isatty() else Console(file=voice.stream, width=200)
     console.print(table)
@@ -45,30 +43,34 @@ def table_of_versions(
         console.print(text, markup=False, highlight=False)
 
 
-def _columns(weighted: bool) -> Table:
+def _columns() -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("detector", no_wrap=True)
-    if weighted:
-        table.add_column("weight", justify="right")
-    for name, side in (("version", "right"), ("aliases", "left"), ("gate", "left"), ("recall", "right"),
-                       ("false/day", "right")):  # fmt: skip
+    for name, side in (("weight", "right"), ("version", "right"), ("aliases", "left"), ("gate", "left"),
+                       ("recall", "right"), ("false/day", "right")):  # fmt: skip
         table.add_column(name, justify="right" if side == "right" else "left", no_wrap=name != "aliases")
     return table
 
 
-def _row(one: Mapping[str, Any], weights: Mapping[str, float] | None) -> list[str]:
+def _row(one: Mapping[str, Any]) -> list[str]:
     metrics = one["gate"]["metrics"]
     return [
         one["detector"],
-        *([] if weights is None else [_number(weights.get(one["detector"]))]),
+        _weight(one),
         one["version"],
         ", ".join(one["aliases"]),
         _result(one),
         _number(metrics.get("recall")),
         _number(metrics.get("false_alarms_per_machine_day") if metrics.get("machine_days", 1.0) >= RATE_DAYS else None),
     ]
+
+
+def _weight(one: Mapping[str, Any]) -> str:
+    """What its votes weigh, about whichever family; nothing of versions from before that was measured."""
+    found = sorted({part["weight"] for part in one.get("weights", {}).values()})
+    return " to ".join(_number(weight) for weight in dict.fromkeys((*found[:1], *found[-1:])))
 
 
 def _result(one: Mapping[str, Any]) -> str:
@@ -87,6 +89,9 @@ def _reasons(answers: Sequence[Mapping[str, Any]]) -> list[str]:
             for one in answers if not one["gate"]["passed"]]  # fmt: skip
     if any(one["gate"].get("provisional") for one in answers):
         told.append(PROVISIONAL_SERVES)
+    told += [f"{one['detector']} {one['version']} weighs {part['weight']:g}{f' of {family}' if family else ''}: {why}"
+             for one in answers for family, part in one.get("weights", {}).items()
+             if (why := part.get("why", "")).startswith("right")]  # fmt: skip
     if any(one["gate"]["metrics"].get("injected") for one in answers):
         told.append("recall is that of injected anomalies of known size: the test jobs have no annotated faults")
     return told

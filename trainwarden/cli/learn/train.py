@@ -68,7 +68,7 @@ def train(
     try:
         with progress:
             progress.begin("reading", "loading libraries")
-            answer, weights = _trained(asked, progress)
+            answer = _trained(asked, progress)
     except KeyboardInterrupt:
         sys.stderr.write(f"trainwarden: {_interrupted(progress)}\n")
         return INTERRUPTED
@@ -84,7 +84,7 @@ def train(
     if progress.drawn:  # a bar shows one line at a time: remarks would be gone
         for note in card["notes"]:
             voice.say(note)
-    table_of_versions(voice, answer["models"], weights)
+    table_of_versions(voice, answer["models"])
     return 0 if any(one["gate"]["passed"] or one["gate"]["provisional"] for one in answer["models"]) else 1
 
 
@@ -103,8 +103,8 @@ def _interrupted(progress: TrainingProgress) -> str:
     return f"stopped while {progress.stage or 'starting'}: nothing was registered"
 
 
-def _trained(asked: Asked, progress: TrainingProgress) -> tuple[dict[str, Any], dict[str, float]]:
-    """The answer, and the weight of each member in the vote.
+def _trained(asked: Asked, progress: TrainingProgress) -> dict[str, Any]:
+    """The answer.
 
     Raises
     ------
@@ -113,7 +113,6 @@ def _trained(asked: Asked, progress: TrainingProgress) -> tuple[dict[str, Any], 
     DataError
         If nothing can be learnt, or the registry cannot be reached.
     """
-    from detectors.metrics.bundle.members import by_name
     from trainer_offline.registry.registry import Registry
     from trainer_offline.service.train import TrainConfig
     from trainer_offline.service.train import train as run
@@ -123,7 +122,7 @@ def _trained(asked: Asked, progress: TrainingProgress) -> tuple[dict[str, Any], 
     said = asked.settings.trainer
     how = {"prepare": said.prepare, "models": said.models, "gate": said.gate}
     how_to = parse(TrainConfig, how, "trainer")
-    answer = run(
+    return run(
         asked.data,
         Registry.at(asked.registry, create=True),
         how_to,
@@ -134,4 +133,3 @@ def _trained(asked: Asked, progress: TrainingProgress) -> tuple[dict[str, Any], 
         dask=asked.dask,
         tell=progress,
     )
-    return answer, by_name(how_to.models.members)

@@ -51,7 +51,7 @@ def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     from actions.remedies.policy import PolicyConfig, Rules
     from dashboards.notices.targets import NoticeSettings, targets_of
     from detectors.choice import rule
-    from detectors.verdict.ensemble import EnsembleConfig
+    from detectors.verdict.rule import EnsembleConfig
     from trainer_offline.service.train import TrainConfig
     from trainwarden.bus.kafka.client import KafkaConfig
 

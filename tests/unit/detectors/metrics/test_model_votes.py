@@ -20,7 +20,8 @@ from detectors.metrics.scores import NO_MODELS
 from detectors.metrics.vote import ModelVoteConfig
 from detectors.metrics.votes import MetricMeanVote, PcaVote
 from detectors.service import DetectionHandler
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
+from detectors.verdict.rule import EnsembleConfig
 from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote

@@ -11,7 +11,8 @@ from detectors.job.samples import Entity, Floats, ScoredSamples
 from detectors.job.state import JobState
 from detectors.metrics.opening import ModelVoteConfig, rarity
 from detectors.metrics.votes import MetricChangeVote, MetricMeanVote
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
+from detectors.verdict.rule import EnsembleConfig
 from trainer_offline.fit.judge import segments
 
 DAY = 1440

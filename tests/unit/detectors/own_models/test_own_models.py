@@ -19,7 +19,8 @@ from detectors.own_models import own_models
 from detectors.own_models.learner import Learner, from_bytes, learnt, packed, to_bytes, unpacked
 from detectors.own_models.own_models import STAGES, OwnModels
 from detectors.protocol import Role
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
@@ -191,9 +192,9 @@ def test_a_job_without_trained_models_has_votes_after_half_a_minute_also_after_a
 def test_trained_models_take_the_place_of_a_jobs_own(bundle):
     watch = watch_of(at_once)
     verdicts(watch, 0, 30)
-    trained = ModelBundle(bundle.votes, {"lof": "7"})
+    trained = ModelBundle(bundle.votes, {"kmeans": "7"})
     watch.scorer.swap(trained)
-    assert verdicts(watch, 30, 60)[-1].model_versions == {"lof": "7"}
+    assert verdicts(watch, 30, 60)[-1].model_versions == {"kmeans": "7"}
     assert watch.scorer.bundle is trained
 
 

@@ -9,8 +9,9 @@ from detectors.job.state import JobState
 from detectors.pace.change_point import ChangePoint
 from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
 from detectors.verdict.incidents import Joiner
+from detectors.verdict.rule import EnsembleConfig
 from tests.benchmarks.detection.change_baselines import ours
 from tests.benchmarks.detection.change_series import Floats
 from tests.benchmarks.detection.change_synthetic import synthetic

@@ -6,7 +6,8 @@ import pytest
 
 from detectors.pace.change_point import ChangePoint
 from detectors.transfers.collective_links import CollectiveLinks
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
+from detectors.verdict.rule import EnsembleConfig
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, judged, window_of
 from trainwarden.records import Vote
 

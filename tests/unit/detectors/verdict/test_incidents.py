@@ -10,8 +10,9 @@ import pytest
 from detectors.job.state import JobState
 from detectors.job.window import Window
 from detectors.protocol import Role
-from detectors.verdict.ensemble import Candidate, Ensemble, EnsembleConfig, family_of
+from detectors.verdict.ensemble import Candidate, Ensemble, family_of
 from detectors.verdict.incidents import Joiner, incident_id
+from detectors.verdict.rule import EnsembleConfig
 from tests.unit.detectors.detection_streams import START_S, Job, event
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect, Vote
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from detectors.job.state import JobState
 from detectors.protocol import Role
-from detectors.verdict.ensemble import Ensemble, EnsembleConfig
+from detectors.verdict.ensemble import Ensemble
 from detectors.verdict.incidents import Joiner
+from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import Suspect, Vote
 
 ROLE = Role(reads="calls", opens=("verified",))

@@ -119,13 +119,16 @@ def test_the_table_fits_and_says_why(width, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     out = Terminal()
-    table_of_versions(Voice(stream=out), ANSWERS, {"neighbor_profile": 0.5, "lof": 0.0})
+    measured = {"gpu": {"weight": 0.5, "why": "right in 3 of 9 alarms"}, "nic": {"weight": 1.0, "why": "no alarm"}}
+    weighed = [one | {"weights": measured if one["detector"] == "neighbor_profile" else {}} for one in ANSWERS]
+    table_of_versions(Voice(stream=out), weighed)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     lines = text.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     assert lines[0].split() == ["detector", "weight", "version", "aliases", "gate", "recall", "false/day"]
     whole = next(line for line in lines if line.startswith("neighbor_profile"))
-    assert "0.5" in whole
+    assert "0.5 to 1" in whole
+    assert "neighbor_profile 12 weighs 0.5 of gpu: right in 3 of 9 alarms" in " ".join(text.split())
     assert "0.875" in whole
     assert LONG in " ".join(text.split())
     assert "pca 2 provisional: too little to tell: x" in text
@@ -142,7 +145,7 @@ def test_metrics_that_never_moved_are_named(monkeypatch, tmp_path, capsys):
     ]
     card = {"rows": 9, "jobs": 1, "metrics_kept": ["power"], "metrics_dropped": dropped, "notes": []}
     answer = {"data": card, "wall_s": 1.0, "registry": "r", "models": ANSWERS[2:3]}
-    monkeypatch.setattr(command, "_trained", lambda asked, progress: (answer, {}))
+    monkeypatch.setattr(command, "_trained", lambda asked, progress: answer)
     assert command.train(data=tmp_path) == 0, "a provisional version serves"
     said = "1 metrics never moved, so models learn nothing of them and still_metrics watches them live: GPU/errors"
     assert said in capsys.readouterr().out.splitlines()

@@ -1,0 +1,136 @@
+"""What each trained model's vote is worth on the servers: by both rules, by measured weights, and with each left out.
+
+Only the models' votes count here, so that what a weight does is not hidden by detectors that need no model. Weights
+are measured on the choosing half as the gate does it (`trainer_offline.fit.weights`) and used on the report half.
+
+Run: ``python -m tests.benchmarks.detection.voices TABLES.json...`` for the table of docs/detection.md, from what
+``trainwarden bench detection --json TABLES.json`` wrote, in parts or at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.choice import Choice, chosen
+from detectors.metrics.opening import ModelVoteConfig
+from detectors.metrics.vote import ENSEMBLE
+from detectors.verdict.rule import TRANSOM_VOTES, EnsembleConfig
+from tests.benchmarks.detection.measures import event_quality
+from trainer_offline.fit.judge import SPELL_S, episodes, segments
+from trainer_offline.fit.weights import Counted, Weight, weighed
+from trainwarden.settings import DetectionSettings
+
+Flags = npt.NDArray[np.bool_]
+WEIGHTED, TRANSOM, MEASURED = "models_weighted", "models_transom", "models_measured"
+WHOLE: Final = "metric_mean"
+MARGIN: Final = 5  # samples, as in the protocol
+
+
+class Voted(Protocol):
+    """When each model's vote was anomalous on one machine, and what was right."""
+
+    labels: Flags
+    every_s: float
+    votes: dict[str, Flags]
+
+
+def opened(scores: npt.NDArray[np.float64], every_s: float) -> Flags:
+    """When one machine is anomalous for a model, by its calibrated scores ``[t]``."""
+    config, samples = ModelVoteConfig(), np.full(scores.size, every_s)
+    return config.opened(scores[None], config.thresholds_of(1, samples), samples)[0]
+
+
+def voices() -> dict[str, Choice]:
+    """The trained models' detectors."""
+    return {name: one for name, one in chosen(DetectionSettings()).items() if one.role.reads == "scores"}
+
+
+def by_votes(choose: Sequence[Voted], report: Sequence[Voted]) -> dict[str, list[Flags]]:
+    """Alerts on the report half by both rules, by weights measured on the choosing half, and without each model."""
+    constant = {name: one.role.weight for name, one in voices().items()}
+    enough = EnsembleConfig().metric_votes
+    transom = {name: float(one.role.transom) for name, one in voices().items()}
+    rules = {WEIGHTED: (constant, enough), TRANSOM: (transom, TRANSOM_VOTES)}
+    rules[MEASURED] = {name: one.weight for name, one in measured(choose).items()}, enough
+    for name, weight in constant.items():
+        if weight > 0.0 and key_of(name) in report[0].votes:
+            rules[f"models without {name}"] = {**constant, name: 0.0}, enough
+    return {rule: [_agreed(one, *by) for one in report] for rule, by in rules.items()}
+
+
+def key_of(detector: str) -> str:
+    """What a detector's scores are called."""
+    return ENSEMBLE if detector == WHOLE else detector
+
+
+def _agreed(one: Voted, weights: Mapping[str, float], enough: float) -> Flags:
+    total = np.zeros(one.labels.size)
+    for name, weight in weights.items():
+        if key_of(name) in one.votes:
+            total += weight * one.votes[key_of(name)]
+    return np.asarray(total >= enough - 1e-9, dtype=np.bool_)
+
+
+def measured(machines: Sequence[Voted]) -> dict[str, Weight]:
+    """Weights as the gate would give them, all `machines` being its test jobs."""
+    return {
+        name: weighed(_counted(machines, key_of(name)), one.role.weight, alone=name == WHOLE)
+        for name, one in voices().items()
+        if key_of(name) in machines[0].votes
+    }
+
+
+def plain(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
+    """As a row of a table holds them."""
+    return {name: {"weight": one.weight, "why": one.why} for name, one in weights.items()}
+
+
+def _counted(machines: Sequence[Voted], key: str) -> Counted:
+    total = Counted()
+    for one in machines:
+        on, labels = one.votes[key], one.labels
+        near = np.convolve(labels, np.ones(2 * MARGIN + 1), mode="same") > 0
+        false = [first for first, last in episodes(on).tolist() if not near[first : last + 1].any()]
+        total.false_spells += len({int(first * one.every_s // SPELL_S) for first in false})
+        total.found += event_quality(labels, on, 86_400.0 / one.every_s).found
+        total.events += len(segments(labels))
+        total.fault_s += float(labels.sum()) * one.every_s
+        total.judged_s += labels.size * one.every_s
+    return total
+
+
+def voices_table(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: each model, where its vote counts, its weights and where they are from, and what is lost without it."""
+    figures = {(row["row"], row["set"]): row for row in tables if row["table"] in ("metrics", "mixed, constructed")}
+    sets = [name for name in ("smd", "asd") if (WEIGHTED, name) in figures]
+    heads = ["vote", "`weighted`: weight", "`transom`: votes"]
+    heads += [f"measured on {name}'s choosing half" for name in sets]
+    heads += [f"F1 without it, {name}" for name in sets] + ["F1 without it, mixed"]
+    whole = [_f1(figures, WEIGHTED, name) for name in sets] + [_f1(figures, "all_detectors", "all")]
+    lines = [["(none left out)", "", "", *["" for _ in sets], *whole]]
+    for name, one in voices().items():
+        weights = [figures.get((WEIGHTED, dataset), {}).get("measured", {}).get(name) for dataset in sets]
+        without = [_f1(figures, f"models without {name}", dataset) for dataset in sets]
+        lines.append([
+            f"`{name}`", f"{one.role.weight:g}", str(int(one.role.transom)),
+            *(f"{part['weight']:g} ({part['why']})" if part else "alone on each machine" for part in weights),
+            *without, _f1(figures, f"without {name}", "all"),
+        ])  # fmt: skip
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _f1(figures: Mapping[tuple[str, str], Mapping[str, Any]], row: str, dataset: str) -> str:
+    value = figures.get((row, dataset), {}).get("f1")
+    return "as it is" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    print(voices_table([row for file in sys.argv[1:] for row in json.loads(Path(file).read_text())["tables"]]))
