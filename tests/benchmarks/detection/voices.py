@@ -112,8 +112,9 @@ def voices_table(tables: Sequence[Mapping[str, Any]]) -> str:
     sets = [name for name in ("smd", "asd") if (WEIGHTED, name) in figures]
     heads = ["vote", "`weighted`: weight", "`transom`: votes"]
     heads += [f"measured on {name}'s choosing half" for name in sets]
-    heads += [f"F1 without it, {name}" for name in sets] + ["F1 without it, mixed"]
-    whole = [_f1(figures, WEIGHTED, name) for name in sets] + [_f1(figures, "all_detectors", "all")]
+    mixed = ["mixed"] if ("all_detectors", "all") in figures else []
+    heads += [f"F1 without it, {name}" for name in (*sets, *mixed)]
+    whole = [_f1(figures, WEIGHTED, name) for name in sets] + [_f1(figures, "all_detectors", "all") for _ in mixed]
     lines = [["(none left out)", "", "", *["" for _ in sets], *whole]]
     for name, one in voices().items():
         weights = [figures.get((WEIGHTED, dataset), {}).get("measured", {}).get(name) for dataset in sets]
@@ -121,7 +122,7 @@ def voices_table(tables: Sequence[Mapping[str, Any]]) -> str:
         lines.append([
             f"`{name}`", f"{one.role.weight:g}", str(int(one.role.transom)),
             *(f"{part['weight']:g} ({part['why']})" if part else "alone on each machine" for part in weights),
-            *without, _f1(figures, f"without {name}", "all"),
+            *without, *(_f1(figures, f"without {name}", "all") for _ in mixed),
         ])  # fmt: skip
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
