@@ -15,11 +15,15 @@ import pytest
 from hypothesis import example, given
 
 from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.cluster.control import answered
 from actions.launchers.cluster.leader import LeaderTable
+from actions.launchers.cluster.ledger import KEPT_OPERATIONS
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.words import Attempt, AttemptId, Order, Patience, Report, Shape
 from actions.launchers.leases.fence import EpochFence
+from actions.launchers.local.control import Submit
 from tests.examples import examples
+from trainwarden.launching import Operation, Targets, Verb
 
 TICK_S: Final = 0.25
 TROUBLE_S: Final = 180.0
@@ -201,3 +205,61 @@ def test_a_job_goes_on_once_whatever_is_killed_cut_off_or_replaced(shape: Shape,
     least = shape.nodes if shape.grow == "now" else shape.least_nodes
     assert least <= len(table.attempt.roster) <= shape.nodes
     assert world.trained[-1] == table.attempt.id
+
+
+class Asked(World):
+    """The same, of which something is asked now and then; nobody asks twice."""
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        super().__init__(seed, shape)
+        self.words, self.operations = Random(seed), list[Operation]()
+
+    def hurt(self) -> None:
+        super().hurt()
+        table = None if self.leader is None or not self.leader.on else self.leader.leads
+        if table is None or not table.settled(self.now_s) or len(self.operations) >= KEPT_OPERATIONS:
+            return
+        kind: Verb = self.words.choice(("evict", "evict", "cordon", "uncordon", "restart"))
+        nodes = () if kind == "restart" else (self.words.choice(self.nodes).life.partition("/")[0],)
+        operation = Operation(
+            id=f"o{len(self.operations)}", job="j", kind=kind, expected_generation=table.asked.generation,
+            targets=Targets(nodes=nodes),
+        )  # fmt: skip
+        said = answered(Submit(operation), "j", table, self.now_s).report
+        if said is not None and said.state == "accepted":
+            self.operations.append(operation)
+
+
+@pytest.mark.thorough
+@examples(60)
+@given(st.integers(0, 2**32))
+def test_every_word_on_a_node_is_kept_or_was_never_begun_and_nobody_set_aside_trains(seed: int) -> None:
+    shape = Shape(nodes=3, least_nodes=2, spares=2, restarts=1000)
+    world = Asked(seed, shape)
+    world.elect()
+    until_s = world.now_s + TROUBLE_S
+    while world.now_s < until_s:
+        world.tick()
+        if world.random.random() < TICK_S / 5.0:
+            world.hurt()
+    calm(world)
+    assert world.leader is not None
+    table = world.leader.leads
+    assert table is not None
+    assert table.attempt is not None
+    assert (table.runs, table.asked.under_way) == (True, ())
+    assert world.trained[-1] == table.attempt.id
+    out, evicted = set[str](), set[str]()
+    for operation in world.operations:
+        state = table.asked.report(operation.id).state
+        assert state in ("done", "unknown")
+        for node in operation.targets.nodes if state == "done" else ():
+            if operation.kind == "uncordon":
+                out.discard(node)
+                evicted.discard(node)
+            else:
+                out.add(node)
+                evicted.update({node} if operation.kind == "evict" else ())
+    assert set(table.asked.aside) == out
+    assert not evicted & {life.partition("/")[0] for life in table.attempt.roster}
+    assert len(world.nodes) - len(out) >= shape.least_nodes

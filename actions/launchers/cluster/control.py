@@ -97,20 +97,20 @@ def _misfit_of_ranks(operation: Operation, table: LeaderTable) -> Report | None:
 
 def _misfit_of_node(operation: Operation, table: LeaderTable, now_s: float) -> Report | None:
     """So that no word takes more nodes out, or puts more back, than the job was started for."""
-    named, shape, aside = operation.targets.nodes, table.shape, table.asked.aside
-    usable, placed = table.usable(now_s), () if table.attempt is None else table.attempt.roster
-    known = {one.node for one in table.living(now_s)} | {node_of(life) for life in placed} | set(aside)
+    named, shape, aside = operation.targets.nodes, table.shape, table.asked.aside_then
+    there, placed = {one.node for one in table.living(now_s)}, () if table.attempt is None else table.attempt.roster
+    known = there | {node_of(life) for life in placed} | aside
     if not named or (strangers := sorted(set(named) - known)):
         said = f"'{strangers[0][:80]}' is no node of the job" if named else "no node was named"
         return refused(operation, "unknown_target", said)
     if len(set(named)) > 1:
         return refused(operation, "unfit", "one node after the other: name one")
-    node, back = named[0], operation.kind == "uncordon"
-    if back and node in aside and len(usable) >= shape.nodes + shape.spares:
+    node, back, left = named[0], operation.kind == "uncordon", there - aside - {named[0]}
+    if back and node in aside and len(left) >= shape.nodes + shape.spares:
         return refused(operation, "unfit", f"the job has its {shape.nodes} nodes and {shape.spares} spares without it")
-    if not back and node in usable and len(usable) <= shape.least_nodes:
-        left = f"without {node} {len(usable) - 1} nodes are left, and the job needs {shape.least_nodes}"
-        return refused(operation, "unfit", left)
+    if not back and node not in aside and len(left) < shape.least_nodes:
+        said = f"without {node} {len(left)} nodes are left, and the job needs {shape.least_nodes}"
+        return refused(operation, "unfit", said)
     if not back and node not in aside and len(aside) >= MOST_ASIDE:
         return refused(operation, "unfit", f"{MOST_ASIDE} nodes are set aside already")
     return None

@@ -150,6 +150,15 @@ class LedgerKeeper:
         """Nodes that take part in no attempt to come."""
         return () if self.ledger is None else self.ledger.aside
 
+    @property
+    def aside_then(self) -> frozenset[str]:
+        """The same, once all that is under way is done."""
+        found = set(self.aside)
+        for one in self._entries:
+            if one.node is not None and not one.done:
+                (found.discard if one.kind == "uncordon" else found.add)(one.node)
+        return frozenset(found)
+
     def put(self, node: str, *, aside: bool) -> None:
         """Have `node` set aside from now on, or taken back."""
         others = tuple(one for one in self.aside if one != node)

@@ -78,6 +78,18 @@ def test_without_a_spare_fewer_go_on_and_not_fewer_than_are_needed() -> None:
     assert job.take("cordon", "a").reason == "unfit"
 
 
+def test_words_that_wait_for_their_turn_and_nodes_that_are_silent_are_reckoned_with() -> None:
+    job = Nodes()
+    assert job.take("evict", "a").state == job.take("evict", "b").state == "accepted"
+    assert job.take("evict", "c").text == "without c 1 nodes are left, and the job needs 2"
+    job = Nodes()
+    del job.said["c"], job.said["d"]
+    job.pass_s(LOST_S + 1.0)
+    assert job.take("evict", "a").reason == "unfit"
+    assert job.take("evict", "c").state == "accepted", "a and b are left"
+    assert job.take("evict", "b").reason == "unfit"
+
+
 def test_an_eviction_is_carried_out_once_whoever_leads_meanwhile() -> None:
     for moment in range(6):
         job = Nodes()

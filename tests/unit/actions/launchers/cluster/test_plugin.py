@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actions.launchers.cluster.plugin import ClusterConfig, ClusterLauncher
+from actions.launchers.leases.questions import QuestionServer, Routes
+from tests.servers.certificates import Authority
+from tests.unit.actions.launchers.cluster.test_leading import Leader as Leads
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Operation, Report
+from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.protocols import Scope
 
 SCOPE = Scope(job="j", node="n", run_dir=".")
@@ -66,3 +72,31 @@ def test_a_lease_service_that_is_away_says_nothing_of_any_operation() -> None:
     for question in (lambda: launcher.state("j"), lambda: launcher.submit(STOP), lambda: launcher.poll("j", "s")):
         with pytest.raises(LauncherUnavailable):
             question()
+
+
+def test_it_speaks_with_the_token_and_by_tls(tmp_path: Path) -> None:
+    authority, leader, token = Authority(tmp_path), Leads(), tmp_path / "token"
+    token.write_text("t" * 16)
+    token.chmod(0o600)
+    certificate, key = authority.issue("n0", "127.0.0.1")
+    tls = PeerTls(ca=authority.ca, certificate=certificate, key=key)
+    leader.form()
+    with ExitStack() as over:
+
+        def served(routes: Routes) -> str:
+            server = QuestionServer("127.0.0.1:0", routes, token="t" * 16, most_bytes=1 << 20, tls=tls)
+            server.start()
+            over.callback(server.close)
+            return server.address
+
+        lease = {"job": "j", "holder": "l", "address": served(leader.leading.routes()), "epoch": 3, "duration_s": 6.0}
+        answer = msgspec.json.encode({"granted": False, "lease": lease})
+        own = {"tls_ca": str(authority.ca), "tls_certificate": str(certificate), "tls_key": str(key)}
+        rdzv = served({("POST", "/v1/lease"): lambda _: answer})
+        launcher = ClusterLauncher(ClusterConfig(rdzv=rdzv, token_file=str(token), **own), SCOPE)
+        assert launcher.state("j").phase == "running"
+        with pytest.raises(LauncherError, match="https"):
+            ClusterLauncher(ClusterConfig(rdzv=rdzv, token_file=str(token)), SCOPE).state("j")
+        token.write_text("u" * 16)
+        with pytest.raises(LauncherError, match="401"):
+            ClusterLauncher(ClusterConfig(rdzv=rdzv, token_file=str(token), **own), SCOPE).state("j")
