@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,10 @@ from detectors.job.common_mode import Floats
 Codes = npt.NDArray[np.intp]
 
 
-def roles(ranks: Sequence[int], parallel: Mapping[str, int]) -> tuple[str, ...]:
-    """Role of each rank from a job's parallel sizes, in Megatron's order: tensor fastest, then data, then pipeline.
+def roles(
+    ranks: Sequence[int], parallel: Mapping[str, int], named: Mapping[int, str] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Role of each rank as named, else from a job's parallel sizes, in Megatron's order: tensor, then data, pipeline.
 
     Parameters
     ----------
@@ -22,6 +25,8 @@ def roles(ranks: Sequence[int], parallel: Mapping[str, int]) -> tuple[str, ...]:
         Global ranks.
     parallel : mapping
         ``tp``, ``cp``, ``dp``, ``pp`` as in a recorded folder's `job.toml`; missing ones are 1.
+    named : mapping of int to str
+        Roles that a person has given single ranks.
 
     Returns
     -------
@@ -35,15 +40,17 @@ def roles(ranks: Sequence[int], parallel: Mapping[str, int]) -> tuple[str, ...]:
     ('stage0', 'stage0', 'stage1', 'stage1', 'stage2', 'stage2', 'stage3', 'stage3')
     >>> roles((0, 1), {"dp": 2})
     ('', '')
+    >>> roles((0, 1), {}, {1: "loader"})
+    ('', 'loader')
     """
     stages = max(1, parallel.get("pp", 1))
     world = max(ranks, default=-1) + 1
     if stages == 1 or not world:
-        return ("",) * len(ranks)
+        return tuple(named.get(rank, "") for rank in ranks)
     per_stage = math.prod(max(1, parallel.get(axis, 1)) for axis in ("tp", "cp", "dp"))
     if per_stage * stages < world:
         per_stage = -(-world // stages)
-    return tuple(f"stage{rank // per_stage}" for rank in ranks)
+    return tuple(named.get(rank, f"stage{rank // per_stage}") for rank in ranks)
 
 
 def median_of_peers(values: Floats, codes: Codes) -> tuple[Floats, Floats]:

@@ -163,7 +163,7 @@ def first_moves_s(grid: MetricGrid) -> Floats:
 def roles_by_rank(job: RecordedJob) -> dict[int, str]:
     """The role of every rank that metrics are about."""
     ranks = sorted({one for one in job.metrics.ranks if one is not None}) if job.metrics is not None else []
-    return dict(zip(ranks, roles(ranks, job.parallel), strict=True))
+    return dict(zip(ranks, roles(ranks, job.parallel, job.roles), strict=True))
 
 
 def metric_grids(table: MetricTable) -> list[MetricGrid]:

@@ -141,7 +141,7 @@ class ReplayStream:
         incarnation = lives_of(table)
         every_lane = (table.compute_s, table.wait_s, table.pause_s, table.micro_batches)
         lanes = [lane if np.isfinite(lane).any() else None for lane in every_lane]
-        self._roles = roles([rank or 0 for rank in table.ranks], self._job.parallel)
+        self._roles = roles([rank or 0 for rank in table.ranks], self._job.parallel, self._job.roles)
 
         def make(first: int, end: int) -> Iterator[Record]:
             part = np.arange(first, end)

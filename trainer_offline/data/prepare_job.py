@@ -122,7 +122,7 @@ def prepare_job(task: Task) -> PreparedJob:
         raise DataError("there are no metrics")
     # Pipeline stages follow from the highest rank, which may not be among those that were read.
     ranks = sorted({one for one in (*job.metrics.ranks, job.metrics.last_rank) if one is not None})
-    role_of = dict(zip(ranks, roles(ranks, job.parallel), strict=True))
+    role_of = dict(zip(ranks, roles(ranks, job.parallel, job.roles), strict=True))
     until_s = job.normal_until_s if job.normal_until_s is not None else task.until_s
     grids = [_selected(grid, task.config, out) for grid in metric_grids(job.metrics)]
     start_s = _start_s(grids, until_s, task, out)

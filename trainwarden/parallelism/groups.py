@@ -23,6 +23,7 @@ KINDS: Final[Mapping[str, str]] = {
     "mesh_pp": "pp",
     "mesh_ep": "ep",
 }
+MOST_RANKS: Final = 1_000_000  # of one text, as `trainwarden.records.Rank` can tell apart
 _RANGE: Final = re.compile(r"^(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?$")
 _TEXT: Final = re.compile(r"^[0-9,:-]{1,4096}$")
 _KNOWN: Final = frozenset(KINDS.values())
@@ -51,6 +52,30 @@ def spaced_of(text: str) -> Spaced | None:
     if step < 1 or last < first or (last - first) % step:
         return None
     return Spaced(first, step, (last - first) // step + 1)
+
+
+def ranks_of(text: str) -> list[int]:
+    """The ranks of a text of `trainwarden.hook.ranks_text`'s, or of several joined by commas.
+
+    Raises
+    ------
+    ValueError
+        If it is none; one clause.
+
+    Examples
+    --------
+    >>> ranks_of("0-3, 8, 1-17:8")
+    [0, 1, 2, 3, 8, 1, 9, 17]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        spaced = spaced_of(part.strip())
+        if spaced is None:
+            raise ValueError(f"'{part.strip()[:80]}' is neither a rank nor a range of ranks like 0-7")
+        if len(found) + spaced.size > MOST_RANKS:
+            raise ValueError(f"names more than {MOST_RANKS:,} ranks")
+        found += range(spaced.first, spaced.first + spaced.step * spaced.size, spaced.step)
+    return found
 
 
 def by_kind(named: Iterable[tuple[str, str]]) -> str:

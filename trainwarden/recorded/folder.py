@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
+from trainwarden.parallelism.groups import ranks_of
 from trainwarden.recorded.files import mistake, reading, shown, whole
 from trainwarden.recorded.iterations import read_collectives, read_iterations
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, PlannedChange, RecordedJob
@@ -55,6 +56,7 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
     normal_until_s: float | None = None
     parallel: _Parallel = msgspec.field(default_factory=_Parallel)
+    roles: dict[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], str] = {}
     planned_change: tuple[_Planned, ...] = ()
 
 
@@ -124,6 +126,7 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
         flight=_read_flight(folder),
         normal_until_s=job.normal_until_s,
         parallel=_parallel(job),
+        roles=_roles(job),
         planned=tuple(PlannedChange(change.step, change.what) for change in job.planned_change),
     )
 
@@ -146,6 +149,7 @@ def read_metrics_of(folder: Path, name: str | None = None, limit: ReadLimit | No
         metrics=_read_table(folder, names, "metrics", lambda path, file: read_metrics(path, file, limit)),
         normal_until_s=job.normal_until_s,
         parallel=_parallel(job),
+        roles=_roles(job),
     )
 
 
@@ -164,6 +168,26 @@ def read_levels_of(folder: Path, name: str | None = None, limit: ReadLimit | Non
 
 def _parallel(job: _Job) -> dict[str, int]:
     return {key: size for key, size in msgspec.structs.asdict(job.parallel).items() if size is not None}
+
+
+def _roles(job: _Job) -> dict[int, str]:
+    """Role by rank.
+
+    Raises
+    ------
+    DataError
+        If what stands there are no ranks, or one has two roles.
+    """
+    found: dict[int, str] = {}
+    for role, text in job.roles.items():
+        try:
+            ranks = ranks_of(text)
+        except ValueError as error:
+            raise DataError(f"job.toml, key roles.{shown(role)[1:-1]}: {error}") from error
+        twice = next((rank for rank in ranks if found.setdefault(rank, role) != role), None)
+        if twice is not None:
+            raise DataError(f"job.toml, key roles: rank {twice} is both {found[twice]} and {role}")
+    return found
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -168,6 +168,8 @@ class RecordedJob:
         `job.toml` may say so; rows before it are normal training.
     parallel : mapping
         ``tp``, ``cp``, ``dp``, ``pp``, ``ep`` where `job.toml` has them.
+    roles : mapping of int to str
+        Role of each rank that `job.toml` names one for; goes before what follows from `parallel`.
     """
 
     name: str
@@ -178,6 +180,7 @@ class RecordedJob:
     flight: Mapping[int, Any] = field(default_factory=dict)
     normal_until_s: float | None = None
     parallel: Mapping[str, int] = field(default_factory=dict)
+    roles: Mapping[int, str] = field(default_factory=dict)
     planned: tuple[PlannedChange, ...] = ()
     collectives: CollectiveTable | None = None
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from trainwarden.cli.learn import suggest as suggestions
+from trainwarden.cli.learn.roles import propose_roles
 from trainwarden.cli.shared.options import ArchiveFolder, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
@@ -32,7 +33,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def annotate(
-    word: Annotated[Literal["add", "list", "remove", "suggest", "confirm", "refuse"], typer.Argument()],
+    word: Annotated[Literal["add", "list", "remove", "suggest", "confirm", "refuse", "roles"], typer.Argument()],
     number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="For remove, confirm, refuse.")] = None,
     *,
     job: JobName = None,
@@ -46,11 +47,11 @@ def annotate(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="In place of the archive: a recorded folder or batch.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="For suggest: keep what it finds, to be confirmed.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="For suggest and roles: keep what is found.")] = False,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """Say what a stretch of an archived job was: add, list, remove; suggest where levels changed, confirm, refuse.
+    """Say what a stretch of a job was: add, list, remove; suggest changes of level, confirm, refuse; propose roles.
 
     Example: trainwarden annotate add --job llama-70b --label fault --kind hang --from 100 --to 200
     """
@@ -65,6 +66,8 @@ def annotate(
             _add(root, said, voice)
         case "suggest":
             suggestions.suggest(root, job, write, voice)
+        case "roles":
+            propose_roles(root, job, write, voice)
         case "confirm":
             suggestions.decide(root, number, word, _confirmed(said), voice)
         case "refuse":
