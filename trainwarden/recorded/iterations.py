@@ -96,14 +96,13 @@ def _counted_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Float
     repeated = (np.diff(code[order]) == 0) & (np.diff(step[order]) == 0)
     if repeated.any():
         return _counted_each_s(code, step, duration_s, steps)
-    number, place = np.unique(step, return_inverse=True)
-    order = np.lexsort((duration_s, place))
-    first = np.searchsorted(place[order], np.arange(number.size + 1))
-    low, high = order[(first[:-1] + first[1:] - 1) // 2], order[(first[:-1] + first[1:]) // 2]
-    counts = steps[low]
-    gap = np.diff(number, prepend=number[0] - counts[0])
-    ends_s = np.cumsum((duration_s[low] + duration_s[high]) / 2.0 * np.maximum(gap, counts))
-    return np.asarray(ends_s[place])
+    import pandas as pd  # as in `by_appearance`
+
+    rows = pd.DataFrame({"step": step, "duration_s": duration_s, "steps": steps})
+    each = rows.groupby("step").agg({"duration_s": "median", "steps": "first"})
+    gap = np.diff(each.index, prepend=each.index[0] - each["steps"].iloc[0])
+    ends_s = np.cumsum(each["duration_s"].to_numpy() * np.maximum(gap, each["steps"].to_numpy()))
+    return np.asarray(ends_s[each.index.get_indexer(pd.Index(step))])
 
 
 def _counted_each_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Floats:

@@ -133,7 +133,9 @@ def rank_of(text: str | None) -> int | None:
 
 
 def owners_of(columns: Columns, names: Sequence[str]) -> Owners:
-    """Number the different (node, rank, device) that the rows name."""
+    """Number the different (node, rank, device) that the rows name, in the order in which they appear."""
+    import pandas as pd  # as in `by_appearance`
+
     key = np.zeros(columns.rows, np.int64)
     for name in names:
         column = columns.texts.get(name)
@@ -148,8 +150,8 @@ def owners_of(columns: Columns, names: Sequence[str]) -> Owners:
             text = column.values[int(column.codes[row])]
             fail(columns, row, name, f"{shown(text)} is not a rank (a whole number from 0)")
         # Renumbered at each turn, so that the key stays below rows x distinct values.
-        key = np.unique(key * len(codebook) + code, return_inverse=True)[1].astype(np.int64)
-    _, first = np.unique(key, return_index=True)
+        key = pd.factorize(key * len(codebook) + code)[0]
+    first = np.flatnonzero(~pd.Series(key).duplicated())
 
     def cells(name: str) -> tuple[str | None, ...]:
         column = columns.texts.get(name) if name in names else None
