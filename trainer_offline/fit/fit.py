@@ -25,7 +25,7 @@ from trainwarden.errors import DataError, DetectorError
 def fit(
     data: TrainingData, config: VoteConfig, seed: int, tell: Callable[[str, int, int], None] = lambda text, i, n: None
 ) -> ModelBundle:
-    """Models of every family that can be learnt; why another cannot goes to the card's notes.
+    """Models of every family that can be learnt; why another, or one of its members, cannot goes to the card's notes.
 
     Parameters
     ----------
@@ -50,6 +50,7 @@ def fit(
             why.append(str(error))
             continue
         vote = votes[family] = found.votes[family]
+        why += [f"{called}: {one}" for one in vote.left_out]
         if vote.pace is not None and data.config.every_s is not None:
             vote.pace = replace(vote.pace, averaged=True)
     tell("fitted", len(series), len(series))

@@ -55,37 +55,15 @@ def _distributions(quiet: Floats, events: Floats, kind: str) -> Any:
 
 def _precision_recall(quiet: Floats, events: Floats) -> Any:
     """Precision and recall of samples at every threshold."""
-    precision, recall = curve(quiet, events)
+    from sklearn.metrics import precision_recall_curve
+
+    truth = np.repeat([0, 1], [quiet.size, events.size])
+    precision, recall, _ = precision_recall_curve(truth, np.concatenate([quiet, events]))
     figure = _figure(4.5, 4.0)
     axes = figure.subplots()
     axes.step(recall, precision, where="post")
     axes.set(xlabel="recall (samples)", ylabel="precision (samples)", xlim=(0, 1), ylim=(0, 1.02))
     return figure
-
-
-def curve(quiet: Floats, events: Floats) -> tuple[Floats, Floats]:
-    """Precision and recall at every threshold, as ``sklearn.metrics.precision_recall_curve`` finds them.
-
-    Parameters
-    ----------
-    quiet, events : array [n], [m]
-        Scores of samples without and with a fault; at least one with.
-
-    Returns
-    -------
-    precision, recall : array [t]
-        From the lowest threshold up; the last is 1 and 0, where nothing is found.
-
-    Examples
-    --------
-    >>> precision, recall = curve(np.array([0.1, 0.6]), np.array([0.5, 0.9]))
-    >>> [round(float(one), 2) for one in precision], recall.tolist()
-    ([0.5, 0.67, 0.5, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.0])
-    """
-    thresholds = np.unique(np.concatenate([quiet, events]))
-    found = events.size - np.searchsorted(np.sort(events), thresholds)
-    false = quiet.size - np.searchsorted(np.sort(quiet), thresholds)
-    return np.append(found / (found + false), 1.0), np.append(found / events.size, 0.0)
 
 
 def _time_lines(lines: Sequence[tuple[str, Floats, Floats, Flags]]) -> Any:

@@ -33,6 +33,7 @@ class Learnt:
     preparation: Preparation
     models: Mapping[str, Any]
     calibrations: Mapping[str, Calibration]  # one per member and "ensemble"
+    left_out: Sequence[str]  # why members are not among them
 
 
 def learn(
@@ -78,7 +79,8 @@ def learn(
             why.append(f"no stretch is long enough to judge {name}")
     if not any(by_name(config.members)[name] > 0.0 for name in models):
         raise DetectorError("; ".join(dict.fromkeys(why)) or "no member of the vote can be learnt")
-    return Learnt(preparation, models, _calibrated(held_out, scaled, every, config))
+    left_out = list(dict.fromkeys(why))
+    return Learnt(preparation, models, _calibrated(held_out, scaled, every, config), left_out)
 
 
 def _calibrated(

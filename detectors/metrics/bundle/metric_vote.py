@@ -65,6 +65,7 @@ class MetricVote:
     ) -> None:
         self.config = config
         self.pace = pace  # None: not known, in bundles that were made before it was kept
+        self.left_out: Sequence[str] = ()  # why members could not be learnt; not kept
         self.preparation = preparation
         self.models = dict(models)
         self.calibrations = dict(calibrations)  # one per member and "ensemble"
@@ -94,7 +95,9 @@ class MetricVote:
             If there is too little to learn from for every member that counts.
         """
         found = learn(series, names, config, seed, peers=peers, owners=owners)
-        return cls(config, found.preparation, found.models, found.calibrations)
+        vote = cls(config, found.preparation, found.models, found.calibrations)
+        vote.left_out = found.left_out
+        return vote
 
     @property
     def reach_samples(self) -> int:

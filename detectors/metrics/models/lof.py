@@ -1,4 +1,8 @@
-"""Local outlier factor in its novelty form: is a row in a sparser place than its normal neighbours are?"""
+"""Local outlier factor in its novelty form: is a row in a sparser place than its normal neighbours are?
+
+scikit-learn fits it, on neighbours that `NeighborSearch` finds: in more than 15 metrics scikit-learn would take equal
+rows for 1e-8 apart, and one that equals a hundred references for hundreds of times as strange as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.metrics.models.agreement import compared_rows, refuse_unlike
 from detectors.metrics.models.knn import NeighborSearch, sample_rows
 from detectors.metrics.models.rows import (
     Arrays,
@@ -23,8 +28,12 @@ from detectors.metrics.models.rows import (
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
+Indices = npt.NDArray[np.intp]
+
 TINY_DISTANCE: Final = 1e-10
 """Keeps the density of duplicates finite; scikit-learn adds the same."""
+TIED: Final = 1e-9
+"""Of a distance: which of two references that are as equally near is the last neighbour nobody can say."""
 
 
 class LofConfig(Config, frozen=True, kw_only=True):
@@ -65,14 +74,33 @@ class Lof:
         Raises
         ------
         DetectorError
-            If there are too few rows.
+            If there are too few rows, or scikit-learn scores otherwise.
         """
+        from sklearn.neighbors import LocalOutlierFactor
+
         references = sample_rows(training_rows(rows, config.neighbors + 1), config.reference_rows, seed)
         distances, indices = NeighborSearch(references).nearest(
             references, config.neighbors, skip=np.arange(len(references))
         )
-        reach = distances[:, -1].copy()
-        return cls(config, references, reach, 1.0 / _mean_reach(distances, reach[indices]))
+        own = np.arange(len(references))[:, None]
+        graph = _graph(np.hstack([np.zeros(own.shape), distances]), np.hstack([own, indices]), len(references))
+        fitted = LocalOutlierFactor(config.neighbors, metric="precomputed", novelty=True).fit(graph)
+        model = cls(config, references, fitted._distances_fit_X_[:, -1].copy(), fitted._lrd.copy())
+        model._compare(fitted)
+        return model
+
+    def _compare(self, fitted: Any) -> None:
+        """Raise DetectorError if scikit-learn's neighbours and factors of a few rows are others than ours."""
+        from sklearn.neighbors import NearestNeighbors
+
+        references, k = self._search.references, self.config.neighbors
+        rows = compared_rows(references)
+        # A tree measures differences; no rounding as in a product of matrices.
+        distances, indices = NearestNeighbors(n_neighbors=k + 1, algorithm="kd_tree").fit(references).kneighbors(rows)
+        apart = distances[:, k] - distances[:, k - 1] > TIED * distances[:, k]
+        if apart.any():
+            graph = _graph(distances[apart, :k], indices[apart, :k], len(references))
+            refuse_unlike("lof", np.zeros((int(apart.sum()), 1)), self.score(rows[apart]), -fitted.score_samples(graph))
 
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Factors ``[r]``: about 1 inside, larger outside."""
@@ -102,6 +130,14 @@ class Lof:
         if references.ndim != 2 or not reach.shape == density.shape == references.shape[:1]:
             raise DetectorError("state of lof is damaged: shapes differ")
         return cls(config, references, reach, density)
+
+
+def _graph(distances: Floats, indices: Indices, references: int) -> Any:
+    """Neighbours ``[r, k]``, nearest first, as the sparse ``[r, references]`` that scikit-learn takes them in."""
+    from scipy.sparse import csr_array
+
+    starts = np.arange(0, distances.size + 1, distances.shape[1])
+    return csr_array((distances.ravel(), indices.ravel(), starts), shape=(len(distances), references))
 
 
 def _mean_reach(distances: Floats, reach: Floats) -> Floats:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.metrics.models.agreement import compared_rows, refuse_unlike
 from detectors.metrics.models.knn import NeighborSearch, sample_rows
 from detectors.metrics.models.rows import (
     Arrays,
@@ -53,8 +54,21 @@ class Nearest:
 
     @classmethod
     def fit(cls, rows: npt.ArrayLike, config: NearestConfig, seed: int) -> Self:
-        """Learn from normal ``rows [n, d]``; raises DetectorError if there are none."""
-        return cls(config, sample_rows(training_rows(rows, 1), config.reference_rows, seed))
+        """Learn from normal ``rows [n, d]``.
+
+        Raises
+        ------
+        DetectorError
+            If there are none, or scikit-learn scores otherwise.
+        """
+        from sklearn.neighbors import NearestNeighbors
+
+        references = sample_rows(training_rows(rows, 1), config.reference_rows, seed)
+        fitted = NearestNeighbors(n_neighbors=1, algorithm="kd_tree").fit(references)
+        model = cls(config, references)
+        compared = compared_rows(references)
+        refuse_unlike("nearest", compared, model.score(compared), fitted.kneighbors(compared)[0][:, 0])
+        return model
 
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Distances ``[r]``."""

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.metrics.models.agreement import compared_rows, refuse_unlike
 from detectors.metrics.models.rows import Arrays, Floats, config_arrays, filled, read, scored_rows, training_rows
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
@@ -44,17 +45,30 @@ class Pca:
 
     @classmethod
     def fit(cls, rows: npt.ArrayLike, config: PcaConfig, seed: int) -> Self:
-        """Learn from normal ``rows [n, d]``; `seed` is unused. Raises DetectorError below 2 rows."""
+        """Learn from normal ``rows [n, d]``; `seed` is unused.
+
+        Raises
+        ------
+        DetectorError
+            If there are fewer than 2 rows, or scikit-learn scores otherwise.
+        """
         del seed
+        from sklearn.decomposition import PCA
+
         array = training_rows(rows, 2)
-        mean = array.mean(axis=0)
-        values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(array, rowvar=False)))
-        values = np.maximum(values[::-1], 0.0)
-        share = np.cumsum(values)
-        kept = int(np.searchsorted(share, config.variance * share[-1])) + 1 if share[-1] > 0.0 else 0
-        # Never as many as there are metrics that vary: nothing would be left to explain.
-        kept = min(kept, max(int((np.ptp(array, axis=0) > 0.0).sum()) - 1, 0))
-        return cls(config, mean, np.ascontiguousarray(vectors[:, ::-1][:, :kept].T))
+        # Never as many components as there are metrics that vary: nothing would be left to explain.
+        most = max(int((np.ptp(array, axis=0) > 0.0).sum()) - 1, 0)
+        with np.errstate(invalid="ignore"):  # shares of a variance of 0
+            fitted = PCA(config.variance if most else 0, svd_solver="covariance_eigh").fit(array)
+            if fitted.n_components_ > most:
+                fitted = PCA(most, svd_solver="covariance_eigh").fit(array)
+        model = cls(config, fitted.mean_, np.ascontiguousarray(fitted.components_))
+        compared = compared_rows(array)
+        # scikit-learn keeps no component at will, but transforms nothing by none.
+        explained = fitted.inverse_transform(fitted.transform(compared)) if most else fitted.mean_
+        residual = compared - explained
+        refuse_unlike("pca", compared, model.score(compared), np.sqrt(np.einsum("rd,rd->r", residual, residual)))
+        return model
 
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Residual lengths ``[r]``."""

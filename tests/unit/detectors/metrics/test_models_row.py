@@ -1,13 +1,15 @@
-"""Row models against slow plain twins and, for LOF, against scikit-learn."""
+"""Row models against slow plain twins and against scikit-learn, which fits them."""
 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
-from sklearn.neighbors import LocalOutlierFactor
+from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
 from detectors.metrics.bundle.members import ROW_MODELS
 from detectors.metrics.models.kmeans import KMeans, KMeansConfig
@@ -177,6 +179,66 @@ def test_pca_equals_scikit_learn(normal, rows):
     peer = PCA(0.9, svd_solver="full").fit(normal)
     expected = np.linalg.norm(rows - peer.inverse_transform(peer.transform(rows)), axis=1)
     np.testing.assert_allclose(Pca.fit(normal, PcaConfig(), seed=0).score(rows), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("metrics", [3, 20])
+def test_what_equals_a_hundred_references_is_normal(metrics):
+    """By products of matrices such rows are 1e-8 apart or not at all: densities of 1e7 beside 1e10, factors of 500."""
+    random = np.random.default_rng(0)
+    places = random.normal(size=(12, metrics))
+    references = np.concatenate([np.repeat(places, 50, axis=0), random.normal(size=(200, metrics))])
+    assert Lof.fit(references, LofConfig(), seed=0).score(places) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_fitted_model_scores_as_scikit_learn_does(seed):
+    random = np.random.default_rng(seed)
+    metrics = int(random.integers(2, 24))
+    mixed = random.normal(size=(500, metrics)) @ random.normal(size=(metrics, metrics))
+    mixed[random.integers(500)] *= 1e4  # one far out
+    rows = mixed[:60] + random.normal(size=(60, metrics))
+    peers = {
+        "nearest": NearestNeighbors(n_neighbors=1).fit(mixed).kneighbors(rows)[0][:, 0],
+        "lof": -LocalOutlierFactor(20, novelty=True, algorithm="kd_tree").fit(mixed).score_samples(rows),
+    }
+    for name, kind, config in (
+        ("nearest", Nearest, NearestConfig()),
+        ("lof", Lof, LofConfig()),
+    ):
+        np.testing.assert_allclose(kind.fit(mixed, config, 3).score(rows), peers[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [Lof, Nearest, Pca])
+def test_a_scorer_that_says_something_else_than_scikit_learn_is_refused(kind, normal, monkeypatch):
+    true = kind.score
+    for wrong in (1.01, np.nan):
+        monkeypatch.setattr(kind, "score", lambda self, rows, by=wrong: true(self, rows) * by)
+        with pytest.raises(DetectorError, match="is refused: it scores 64 of 64 rows unlike scikit-learn"):
+            kind.fit(normal, kind.Config(), 0)
+
+
+def test_rows_of_any_size_are_learnt_and_not_refused():
+    random = np.random.default_rng(2)
+    for size, offset in ((1e-9, 0.0), (1e9, 0.0), (1.0, 1e7), (0.0, 5.0)):
+        rows = offset + size * random.normal(size=(300, 6))
+        rows[:, 2] = 0.0
+        for kind in (Lof, Nearest, Pca):
+            assert np.isfinite(kind.fit(rows, kind.Config(), 2**40).score(rows)).all(), (kind, size)
+
+
+@pytest.mark.thorough
+def test_whoever_only_scores_does_not_import_what_fits(tmp_path, normal):
+    for name, kind in ROW_MODELS.items():
+        np.savez(tmp_path / f"{name}.npz", **kind.fit(normal, kind.Config(), 0).to_arrays())
+    code = (
+        "import sys, numpy as np, detectors.service, detectors.own_models.learner\n"
+        "from detectors.metrics.bundle.members import ROW_MODELS\n"
+        "for name, kind in ROW_MODELS.items():\n"
+        f"    kind.from_arrays(dict(np.load({str(tmp_path)!r} + f'/{{name}}.npz'))).score(np.ones((3, 5)))\n"
+        "print(sorted({one.partition('.')[0] for one in sys.modules} & {'sklearn', 'stumpy', 'numba', 'joblib'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
 
 
 def test_pca_always_leaves_something_to_explain():

@@ -11,6 +11,7 @@ import pytest
 from detectors.metrics.bundle.calibration import squeeze, unsqueeze
 from detectors.metrics.bundle.members import View, VoteConfig
 from detectors.metrics.bundle.metric_vote import MetricVote
+from detectors.metrics.models.pca import Pca
 from trainwarden.errors import DetectorError
 from trainwarden.settings import parse
 
@@ -188,6 +189,16 @@ def test_a_member_that_no_stretch_lets_judge_is_left_out():
     vote = MetricVote.fit(series, NAMES, parse(VoteConfig, table, "models"), 0)
     assert "neighbor_profile" not in vote.models
     assert "pca" in vote.models
+
+
+def test_a_member_that_scores_unlike_scikit_learn_is_left_out_with_a_sentence(monkeypatch) -> None:
+    score = Pca.score
+    monkeypatch.setattr(Pca, "score", lambda self, rows: 2.0 * score(self, rows))
+    rows = np.random.default_rng(0).normal(size=(200, 3))
+    vote = MetricVote.fit([rows], ["a", "b", "c"], VoteConfig(members={"kmeans": 1.0, "pca": 1.0}), seed=0)
+    assert set(vote.models) == {"kmeans"}
+    (why,) = vote.left_out
+    assert why.startswith("pca is refused: it scores 64 of 64 rows unlike scikit-learn (")
 
 
 def test_a_member_for_which_there_is_too_little_is_left_out() -> None:
