@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 Labels = npt.NDArray[np.int64]
 
 MOST_ROLES: Final = 8
-MOST_COMPARED: Final = 256  # entities that are compared with each other: 3 s; all others join the nearest role
+MOST_COMPARED: Final = 256  # entities that are compared with each other: 20 s; all others join the nearest role
 STRONG: Final = 0.7  # "a strong structure has been found" (Kaufman and Rousseeuw 1990, table 4)
 PIECES: Final = 4  # of the recording; who differs in each has a role, what lasts for less is rather a fault
 REASONABLE: Final = 0.5  # the same table; asked of each piece of the recording, which is shorter
