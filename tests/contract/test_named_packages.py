@@ -18,8 +18,8 @@ from tests.places import ROOT
 # What the design is built with, and where at least one module of the product uses it.
 NAMED: Final = {
     "pandas": "trainer_offline", "ruptures": "trainer_offline", "tslearn": "trainer_offline",
-    "sklearn": "detectors", "mlflow": "trainer_offline", "torch": "actions", "pynvml": "collectors", "kafka": "trainwarden",
-    "prometheus_client": "trainwarden",
+    "sklearn": "detectors", "mlflow": "trainer_offline", "torch": "actions", "pynvml": "collectors",
+    "kafka": "trainwarden", "prometheus_client": "trainwarden",
 }  # fmt: skip
 # Loaded by others for us, by name: sums and compression of Kafka's records, and what uvicorn speaks.
 BY_OTHERS: Final = {"crc32c": "kafka", "lz4": "kafka", "zstandard": "kafka", "h11": "uvicorn"}
