@@ -224,7 +224,7 @@ def _restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecor
 
 def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
-    said_s = view.memory.said_s.get(action.id)
+    said_s = case.first_said_s if (case := view.memory.cases.get(action.cause)) else None  # its end may be told late
     return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
 
 

@@ -27,7 +27,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "job": Entry(
         "trainwarden.cli.run.job:job",
-        "What a job on several nodes does; suspend, resume, restart or stop all of it; exit code 1 if not done.",
+        "What a job on several nodes does; suspend, resume, restart or stop all of it; take nodes out or back.",
     ),
     "validate": Entry(
         "trainwarden.cli.run.validate:validate",

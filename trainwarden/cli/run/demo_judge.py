@@ -57,18 +57,19 @@ class Seen:
             after = fault.injected_at_s is not None and incident.opened_at_s >= fault.injected_at_s - 0.5
             if incident.kind in kinds and names_rank and after:
                 matching.append(incident)
-            elif not _happened(incident, plan, view):
+            elif not _happened(incident, fault, view):
                 others.append(incident)
         wanted = {incident.id for incident in matching}
         actions = [action for action in view.actions.values() if action.incident in wanted]
         return cls(plan, fault, view, matching, others, actions, code)
 
 
-def _happened(incident: IncidentRecord, plan: DemoPlan, view: JobView) -> bool:
+def _happened(incident: IncidentRecord, fault: Fault, view: JobView) -> bool:
     """Whether others on this machine made it slow: ranks waited for a processor, or every step was measured slower."""
     if incident.kind in {"slow_job", "slow_compute"} and QUEUED in incident.metrics:
         return True
-    if incident.kind != "slow_job" or incident.onset_step is None or plan.fault == "slow-rank":
+    of_fault = fault.kind == "slow-rank" and incident.opened_at_s >= (fault.injected_at_s or math.inf)
+    if incident.kind != "slow_job" or incident.onset_step is None or of_fault:
         return False
     until_s = math.inf if incident.closed_at_s is None else incident.closed_at_s
     last = max((step for (_, _, step), row in view.steps.items() if row["end_s"] <= until_s), default=0)

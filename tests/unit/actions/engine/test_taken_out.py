@@ -140,6 +140,24 @@ def test_a_node_that_a_person_has_called_healthy_since_excuses_no_other() -> Non
     assert evicted(one) == ["i1/evict/1"]
 
 
+def test_a_restart_from_before_a_repair_is_no_evidence_after_it_however_late_its_end_is_told() -> None:
+    """An engine that was down meanwhile tells of it only when it is back."""
+    one = rig()
+    one.launcher.slow = False
+    first = incident(one, "i1", "crash")
+    (ended,) = (action for action in one.bus.actions() if (action.id, action.outcome) == ("i1/restart/1", "done"))
+    one.tell(one.closed(first))
+    one.clock.sleep(10.0)
+    one.tell(set_healthy("n7", "repaired", "ann", one.clock.now_s()))
+    one.clock.sleep(10.0)
+    one.tell(ended)
+    one.launcher.phase = "failed"
+    incident(one, "i2", "crash")
+    one.launcher.phase = "failed"
+    one.tick(1.0)
+    assert [operation.id for operation in one.launcher.operations] == ["i1/restart/1", "i2/restart/1", "i2/restart/2"]
+
+
 def test_what_another_engine_has_had_done_meanwhile_is_not_called_unheard_of() -> None:
     """It stood still between ``started`` and the call, and lost its partition; the incident closed since."""
     one = rig()
