@@ -15,7 +15,7 @@ from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.clock import SystemClock
 from trainwarden.commands.words import on_node
-from trainwarden.launching import Capabilities, LauncherState, NodeState
+from trainwarden.launching import Capabilities, LauncherState, NodeState, Operation, Report
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, IncidentRecord, Suspect
 from trainwarden.self_metrics import SelfMetrics
@@ -26,12 +26,34 @@ from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 JOBS = 12
 
 
+class ManyJobs(MemoryLauncher):
+    """Jobs that are down for good, each with a generation of its own and twenty nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changes: Counter[str] = Counter()
+        self._one_by_one = threading.RLock()
+
+    def state(self, job: str) -> LauncherState:
+        with self._one_by_one:
+            self.phase, self.generation = "failed", 1 + self._changes[job]
+            self.nodes[job] = tuple(NodeState(node=f"{job}/{number}") for number in range(20))
+            return super().state(job)
+
+    def submit(self, operation: Operation) -> Report:
+        with self._one_by_one:
+            self.state(operation.job)
+            before = len(self.operations)
+            report = super().submit(operation)
+            self._changes[operation.job] += len(self.operations) - before
+            return report
+
+
 class Pair:
     """Two engines, each with a thread of its own, over one launcher of many jobs that are down for good."""
 
     def __init__(self, storage: Engine) -> None:
-        self.launcher, self.bus = MemoryLauncher(), storage.open()
-        self.launcher.state = self._down  # type: ignore[method-assign]
+        self.launcher, self.bus = ManyJobs(), storage.open()
         self.handlers: list[EngineHandler] = []
         self.over = [threading.Event(), threading.Event()]
         loops = [self._loop(storage.open()) for _ in self.over]
@@ -40,11 +62,6 @@ class Pair:
         ]
         for thread in self.threads:
             thread.start()
-
-    def _down(self, job: str) -> LauncherState:
-        self.launcher.phase = "failed"
-        self.launcher.nodes[job] = tuple(NodeState(node=f"{job}/{number}") for number in range(20))
-        return MemoryLauncher.state(self.launcher, job)
 
     def _loop(self, bus: Bus) -> ServiceLoop:
         rules = Rules.of(EngineSettings(mode="auto", cool_down_s=3600.0))
