@@ -1,7 +1,6 @@
 """Does the host explain that a job is slow? How long its ranks could not run because others had the CPU.
 
-A step of length T whose ranks wait the share r of the time for a CPU loses r T. If a job's steps have grown by T' - T
-and the time that is lost by r' T' - r T, the host explains the quotient of the two.
+By the rule of `detectors.peers.cpu_wait`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.window import Window
+from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, STOLEN, most_explaining, said
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 
-LOST: Final = ("rank_run_queue_wait_ratio", "host_cpu_steal_ratio")
+LOST: Final = (QUEUED, STOLEN)
 """Shares of time in which a rank wanted to run and could not: its queue on this system, and the hypervisor's."""
 KEPT: Final = 256  # ticks of each node
-LEVEL_S: Final = 60.0  # over which a level is taken
-LEAST_TICKS: Final = 3  # a share of one second says little
-EXPLAINED: Final = 0.4  # of the time that steps have grown by; 0.43 to 1.1 on a machine whose pace wandered
-GROWN: Final = 0.01  # the share itself must have: a machine that is as busy as ever explains nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +33,7 @@ class Contention:
 
     def reason(self) -> str:
         """What follows "steps take so long"."""
-        shares = f"{self.now:.0%} of the time, {self.before:.0%} before"
-        return f"the host {self.node or 'itself'} explains it: its ranks waited for a CPU {shares}"
+        return f"the host {self.node or 'itself'} explains it: its ranks {said(self.before, self.now)}"
 
 
 class HostContention:
@@ -99,10 +94,8 @@ class HostContention:
             return None
         last_s = np.fmax.reduce(self._times_s[: self._before.size], axis=(1, 2))
         levels = self._levels(np.fmax(onset_s, last_s - LEVEL_S), np.inf)
-        with np.errstate(invalid="ignore"):
-            lost_s = np.where(levels >= self._before + GROWN, levels * now_s - self._before * before_s, -np.inf)
-        worst = int(np.argmax(lost_s))
-        if not 0.0 < lost_s[worst] >= EXPLAINED * (now_s - before_s):
+        worst = most_explaining(self._before, levels, before_s, now_s)
+        if worst is None:
             return None
         return Contention(list(self._nodes)[worst], float(self._before[worst]), float(levels[worst]))
 

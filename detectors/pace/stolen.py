@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.job.window import Window
+from detectors.peers.cpu_wait import STOLEN
 
-SHARE: Final = "host_cpu_steal_ratio"
 LAST_S: Final = 5.0  # ticks of so long, by the service's clock: one comes each second, later where processors are taken
 MOST: Final = 0.95  # a machine that gets nothing at all would be waited for without end
 
@@ -31,8 +31,8 @@ class StolenTime:
     def update(self, window: Window) -> None:
         """Take in what is new."""
         shares = (
-            share for record in window.metrics if SHARE in record.names
-            for share in record.values[record.names.index(SHARE)] if share is not None
+            share for record in window.metrics if STOLEN in record.names
+            for share in record.values[record.names.index(STOLEN)] if share is not None
         )  # fmt: skip
         self.take(window.now_s, max(shares, default=0.0))
 

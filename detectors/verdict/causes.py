@@ -1,25 +1,16 @@
-"""What an incident of slowness carries beside its votes: numbers, and what took a rank's time from it.
-
-A step of length T whose rank waits the share r of the time for a CPU loses r T. If steps have grown by T' - T, and the
-time that the first suspect loses by r' T' - r T, that explains the quotient of the two (as of hosts, `detectors.pace`).
-"""
+"""What an incident of slowness carries beside its votes: numbers, and what took a rank's time from it."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from detectors.job.window import Window
+from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, most_explaining, said
 from detectors.verdict.evidence import slowness
 from trainwarden.records import IncidentRecord
-
-QUEUED: Final = "rank_run_queue_wait_ratio"
-LEVEL_S: Final = 60.0  # before the onset, and of late: over which a level is taken
-LEAST_TICKS: Final = 3  # a share of one second says little
-EXPLAINED: Final = 0.4  # of the time that steps have grown by, as `detectors.pace.contention` has it
-GROWN: Final = 0.01  # the share itself must have: who waits as long as ever is slow for another reason
 
 
 def evidenced(record: IncidentRecord, window: Window) -> IncidentRecord:
@@ -40,10 +31,9 @@ def _queued(record: IncidentRecord, window: Window, evidence: dict[str, Any]) ->
         return ""
     times_s, shares = window.board.of_rank("rank", QUEUED, rank)
     usual = shares[(times_s <= onset_s) & (times_s > onset_s - LEVEL_S)]
-    late = shares[times_s > max(onset_s, window.now_s - LEVEL_S)]
+    late = shares[times_s > max(onset_s, times_s.max(initial=0.0) - LEVEL_S)]
     if min(usual.size, late.size) < LEAST_TICKS:
         return ""
     before, now = float(np.median(usual)), float(np.median(late))
-    if now < before + GROWN or not now * now_s - before * before_s >= EXPLAINED * (now_s - before_s) > 0.0:
-        return ""
-    return f"rank {rank} waited for a CPU {now:.0%} of the time, {before:.0%} before"
+    explained = most_explaining(np.array([before]), np.array([now]), before_s, now_s) is not None
+    return f"rank {rank} {said(before, now)}" if explained else ""

@@ -162,6 +162,17 @@ class World:
             self.elect()
 
 
+def troubled(world: World) -> None:
+    """Hurt it again and again for a while, and then let it come to rest."""
+    world.elect()
+    until_s = world.now_s + TROUBLE_S
+    while world.now_s < until_s:
+        world.tick()
+        if world.random.random() < TICK_S / 5.0:
+            world.hurt()
+    calm(world)
+
+
 def calm(world: World) -> None:
     for one in world.nodes:
         one.cut_until_s = 0.0
@@ -190,13 +201,7 @@ def calm(world: World) -> None:
 @example(191)  # with one node: who had been cut off led, and knew of no attempt since
 def test_a_job_goes_on_once_whatever_is_killed_cut_off_or_replaced(shape: Shape, seed: int) -> None:
     world = World(seed, shape)
-    world.elect()
-    until_s = world.now_s + TROUBLE_S
-    while world.now_s < until_s:
-        world.tick()
-        if world.random.random() < TICK_S / 5.0:
-            world.hurt()
-    calm(world)
+    troubled(world)
     assert world.leader is not None
     assert world.leader.leads is not None
     table = world.leader.leads
@@ -236,13 +241,7 @@ class Asked(World):
 def test_every_word_on_a_node_is_kept_or_was_never_begun_and_nobody_set_aside_trains(seed: int) -> None:
     shape = Shape(nodes=3, least_nodes=2, spares=2, restarts=1000)
     world = Asked(seed, shape)
-    world.elect()
-    until_s = world.now_s + TROUBLE_S
-    while world.now_s < until_s:
-        world.tick()
-        if world.random.random() < TICK_S / 5.0:
-            world.hurt()
-    calm(world)
+    troubled(world)
     assert world.leader is not None
     table = world.leader.leads
     assert table is not None

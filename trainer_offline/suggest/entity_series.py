@@ -79,8 +79,14 @@ def of_iterations(table: IterationTable) -> EntitySeries | None:
 
     Examples
     --------
-    >>> from tests.unit.trainer_offline.suggest.recordings import steps
-    >>> found = of_iterations(steps({0: [1.0] * 32, 1: [2.0] * 32}))
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from trainwarden.recorded.iterations import read_iterations
+    >>> rows = "".join(f"{step},{rank},{rank + 1}\\n" for step in range(32) for rank in range(2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "iterations.csv")
+    ...     _ = path.write_text(f"step,rank,duration_s\\n{rows}")
+    ...     found = of_iterations(read_iterations(path, path.name))
     >>> found.names, found.values.shape, found.values[:, 0, 0].tolist()
     (('duration_s',), (2, 16, 1), [1.0, 2.0])
     """

@@ -60,8 +60,14 @@ def step_durations(table: IterationTable) -> Series:
 
     Examples
     --------
-    >>> from tests.unit.trainer_offline.suggest.recordings import steps
-    >>> step_durations(steps({0: [1.0, 2.0], 1: [1.0, 4.0], 2: [1.0, 3.0]})).values.tolist()
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from trainwarden.recorded.iterations import read_iterations
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "iterations.csv")
+    ...     _ = path.write_text("step,rank,duration_s\\n0,0,1\\n0,1,1\\n0,2,1\\n1,0,2\\n1,1,4\\n1,2,3\\n")
+    ...     found = step_durations(read_iterations(path, path.name))
+    >>> found.values.tolist()
     [1.0, 3.0]
     """
     ranks = min(len(table.ranks), max(1, -(-MOST_ROWS // max(1, table.step.size // len(table.ranks)))))

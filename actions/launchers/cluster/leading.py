@@ -58,7 +58,7 @@ class Leading:
         self._search_s = 0.0
         self._watch: CheckpointWatch | None = None
         self._wrong: str | None = None
-        self._told: set[str] = set()  # of whose end somebody has heard
+        self._stop_heard: str | None = None  # id of a stop of whose end somebody has heard
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
@@ -81,8 +81,8 @@ class Leading:
                 return Reply()
             table = self._table_of(lease, now_s)
             reply = answered(request, self._job, table, now_s) if table.settled(now_s) else Reply()
-            if reply.report is not None and reply.report.state == "done":
-                self._told.add(reply.report.operation)
+            if reply.report is not None and reply.report.operation == table.asked.stopped_by:
+                self._stop_heard = reply.report.operation
             return reply
 
     def answer(self, report: Report) -> Order:
@@ -149,7 +149,7 @@ class Leading:
             if self._table is None or self._leadership.leads() is None:
                 return True
             asked = self._table.asked.stopped_by
-            return self._table.finished(self._clock.monotonic_s()) and (asked is None or asked in self._told)
+            return self._table.finished(self._clock.monotonic_s()) and asked in (None, self._stop_heard)
 
     def _table_of(self, lease: Lease, now_s: float) -> LeaderTable:
         if self._table is None or self._table.epoch != lease.epoch:

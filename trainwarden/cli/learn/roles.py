@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwarden.cli.learn.each_job import each_job
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError, DataError
+from trainwarden.errors import DataError
 
 if TYPE_CHECKING:
     from trainer_offline.data.prepare import Source
@@ -22,24 +23,7 @@ def propose_roles(data: Path, job: str | None, write: bool, voice: Voice) -> Non
     DataError
         If there is no such job, or none can be read or written to.
     """
-    try:
-        from trainer_offline.suggest.recording import jobs_of
-        from trainer_offline.suggest.roles import propose as _needed  # noqa: F401  # tslearn
-    except ModuleNotFoundError as error:
-        missing = f"annotate roles: {error.name} is not installed"
-        raise ConfigError(f"{missing}; pip install 'trainwarden[train]'") from error
-
-    answers, failed = [], []
-    jobs = jobs_of(data, job)
-    for source in jobs:
-        try:
-            answers.append(_of_job(source, write, voice))
-        except DataError as error:
-            failed.append({"job": source.called, "why": str(error)})
-            voice.say(f"{source.called} is left out: {error}")
-    if len(failed) == len(jobs):
-        raise DataError(f"'{data}': no job could be read")
-    voice.answer({"jobs": answers, "failed": failed})
+    each_job("roles", data, job, lambda source: _of_job(source, write, voice), voice)
 
 
 def _of_job(source: Source, write: bool, voice: Voice) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from trainwarden.cli.learn.each_job import each_job
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError, DataError
+from trainwarden.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainer_offline.data.annotation_rows import Annotation
@@ -29,23 +30,7 @@ def suggest(data: Path, job: str | None, write: bool, voice: Voice) -> None:
     DataError
         If there is no such job, or none can be read.
     """
-    try:
-        from trainer_offline.suggest.recording import jobs_of
-    except ModuleNotFoundError as error:
-        missing = f"annotate suggest: {error.name} is not installed"
-        raise ConfigError(f"{missing}; pip install 'trainwarden[train]'") from error
-
-    answers, failed = [], []
-    jobs = jobs_of(data, job)
-    for source in jobs:
-        try:
-            answers.append(_of_job(data, source, write, voice))
-        except DataError as error:
-            failed.append({"job": source.called, "why": str(error)})
-            voice.say(f"{source.called} is left out: {error}")
-    if len(failed) == len(jobs):
-        raise DataError(f"'{data}': no job could be read")
-    voice.answer({"jobs": answers, "failed": failed})
+    each_job("suggest", data, job, lambda source: _of_job(data, source, write, voice), voice)
 
 
 def _of_job(data: Path, source: Source, write: bool, voice: Voice) -> dict[str, object]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.pace.contention import EXPLAINED, GROWN, KEPT, LEAST_TICKS, LEVEL_S, LOST, HostContention
+from detectors.pace.contention import KEPT, LOST, HostContention
+from detectors.peers.cpu_wait import EXPLAINED, GROWN, LEAST_TICKS, LEVEL_S
 from tests.examples import examples
 from trainwarden.errors import DetectorError
 
