@@ -23,6 +23,9 @@ class StolenTime:
     >>> stolen.take(10.0, 0.75)
     >>> stolen.slowed(12.0), stolen.slowed(16.0)
     (4.0, 1.0)
+    >>> stolen.take(20.0, 1.0)
+    >>> round(stolen.slowed(20.0))
+    20
     """
 
     def __init__(self) -> None:

@@ -106,3 +106,7 @@ def test_a_recording_is_scored_by_those_that_count_and_by_all_for_a_file() -> No
     assert (set(few.by_model), set(all_.by_model)) == ({"pca"}, {"pca", "lof", "zlength"})
     np.testing.assert_array_equal(few.ensemble, all_.ensemble)
     assert replay(job, settings, names=["pca", "lof"], scores=few).abstained["lof"] == IDLE
+    # Models that were trained before are not computed either.
+    of_before = score_recorded(job, all_.bundle, idle=lambda members, measured: usual.idle(members, measured, ()))
+    assert of_before is not None
+    assert set(of_before.by_model) == {"pca"}
