@@ -46,7 +46,7 @@ demo: install
 AGAIN = || { echo "--- what failed, once more ---"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
 SERVERS := -o cache_dir=.cache/pytest-system -m system $(SYSTEM)
-test: export TRAINWARDEN_THOROUGH := 1
+test: export TRAINWARDEN_THOROUGH ?= 1
 test: install system
 	@mkdir -p .cache; nice -n 19 make --no-print-directory first > .cache/first.log 2>&1 & first=$$!; \
 	trap 'kill $$first; exit 130' INT TERM; \

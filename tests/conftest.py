@@ -15,14 +15,14 @@ from hypothesis import settings
 
 from collectors.nccl_profiler import build
 from tests import nccl_player
-from tests.examples import SAME_CASES, THOROUGH
+from tests.examples import SAME_CASES, cases
 from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing, archive_classes
 
 SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
 
 STARVED = 4.0  # seen: a quarter of the two processors for an hour, the rest "stolen" (proc_stat(5)) by others
-MOST = 100 if THOROUGH else 25
-settings.register_profile("shared", max_examples=MOST, deadline=None, derandomize=SAME_CASES)  # machines are shared
+# Machines are shared: no deadline.
+settings.register_profile("shared", max_examples=cases(100), deadline=None, derandomize=SAME_CASES)
 settings.load_profile("shared")
 # tslearn is compared with on a few small series; compiling it takes longer than all of them.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")

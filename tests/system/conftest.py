@@ -55,7 +55,7 @@ def quiet_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def carry_out(folder: Path) -> None:
         words = ("--fault", "none", "--ranks", "3", "--seed", "3", "--steps", "80")
-        result = demo(folder, *words, "--keep", str(folder / "data"))
+        result = demo(folder, *words, "--keep", str(folder / "data"), teaches=True)
         (folder / "result.json").write_text(json.dumps(result))
 
     return once(tmp_path_factory, "quiet-demo", carry_out)

@@ -19,6 +19,8 @@ from trainwarden.hook import read_header
 SCRIPTS = ROOT / "tests" / "scripts"
 WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
 SIGNALLED_S = 3.0  # SIGTERM is with every rank so long after it was sent to the command
+# What a job teaches by its own start takes four seconds of a processor; test_demo and test_swap_in_demo look at it.
+NOTHING_TAUGHT = {"TRAINWARDEN_DETECTION_OWN_MODELS": "false"}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -79,7 +81,7 @@ class Watched:
 
         With `end_after_fault_s` the command is ended (SIGTERM) that long after the fault, for hangs.
         """
-        environ = {**os.environ, "TRAINWARDEN_RUN_DIR": str(self._run_dir), "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, **NOTHING_TAUGHT, "TRAINWARDEN_RUN_DIR": str(self._run_dir), "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             process = subprocess.Popen(self._command, env=environ, stdout=log, stderr=log, cwd=ROOT)
         try:
@@ -123,7 +125,7 @@ class Watched:
         return self._log.read_text(errors="replace")[-4000:]
 
 
-def demo(folder: Path, *arguments: str) -> dict[str, Any]:
+def demo(folder: Path, *arguments: str, teaches: bool = False) -> dict[str, Any]:
     """What a demo answers that was carried out from `folder` and is content with itself."""
     done = subprocess.run(
         [*WARDEN, "demo", "--json", "--within", "600", *arguments],
@@ -131,6 +133,7 @@ def demo(folder: Path, *arguments: str) -> dict[str, Any]:
         text=True,
         timeout=660,
         cwd=folder,
+        env={**os.environ, **({} if teaches else NOTHING_TAUGHT)},
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]

@@ -37,7 +37,7 @@ ACTION_KEYS = {"id", "incident", "kind", "outcome", "at_s", "finished_at_s", "pl
 def test_a_fault_is_found_and_acted_on(fault: str, rank: int, kind: str, tmp_path: Path) -> None:
     # What a rebalance gains is seen over many steps.
     shape = {"slow-rank": (), "log-storm": FEWEST}.get(fault, SHORT)
-    result = found_and_acted_on(fault, rank, kind, tmp_path, *shape)
+    result = found_and_acted_on(fault, rank, kind, tmp_path, *shape, teaches=fault == "slow-rank")
     if fault == "slow-rank":  # what the job taught by its own start has an opinion, without any training before
         assert {"lof", "neighbor_profile", "dtw", "metric_peers"} <= told(result, kind, rank)["votes"].keys()
 
@@ -57,9 +57,12 @@ def told(result: dict[str, Any], kind: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def found_and_acted_on(fault: str, rank: int, kind: str, folder: Path, *more: str) -> dict[str, Any]:
+def found_and_acted_on(
+    fault: str, rank: int, kind: str, folder: Path, *more: str, teaches: bool = False
+) -> dict[str, Any]:
     keep = folder / "kept"
-    result = demo(folder, "--fault", fault, "--rank", str(rank), "--seed", str(rank), "--keep", str(keep), *more)
+    words = ("--fault", fault, "--rank", str(rank), "--seed", str(rank), "--keep", str(keep))
+    result = demo(folder, *words, *more, teaches=teaches)
     assert set(result) >= KEYS
     assert set(told(result, kind, rank)) >= INCIDENT_KEYS
     assert result["false_alarms"] == 0

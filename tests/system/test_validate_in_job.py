@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from tests.system.runs import WARDEN
+from tests.system.runs import NOTHING_TAUGHT, WARDEN
 from trainwarden import rundir
 from trainwarden.bus.address import connect
 from trainwarden.hook import Header, read_header
@@ -92,9 +92,10 @@ def test_a_suspect_is_confirmed_while_training_stands_still_and_training_goes_on
     run_dir = tmp_path / "run"
     environ = {
         **os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "TRAINWARDEN_RUN_DIR": str(run_dir),
-        "TRAINWARDEN_NODE": "node-b",
+        "TRAINWARDEN_NODE": "node-b", **NOTHING_TAUGHT,
     }  # fmt: skip
-    launch = ["launch", "--nproc", "4", "--job", "job", "--mode", "auto", "--", "python", str(tmp_path / "train.py")]
+    launch = ["launch", "--nproc", "4", "--job", "job", "--mode", "auto", "--preload", "torch._dynamo"]
+    launch += ["--", "python", str(tmp_path / "train.py")]
     job = subprocess.Popen([*WARDEN, *launch], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: [header.stands for header in headers(run_dir)] == [0] * 4, job)
