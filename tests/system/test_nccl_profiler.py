@@ -19,6 +19,7 @@ from collectors.nccl_profiler.layout import CALLS
 from tests import nccl_player
 from tests.hook_doubles import write_header
 from tests.servers.agent import AgentProcess
+from tests.torch_forks import TorchForks
 from trainwarden.records import CollectivesRecord
 from trainwarden.topics import COLLECTIVES
 
@@ -166,46 +167,32 @@ for step in range(80):
     optimizer.step()
     optimizer.zero_grad()
 maps = open("/proc/self/maps").read()
-print(json.dumps({
+said = json.dumps({
     "named": os.environ.get("NCCL_PROFILER_PLUGIN"), "loaded": "libnccl-profiler" in maps,
     "sum": [float(part.double().sum()) for part in model.parameters()],
-}))
+})
+open(f"said-{dist.get_rank()}.json", "w").write(said)
 dist.destroy_process_group()
 """
 
 
-def ranks(folder: Path, **environ: str) -> list[dict[str, object]]:
+def ranks(forks: TorchForks, folder: Path, **environ: str) -> list[dict[str, object]]:
     """Two ranks of a job on gloo; what each said at its end."""
     (folder / "hook").mkdir(parents=True)
     (folder / "job.py").write_text(_JOB)
-    base = nccl_player.environ(folder / "hook", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", WORLD_SIZE="2")
-    base |= {"PYTHONPATH": str(Path(trainwarden.__file__).parents[1]), "MASTER_ADDR": "127.0.0.1"}
-    base |= {"MASTER_PORT": str(20_000 + os.getpid() % 10_000), **environ}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(folder / "job.py")], env={**base, "RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = []
-    try:
-        for process in started:
-            out, err = process.communicate(timeout=PATIENCE_S * 2)
-            assert process.returncode == 0, err[-3000:]
-            said.append(json.loads(out))
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return said
+    base = nccl_player.environ(folder / "hook", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    base |= {"PYTHONPATH": str(Path(trainwarden.__file__).parents[1]), **environ}
+    log = folder / "log"
+    job = forks.start([str(folder / "job.py")], base, folder=folder, log=log, ranks=2)
+    assert job.wait(PATIENCE_S * 2) == 0, log.read_text()[-3000:]
+    return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_a_job_without_nccl_does_not_notice(built: Built, tmp_path: Path) -> None:
+def test_a_job_without_nccl_does_not_notice(built: Built, torch_forks: TorchForks, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     offered = str(built[0]) if torch.version.cuda is not None else None
-    plain = ranks(tmp_path / "plain")
-    hooked = ranks(tmp_path / "hooked", **{build.VARIABLE: str(built[0])})
+    plain = ranks(torch_forks, tmp_path / "plain")
+    hooked = ranks(torch_forks, tmp_path / "hooked", **{build.VARIABLE: str(built[0])})
     assert [one["named"] for one in plain + hooked] == [None, None, offered, offered]
     assert not any(one["loaded"] for one in hooked)
     assert [one["sum"] for one in plain] == [one["sum"] for one in hooked]
