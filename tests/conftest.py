@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ STARVED = 4.0  # seen: a quarter of the two processors for an hour, the rest "st
 # Machines are shared: no deadline.
 settings.register_profile("shared", max_examples=cases(100), deadline=None, derandomize=SAME_CASES)
 settings.load_profile("shared")
+# Begun in a shell's background this process ignores Ctrl-C, and so would all whom tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # tslearn is compared with on a few small series; compiling it takes longer than all of them.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 # Several workers share the cores: threads of the linear algebra that spin for each other double what training takes.
