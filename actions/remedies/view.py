@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from actions.brakes.history import begun
+from actions.brakes.history import begun, carried_out, ended_s
 from actions.remedies.memory import Case, Memory
 from actions.remedies.policy import Rules
+from actions.remedies.table import Rung
 from trainwarden.launching import Capabilities, LauncherState
 from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
 
@@ -129,6 +130,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         if state.phase in OVER:
             return msgspec.structs.replace(intent, refused="the job is over", held="over")
         return None
+
+    def only_shown(self, action: ActionRecord) -> bool:
+        """Whether `action` is of a kind that is never carried out, while others are: those after it have their turn."""
+        observed = self.rules.mode_of(action.kind) == "observe" != self.rules.mode
+        return observed and action.outcome == "proposed"
+
+    def outlasted(self, rungs: Sequence[Rung]) -> bool:
+        """Whether the incident has outlasted what was carried out of `rungs`, or would have been."""
+        patience_s = {rung.action: rung.patience_s for rung in rungs}
+        return all(
+            self.now_s - ended_s(action) >= patience_s.get(action.kind, 0.0)
+            for action in self.actions
+            if carried_out(action) or self.only_shown(action)
+        )
 
     def for_a_person(self, kind: ActionKind, why: str) -> Intent:
         """`kind` would help or nothing does; a person is told `why` we do not do it."""
