@@ -14,13 +14,13 @@ import msgspec
 
 from actions.launchers.cluster import places
 from actions.launchers.cluster.leading import Leading
-from actions.launchers.cluster.lease_host import LeaseHost
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.reporter import Reporter
 from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
 from actions.launchers.leases.client import LeaseClient, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import Allegiance, EpochFence
+from actions.launchers.leases.host import LeaseHost
 from actions.launchers.leases.questions import LOOPBACK, QuestionServer
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found
 from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
 from actions.launchers.cluster.obeying import next_step, sentence_of
@@ -18,7 +19,6 @@ from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Sha
 
 _LATE_REPORTS: Final = 4
 MISFIT_CODE: Final = 2  # wrong use
-LOST_JOB_CODE: Final = 1
 STOPPED_CODE: Final = 143  # what a shell shows for SIGTERM
 
 
@@ -129,18 +129,8 @@ class LeaderTable:
         """Begin an attempt that goes on from `checkpoint`; does nothing if it is no longer `ready`."""
         if not self.ready(now_s):
             return
-        before = self.attempt
         roster = self._free(now_s)[: self.shape.nodes]
-        self.attempt = Attempt(
-            epoch=self.epoch,
-            number=1 if before is None else before.number + 1,
-            roster=tuple(one.life for one in roster),
-            master=roster[0].host,
-            port=roster[0].port,
-            failures=0 if before is None else before.failures,
-            checkpoint=None if checkpoint is None else checkpoint.path.name,
-            step=None if checkpoint is None else checkpoint.step,
-        )
+        self.attempt = following(self.attempt, self.epoch, roster, checkpoint)
         self.runs = True
         self.asked.begins()
         whence = "" if checkpoint is None else f" from {checkpoint.path.name}"
@@ -198,19 +188,13 @@ class LeaderTable:
                 return
             if life in self._members and self._members[life].report.ran == attempt.id:
                 reports.append(self._members[life].report)
-        for one in reports:
-            if one.state == "failed":
-                self._failed(one, attempt, now_s)
-                return
-            if one.state == "stopped":
-                self._stop(f"{one.node} has stopped its ranks", now_s)
-                return
-            if attempt.step is not None and one.first_step is not None and one.first_step < attempt.step:
-                why = f"{one.node} started over at step {one.first_step} although {attempt.checkpoint} is whole"
-                self._end(Over(LOST_JOB_CODE, f"{why}; the script must go on from it (docs/checkpoints.md)"), now_s)
-                return
-        if len(reports) == len(attempt.roster) and all(one.state == "done" for one in reports):
-            self._end(Over(0), now_s)
+        match found(attempt, reports):
+            case Report() as failed:
+                self._failed(failed, attempt, now_s)
+            case Over() as over:
+                self._end(over, now_s)
+            case str() as why:
+                self._stop(why, now_s)
 
     def _failed(self, report: Report, attempt: Attempt, now_s: float) -> None:
         code = report.code or LOST_JOB_CODE
