@@ -11,14 +11,21 @@ LOST_JOB_CODE = 1
 
 
 def following(before: Attempt | None, epoch: int, roster: Sequence[Report], checkpoint: Checkpoint | None) -> Attempt:
-    """The attempt after `before` on the nodes of `roster`, in their order, on from `checkpoint`."""
+    """The attempt after `before` on the nodes of `roster`, in their order, on from `checkpoint`.
+
+    Where it is unknown what the one before began from, nothing says that the job has got further.
+    """
+    failures = 0 if before is None else before.failures
+    began = None if before is None else before.step
+    further = began is not None and checkpoint is not None and checkpoint.step > began
     return Attempt(
         epoch=epoch,
         number=1 if before is None else before.number + 1,
         roster=tuple(one.life for one in roster),
         master=roster[0].host,
         port=roster[0].port,
-        failures=0 if before is None else before.failures,
+        failures=failures,
+        outlived=failures if further or before is None else before.outlived,
         checkpoint=None if checkpoint is None else checkpoint.path.name,
         step=None if checkpoint is None else checkpoint.step,
     )
@@ -47,3 +54,10 @@ def found(attempt: Attempt, reports: Sequence[Report]) -> Report | Over | str | 
     if len(reports) == len(attempt.roster) and all(one.state == "done" for one in reports):
         return Over(0)
     return None
+
+
+def given_up(attempt: Attempt, report: Report) -> Over:
+    """The end of a job whose rank on the node of `report` has failed once more than it may."""
+    code, newest = report.code or LOST_JOB_CODE, attempt.checkpoint
+    further = "" if newest is None else f" without a newer checkpoint than {newest}"
+    return Over(code, f"a rank on {report.node} ended with code {code}, after {attempt.in_vain} restarts{further}")

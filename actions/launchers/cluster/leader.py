@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint
-from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found
+from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found, given_up
 from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
 from actions.launchers.cluster.obeying import next_step, sentence_of
@@ -55,7 +55,7 @@ class LeaderTable:
 
     def __init__(self, epoch: int, shape: Shape, patience: Patience, now_s: float) -> None:
         self.epoch, self.shape, self._patience = epoch, shape, patience
-        self._began_s = self._gathering_s = self._over_s = now_s
+        self._began_s = self._gathering_s = self._over_s = self._rested_s = now_s
         self._members: dict[str, _Member] = {}
         self._join_s, self._growing = patience.join_s, Growing(shape.grow)
         self._news: list[str] = []
@@ -118,7 +118,7 @@ class LeaderTable:
 
     def ready(self, now_s: float) -> bool:
         """Whether an attempt can be formed now: enough nodes are there, and nobody runs anything of the one before."""
-        if self.over is not None or self.runs or self.asked.holds:
+        if self.over is not None or self.runs or self.asked.holds or now_s < self._rested_s:
             return False
         if self._may_run_still(now_s) or not self.asked.known(self._ledgers(now_s)):
             return False
@@ -197,13 +197,14 @@ class LeaderTable:
                 self._stop(why, now_s)
 
     def _failed(self, report: Report, attempt: Attempt, now_s: float) -> None:
-        code = report.code or LOST_JOB_CODE
-        if attempt.failures >= self.shape.restarts:
-            why = f"a rank on {report.node} ended with code {code}, after {attempt.failures} restarts"
-            self._end(Over(code, why), now_s)
+        if attempt.in_vain >= self.shape.restarts:
+            self._end(given_up(attempt, report), now_s)
             return
         self.attempt = msgspec.structs.replace(attempt, failures=attempt.failures + 1)
-        self._stop(f"a rank on {report.node} ended with code {code}", now_s)
+        pause_s = self._patience.pause_s(self.attempt.in_vain)
+        self._rested_s = now_s + pause_s
+        waits = f", and the next attempt waits for {pause_s:.0f} s" if pause_s else ""
+        self._stop(f"a rank on {report.node} ended with code {report.code or LOST_JOB_CODE}{waits}", now_s)
 
     def _stop(self, why: str, now_s: float) -> None:
         self.runs, self._gathering_s, self._join_s = False, now_s, self._patience.join_s

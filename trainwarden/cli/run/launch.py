@@ -40,7 +40,7 @@ def launch(
         int | None, typer.Option(min=0, max=1024, help="Nodes beyond --nnodes that may wait; default 0.")
     ] = None,
     max_restarts: Annotated[
-        int | None, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes; default 3.")
+        int | None, typer.Option(min=0, max=1000, help="Without a newer checkpoint; several nodes; default 3.")
     ] = None,
     grow: Annotated[
         Literal["worth", "now", "restart"] | None,
