@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from actions.brakes.history import NODES_OUT, RESTARTS, carried_out, ended_s, restart_loop, took_effect
-from actions.remedies.by_launcher import between_attempts, restarted_already
+from actions.brakes.history import (
+    BY_LAUNCHER,
+    NODES_OUT,
+    RESTARTS,
+    carried_out,
+    ended_s,
+    failures_in_vain,
+    restart_loop,
+    took_effect,
+)
+from actions.remedies.by_launcher import between_attempts, restarted_already, seen_to
 from actions.remedies.table import EvictNode, RestartProcess, StopJob, Validate
 from actions.remedies.view import OVER, Intent, View
 from trainwarden.records import ActionRecord
@@ -71,7 +80,10 @@ def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord
     For an eviction only those count that were for incidents which blame the same node.
     """
     state = view.state() if view.rules.mode_of("restart_process") != "observe" else None
-    if state is None or state.phase in OVER or not _down(view, _persist_s(view)) or rung.after_restarts is None:
+    if state is None or state.phase in OVER or rung.after_restarts is None:
+        return []
+    by_launcher = isinstance(rung, EvictNode) and seen_to(view)
+    if not by_launcher and not _down(view, _persist_s(view)):
         return []
     of_job = view.memory.of_job(view.case.incident.job)
     if isinstance(rung, EvictNode):
@@ -79,12 +91,14 @@ def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord
         if node is None or _another(view, node):
             return []
         of_job = [action for action in of_job if _counts_against(view, action, node)]
-    return restart_loop(view.now_s, of_job, rung.after_restarts, rung.within_s)
+    return (failures_in_vain if by_launcher else restart_loop)(view.now_s, of_job, rung.after_restarts, rung.within_s)
 
 
 def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
     said_s = case.first_said_s if (case := view.memory.cases.get(action.cause)) else None  # its end may be told late
+    if action.plan.get(BY_LAUNCHER) and action.blames != node:
+        return False  # one incident may be of several failures, and blame another with each
     return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
 
 

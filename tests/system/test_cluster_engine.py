@@ -33,34 +33,44 @@ NODES: Final = ("n1", "n2", "n3")
 
 
 class Site:
-    """n1 and n2 train, n3 waits; each process can be killed."""
+    """n1 and n2 train, n3 waits; each process can be killed. With `watched` agents and detection say what there is."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *program: str, watched: bool = False) -> None:
+        self.program, self.watched = program or ("ring.py", "100000", str(folder / "log")), watched
         self.folder, self.processes = folder, dict[str, subprocess.Popen[Any]]()
         self.rdzv = f"127.0.0.1:{places.free_port('127.0.0.1')}"
         self.log = folder / "log"
         self.config = folder / "site.toml"
         self.config.write_text(
-            f'job = "j"\nbus = "embedded:{folder / "bus.db"}"\nrun_dir = "{folder / "engine"}"\n'
+            f'job = "j"\nbus = "embedded:{folder / "bus.db"}"\n'
             f'[engine]\nmode = "auto"\nlauncher = "cluster"\n[engine.launcher_settings]\nrdzv = "{self.rdzv}"\n'
         )
         self.bus = connect(f"embedded:{folder / 'bus.db'}")
         self.launcher = ClusterLauncher(ClusterConfig(rdzv=self.rdzv), Scope(job="j", node="n", run_dir=str(folder)))
         self.start("lease")
+        if watched:  # what dies at its start does so before an engine that is started after it is there
+            self.start("detector")
+            self.start("engine")
+            self.until("an engine", lambda: "engine ready" in (folder / "engine.out").read_text())
         for name in NODES:
             self.start(name)
             count = NODES.index(name) + 1
             self.until("a node", lambda count=count: len(self.state().nodes) == count)  # type: ignore[misc]
-        self.start("engine")
-        self.trains(0)
+        if not watched:
+            self.start("engine")
+            self.trains(0)
 
     def start(self, name: str) -> None:
         launch = (
             "launch", "--job", "j", "--nproc", "1", "--nnodes", "2", "--spares", "1", "--rdzv", self.rdzv,
-            "--checkpoints", str(self.folder / "ckpt"), "--",
-            "python", str(SCRIPTS / "ring.py"), "100000", str(self.log),
+            "--checkpoints", str(self.folder / "ckpt"), *(("--config", str(self.config)) if self.watched else ()),
+            "--", "python", str(SCRIPTS / self.program[0]), *self.program[1:],
         )  # fmt: skip
-        words = {"lease": ("lease", "--listen", self.rdzv), "engine": ("engine", "--config", str(self.config))}
+        words = {
+            "detector": ("detector", "--config", str(self.config)),
+            "lease": ("lease", "--listen", self.rdzv),
+            "engine": ("engine", "--config", str(self.config)),
+        }
         environ = {**os.environ, "TRAINWARDEN_NODE": name, "TRAINWARDEN_RUN_DIR": str(self.folder / name)}
         with (self.folder / f"{name}.out").open("ab") as out:
             command = [*WARDEN, *words.get(name, launch)]
@@ -130,7 +140,7 @@ class Site:
         return "\n".join(f"--- {one.name}\n{one.read_text()[-3000:]}" for one in sorted(self.folder.glob("*.out")))
 
     def close(self) -> None:
-        for name in ("engine", *NODES, "lease"):
+        for name in self.processes:
             self.processes[name].send_signal(signal.SIGTERM if name in NODES else signal.SIGKILL)
         for process in self.processes.values():
             process.wait(30.0)
@@ -171,6 +181,25 @@ def test_what_detection_finds_is_acted_upon_once_and_what_the_leader_has_done_is
     assert "n2 cordoned" in site.run("nodes", "--config", str(site.config))
     assert "uncordon: done" in site.run("job", "uncordon", "n2", "--job", "j", "--rdzv", site.rdzv)
     assert {one.node: one.state for one in site.state().nodes}["n2"] == "spare"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("after_s", [0.3, 6.0])
+def test_a_node_whose_rank_dies_each_time_is_taken_out_before_the_jobs_restarts_are_spent(
+    tmp_path: Path, after_s: float
+) -> None:
+    site = Site(tmp_path, "dying_ring.py", "100000", str(tmp_path / "log"), "n2", str(after_s), watched=True)
+    try:
+        site.until("an eviction", lambda: any("/evict/" in name and how == "done" for name, how, _ in site.story()))
+        site.until("steps without n2", lambda: site.state().phase == "running" and len(site.state().ranks_running) == 2)
+        assert {one.node for one in site.state().nodes if one.ranks} == {"n1", "n3"}
+        assert "2 restarts for n2 within 600 s have not helped" in next(w for n, _, w in site.story() if "/evict/" in n)
+        assert site.state().failures == 3
+        attempt = site.state().attempt
+        time.sleep(10.0)
+        assert (site.state().attempt, site.state().phase) == (attempt, "running")
+    finally:
+        site.close()
 
 
 def pids(run_dir: Path) -> list[str]:

@@ -11,13 +11,8 @@ LOST_JOB_CODE = 1
 
 
 def following(before: Attempt | None, epoch: int, roster: Sequence[Report], checkpoint: Checkpoint | None) -> Attempt:
-    """The attempt after `before` on the nodes of `roster`, in their order, on from `checkpoint`.
-
-    Where it is unknown what the one before began from, nothing says that the job has got further.
-    """
+    """The attempt after `before` on the nodes of `roster`, in their order, on from `checkpoint`."""
     failures = 0 if before is None else before.failures
-    began = None if before is None else before.step
-    further = began is not None and checkpoint is not None and checkpoint.step > began
     return Attempt(
         epoch=epoch,
         number=1 if before is None else before.number + 1,
@@ -25,10 +20,17 @@ def following(before: Attempt | None, epoch: int, roster: Sequence[Report], chec
         master=roster[0].host,
         port=roster[0].port,
         failures=failures,
-        outlived=failures if further or before is None else before.outlived,
+        outlived=failures if before is None or _is_further(before, checkpoint) else before.outlived,
         checkpoint=None if checkpoint is None else checkpoint.path.name,
         step=None if checkpoint is None else checkpoint.step,
     )
+
+
+def _is_further(before: Attempt, checkpoint: Checkpoint | None) -> bool:
+    """Whether the job has got further with `before`; where the folder did not answer later on, nothing says so."""
+    if checkpoint is None:
+        return False
+    return before.number == 1 if before.step is None else checkpoint.step > before.step
 
 
 def found(attempt: Attempt, reports: Sequence[Report]) -> Report | Over | str | None:

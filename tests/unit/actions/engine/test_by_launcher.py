@@ -192,3 +192,102 @@ def test_a_launcher_that_restarts_nothing_by_itself_is_asked_as_before() -> None
     other.launcher.able = Capabilities(can=other.launcher.able.can)
     other.tell(blaming(other, "node_lost"))
     assert other.launcher.asked == [("evict", "i1/evict/1")]
+
+
+# --- a node whose ranks die again and again --------------------------------------------------------------------------
+
+
+def fail(one: Rig, name: str, node: str = "n2", kind: str = "crash") -> IncidentRecord:
+    """A rank on `node` dies, its launcher starts all again, and detection says so two seconds later."""
+    restart_by_itself(one)
+    one.launcher.failures += 1
+    one.tick(2.0)
+    suspects = (Suspect(rank=2, node=node, score=1.0, reason="was killed"),)
+    one.tell(incident := one.incident(name, kind=kind, suspects=suspects))
+    pass_s(one, 10)
+    return incident
+
+
+def test_a_node_whose_ranks_die_again_after_two_of_the_launchers_own_restarts_is_taken_out() -> None:
+    one = rig()
+    for name in ("i1", "i2"):
+        one.tell(one.closed(fail(one, name)))
+        pass_s(one, 60)
+    assert one.launcher.asked == []
+    fail(one, "i3")
+    assert one.launcher.asked == [("evict", "i3/evict/1")]
+    evicted = last(one)
+    assert (evicted.outcome, evicted.plan["nodes"], evicted.severity) == ("done", ["n2"], "sev1")
+    assert evicted.after == "i2/restart/1"
+    assert evicted.why.startswith("2 restarts for n2 within 600 s have not helped")
+
+
+def test_it_is_taken_out_where_all_of_it_is_one_incident_and_an_engine_is_killed_meanwhile() -> None:
+    one = rig()
+    fail(one, "i1")
+    for phase in ("restarting", "running"):
+        one.launcher.phase, one.launcher.failures = phase, one.launcher.failures + 1  # type: ignore[assignment]
+        one.restart_engine()
+        pass_s(one, 3)
+        assert one.launcher.asked == []
+    pass_s(one, 5)
+    assert one.launcher.asked == [("evict", "i1/evict/1")]
+    told = [(action.id, action.plan["failures"]) for action in one.bus.actions() if action.outcome == "skipped"]
+    assert told == [("i1/restart/1", 1), ("i1/restart/2", 2), ("i1/restart/3", 3)]
+
+
+def test_one_failure_that_is_told_of_thrice_takes_nobody_out() -> None:
+    one = rig()
+    for place, kind in enumerate(["crash", "exception", "crash"]):
+        fail(one, f"i{place}", kind=kind)
+        one.launcher.failures = 1
+    pass_s(one, 300)
+    assert one.launcher.asked == []
+
+
+@pytest.mark.parametrize("nodes", [("n2", "n1", "n2"), ("n2", "n2", "n1"), ("n1", "n2", "n1", "n2")])
+def test_where_another_node_fails_in_between_none_is_taken_out(nodes: tuple[str, ...]) -> None:
+    one = rig()
+    for place, node in enumerate(nodes):
+        one.tell(one.closed(fail(one, f"i{place}", node)))
+    assert one.launcher.asked == []
+
+
+def test_an_incident_that_blames_another_node_with_its_next_failure_takes_neither_out() -> None:
+    one = rig()
+    incident = fail(one, "i1", "n2")
+    for node in ("n1", "n2"):
+        one.launcher.failures += 1
+        one.tick(1.0)
+        suspects = (Suspect(rank=0, node=node, score=1.0, reason="was killed"),)
+        one.tell(incident := one.later(incident, suspects=suspects))
+        pass_s(one, 10)
+    assert one.launcher.asked == []
+
+
+def test_restarts_of_a_job_in_which_no_rank_has_failed_are_held_against_nobody() -> None:
+    """A person, a lost node, growth: the incident is open still, and the ranks were started again."""
+    one = rig()
+    fail(one, "i1")
+    for _ in range(4):
+        restart_by_itself(one)
+        pass_s(one, 20)
+    assert one.launcher.asked == []
+
+
+def test_failures_of_long_ago_take_nobody_out() -> None:
+    one = rig()
+    for name in ("i1", "i2"):
+        one.tell(one.closed(fail(one, name)))
+    pass_s(one, 601)
+    fail(one, "i3")
+    assert one.launcher.asked == []
+
+
+def test_a_node_that_cannot_be_spared_is_told_of_once_and_its_launcher_goes_on() -> None:
+    one = rig()
+    one.launcher.able = Capabilities(can=frozenset({"restart", "stop"}), cannot={"evict": "no"}, restarts_itself=True)
+    for place in range(5):
+        one.tell(one.closed(fail(one, f"i{place}")))
+    assert one.launcher.asked == []
+    assert {action.outcome for action in one.bus.actions() if action.kind == "evict_node"} == {"skipped"}

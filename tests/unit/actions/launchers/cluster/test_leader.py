@@ -156,6 +156,13 @@ def test_a_job_that_dies_at_the_same_place_for_ever_ends_whatever_it_has_outlive
     assert job.table.over == Over(7, why)
 
 
+def test_the_first_checkpoint_of_all_is_progress() -> None:
+    job = Job("a", "b", "c")
+    job.run()
+    job.fail("a")
+    assert [job.run(checkpoint(10)).in_vain, job.table.attempt and job.table.attempt.failures] == [0, 1]
+
+
 def test_a_folder_that_does_not_always_answer_is_no_progress() -> None:
     job = Job("a", "b", "c")
     for step in (20, None, 20):
