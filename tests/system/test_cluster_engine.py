@@ -33,10 +33,14 @@ NODES: Final = ("n1", "n2", "n3")
 
 
 class Site:
-    """n1 and n2 train, n3 waits; each process can be killed. With `watched` agents and detection say what there is."""
+    """n1 and n2 train, n3 waits; each process can be killed.
 
-    def __init__(self, folder: Path, *program: str, watched: bool = False) -> None:
-        self.program, self.watched = program or ("ring.py", "100000", str(folder / "log")), watched
+    With `watched` agents and detection say what there is; with `beside` the launchers bring the engine, and agents.
+    """
+
+    def __init__(self, folder: Path, *program: str, watched: bool = False, beside: bool = False) -> None:
+        self.program = program or ("ring.py", "100000", str(folder / "log"))
+        self.watched, self.beside = watched, beside
         self.folder, self.processes = folder, dict[str, subprocess.Popen[Any]]()
         self.rdzv = f"127.0.0.1:{places.free_port('127.0.0.1')}"
         self.log = folder / "log"
@@ -57,13 +61,15 @@ class Site:
             count = NODES.index(name) + 1
             self.until("a node", lambda count=count: len(self.state().nodes) == count)  # type: ignore[misc]
         if not watched:
-            self.start("engine")
+            if not beside:
+                self.start("engine")
             self.trains(0)
 
     def start(self, name: str) -> None:
         launch = (
             "launch", "--job", "j", "--nproc", "1", "--nnodes", "2", "--spares", "1", "--rdzv", self.rdzv,
-            "--checkpoints", str(self.folder / "ckpt"), *(("--config", str(self.config)) if self.watched else ()),
+            "--checkpoints", str(self.folder / "ckpt"), *(("--mode", "auto") if self.beside else ()),
+            *(("--config", str(self.config)) if self.watched or self.beside else ()),
             "--", "python", str(SCRIPTS / self.program[0]), *self.program[1:],
         )  # fmt: skip
         words = {
@@ -200,6 +206,50 @@ def test_a_node_whose_rank_dies_each_time_is_taken_out_before_the_jobs_restarts_
         assert (site.state().attempt, site.state().phase) == (attempt, "running")
     finally:
         site.close()
+
+
+def test_the_launcher_that_leads_has_the_one_engine_beside_it_whoever_is_killed(tmp_path: Path) -> None:
+    site = Site(tmp_path, beside=True)
+    try:
+        began_s = time.monotonic()
+        site.tell("i1", "hang")
+        site.ended("i1/restart/1", "done")
+        print(f"a hang of a job just begun: restarted {time.monotonic() - began_s:.1f} s after the incident")
+        [(engine, home)] = engines(site)
+        assert home == site.leader()
+        site.tell("i2", "gpu_lost", "n2")
+        os.kill(engine, signal.SIGKILL)
+        began_s = time.monotonic()
+        site.until("another engine", lambda: engine not in [pid for pid, _ in engines(site)] and engines(site))
+        site.until("an end", lambda: ("i2", "done") in [(name[:2], how) for name, how, _ in site.story()])
+        print(f"engine killed at an incident: done {time.monotonic() - began_s:.1f} s later")
+        lost = site.leader()
+        site.kill(lost)
+        began_s = time.monotonic()
+        site.until("another leader", lambda: site.leader() != lost and lost not in [home for _, home in engines(site)])
+        site.start(lost)
+        site.tell("i3", "hang")
+        site.until(
+            "an end", lambda: any(name[:2] == "i3" and how in ("done", "skipped") for name, how, _ in site.story())
+        )
+        print(f"leader killed: its successor's engine was done {time.monotonic() - began_s:.1f} s later")
+        time.sleep(6.0)
+        assert [home for _, home in engines(site)] == [site.leader()]
+        assert sum(how == "done" and name[:2] == "i2" for name, how, _ in site.story()) == 1
+        for name in NODES:
+            site.processes[name].send_signal(signal.SIGTERM)
+            site.processes[name].wait(30.0)
+        assert engines(site) == []
+    finally:
+        site.close()
+
+
+def engines(site: Site) -> list[tuple[int, str]]:
+    """Those that run, and beside whose launcher."""
+    found = subprocess.run(
+        ["pgrep", "-af", f"cli.main engine --run-dir {site.folder}/"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    return [(int(line.split()[0]), line.partition(f"--run-dir {site.folder}/")[2].split()[0]) for line in found]
 
 
 def pids(run_dir: Path) -> list[str]:

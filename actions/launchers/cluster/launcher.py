@@ -91,6 +91,7 @@ class NodeLauncher:
         self._start_s: float | None = None
         self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
+        self._connected = False
 
     def _connect(self) -> None:
         """Make the leader's part and the ways to others; nothing of it begins yet."""
@@ -109,6 +110,11 @@ class NodeLauncher:
         self._reporter = Reporter(
             self._orders, self._keeper, self.report, self._lock, clock, token=meeting.token, tls=meeting.tls
         )
+        self._connected = True
+
+    def leads(self) -> bool:
+        """Whether this launcher leads the job now."""
+        return self._connected and self._keeper.leads() is not None
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:
         """Take part until the job is over, or, after `stop()`, end it everywhere.

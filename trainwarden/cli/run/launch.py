@@ -68,7 +68,7 @@ def launch(
     asked.check(here, mode=mode, validate=validate)
     if rdzv is None:
         return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
-    return launch_node(command, Voice(json), here, asked)
+    return launch_node(command, Voice(json), here, asked, mode)
 
 
 def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode, validate: bool) -> int:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
+from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
-from trainwarden.settings import checkpoints_of
+from trainwarden.settings import Settings, checkpoints_of
 
 if TYPE_CHECKING:
     from actions.launchers.cluster.words import Shape
@@ -42,7 +44,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     grow: Literal["worth", "now", "restart"] | None = None
     token_file: Path | None = None
 
-    def check(self, here: Here, *, mode: str, validate: bool) -> None:
+    def check(self, here: Here, *, mode: Mode, validate: bool) -> None:
         """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
 
         Raises
@@ -57,9 +59,6 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
         if here.job is None and here.config is None:
             raise ConfigError("--job: all nodes of a job have to name it alike")
-        if mode != "observe":
-            engine = 'trainwarden engine --config FILE, with launcher = "cluster" (docs/several_nodes.md)'
-            raise ConfigError(f"--mode {mode}: on several nodes that is said to the engine, once: {engine}")
         if here.keep is not None:
             raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
         if validate:
@@ -76,6 +75,20 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 raise ConfigError(f"{option}: that is of a job on several nodes; name --rdzv HOST:PORT or leave it out")
 
+    def engine(self, settings: Settings, mode: Mode) -> dict[str, str]:
+        """What the engine beside the leader is told in its environment."""
+        own, launch = settings.engine, settings.launch
+        said = own.launcher_settings if own.launcher == "cluster" else {}
+        where = {
+            "rdzv": self.rdzv, "token_file": None if self.token_file is None else str(self.token_file.absolute()),
+            "tls_ca": launch.tls_ca, "tls_certificate": launch.tls_certificate, "tls_key": launch.tls_key,
+        }  # fmt: skip
+        return {
+            "TRAINWARDEN_ENGINE_MODE": mode,
+            "TRAINWARDEN_ENGINE_LAUNCHER": "cluster",
+            "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml({**said, **where}),
+        }
+
     def shape(self, ranks: int) -> Shape:
         """What all nodes have to be asked alike, with `ranks` on each."""
         from actions.launchers.cluster.words import Shape
@@ -85,17 +98,26 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(nodes=self.nnodes, least_nodes=self.min_nodes or self.nnodes, ranks=ranks, **said)
 
 
-def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked) -> int:
-    """Take part in the job until it is over; its exit code."""
+def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked, mode: Mode) -> int:
+    """Take part in the job until it is over; its exit code. While it leads an engine is beside it, if it may act."""
     config = here.config
     settings = settings_for(config, here.job, "launch")
+    overrides = {} if mode == "observe" else asked.engine(settings, mode)
+    if overrides:
+        Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
+        if not elsewhere(settings, config):
+            how = 'name it (bus = "kafka://...") in a settings file, pass that with --config on each node'
+            beside = "and have trainwarden detector --config FILE run somewhere (docs/several_nodes.md)"
+            raise ConfigError(f"--mode {mode}: its engine needs a bus that all nodes reach: {how}, {beside}")
     # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
     services = ("agent",) if elsewhere(settings, config) else ()
-    with JobRun(settings, own_services=services, config=config, command=command) as run:
+    with JobRun(settings, own_services=services, config=config, overrides=overrides, command=command) as run:
         voice.say(f"job {settings.job}: this node's part of {asked.nnodes} nodes, {here.nproc} ranks each")
         if not services:
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
-        code = _take_part(command, asked, run, here, voice)
+        if overrides:
+            voice.say(f"trainwarden: whichever launcher leads has an engine beside it, mode {mode}")
+        code = _take_part(command, asked, run, here, voice, acts=bool(overrides))
         result = run.result(code)
         voice.say(f"trainwarden: job {settings.job} ended with exit code {code}")
         voice.say(f"trainwarden: records and logs: {run.run_dir}")
@@ -103,13 +125,13 @@ def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAs
     return code
 
 
-def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice) -> int:
+def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
     from actions.launchers.cluster.launcher import Meeting, NodeLauncher
     from actions.launchers.cluster.words import Patience
     from actions.launchers.leases.server import read_token
     from actions.launchers.local.ranks import Place
     from collectors.nccl_profiler import build as nccl_profiler
-    from trainwarden.clock import BootClock
+    from trainwarden.clock import BootClock, SystemClock
     from trainwarden.metrics_http.tls import peer_tls
     from trainwarden.self_metrics import log_to_stderr
 
@@ -132,4 +154,11 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     meeting = Meeting(rdzv=asked.rdzv, shape=asked.shape(here.nproc), token=token, tls=tls, patience=patience)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
     launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
-    return launcher.run(lambda: bool(stopped))
+    engine = EngineBeside(run.stack, launcher.leads, SystemClock()) if acts else None
+
+    def asked_to_stop() -> bool:
+        if engine is not None:
+            engine.tend()
+        return bool(stopped)
+
+    return launcher.run(asked_to_stop)

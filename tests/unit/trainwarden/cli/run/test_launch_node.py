@@ -13,6 +13,7 @@ from actions.launchers.cluster.words import Shape
 from trainwarden.cli.main import run
 from trainwarden.cli.run.launch_node import Here, NodesAsked
 from trainwarden.errors import ConfigError
+from trainwarden.settings import EngineSettings, LaunchSettings, Settings, load
 
 HERE = Here(nproc=2, preload=(), checkpoints=None, job="j", keep=None, config=None)
 ASKED = NodesAsked(
@@ -33,7 +34,6 @@ def test_what_several_nodes_can_do_is_taken() -> None:
         ({"min_nodes": 5}, {}, {}, "--min-nodes 5"),
         ({}, {"job": None}, {}, "--job"),
         ({}, {"keep": Path("kept")}, {}, "--keep"),
-        ({}, {}, {"mode": "auto"}, "--mode auto: .* trainwarden engine --config FILE"),
         ({}, {}, {"validate": True}, "--validate"),
     ],
 )
@@ -51,6 +51,25 @@ def test_what_is_not_said_of_a_shape_is_as_documented() -> None:
 
 def test_one_machine_needs_nothing_of_several() -> None:
     NodesAsked().check(HERE, mode="auto", validate=True)
+
+
+def test_an_engine_without_a_bus_that_all_nodes_reach_is_refused_and_with_one_told_where_the_leader_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "--nproc", "1", "--job", "j", "--rdzv", "127.0.0.1:1", "--mode", "auto", "--", "true"]
+    monkeypatch.setattr(sys, "argv", ["trainwarden", *words])
+    with pytest.raises(SystemExit, match="2"):
+        run()
+    [said] = capsys.readouterr().err.splitlines()
+    assert "--mode auto: its engine needs a bus that all nodes reach" in said
+    assert "--config on each node, and have trainwarden detector --config FILE run somewhere" in said
+    asked = msgspec.structs.replace(ASKED, token_file=Path("/etc/a 'token' \"of\" ours"))
+    mine = EngineSettings(launcher="cluster", launcher_settings={"rdzv": "old:1", "timeout_s": 9.0})
+    told = load(environ=asked.engine(Settings(engine=mine, launch=LaunchSettings(tls_ca="ca.pem")), "confirm")).engine
+    assert (told.mode, told.launcher) == ("confirm", "cluster")
+    assert told.launcher_settings == {
+        "rdzv": "10.0.0.1:29401", "timeout_s": 9.0, "token_file": "/etc/a 'token' \"of\" ours", "tls_ca": "ca.pem",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
