@@ -33,11 +33,24 @@ def restarted_already(view: View, intent: Intent) -> Intent | None:
         return None  # that is the restart which was seen
     if state.phase == "restarting" and view.case.incident.kind != "hang":
         return _told(view, intent, state, "its launcher starts all ranks again by itself")
-    down_s = view.restarted_s() if state.phase == "running" else None
-    if down_s is None:
+    if state.phase != "running" or state.attempt_age_s is None:
         return None
-    since = f"all ranks were started again {view.now_s - down_s:.0f} s ago: attempt {state.attempt + 1}"
+    if not _is_counted(view, state) and view.restarted_s() is None:
+        return None
+    since = f"all ranks were started again {state.attempt_age_s:.0f} s ago: attempt {state.attempt + 1}"
     return _told(view, intent, state, f"its launcher has seen to it already, {since}")
+
+
+def _is_counted(view: View, state: LauncherState) -> bool:
+    """Whether the incident is the first that is heard of the newest failure which the launcher has counted.
+
+    So no clock has to tell whether ranks have ended before or after they were started again.
+    """
+    if not state.failures or view.case.incident.kind == "hang":
+        return False
+    of_job = view.memory.of_job(view.case.incident.job)
+    told = (action for action in of_job if action.cause != view.case.incident.id)
+    return all(action.plan.get(FAILURES) != state.failures for action in told)
 
 
 def _told(view: View, intent: Intent, state: LauncherState, said: str) -> Intent:
@@ -46,7 +59,7 @@ def _told(view: View, intent: Intent, state: LauncherState, said: str) -> Intent
     told = {action.plan[FAILURES]: action.id for action in attempts if FAILURES in action.plan}
     number = 1 + sum(begun(action) or FAILURES in action.plan for action in attempts)
     name = told.get(state.failures, f"{view.case.incident.id}/restart/{number}")
-    plan = {**intent.plan, BY_LAUNCHER: "true", FAILURES: state.failures}
+    plan = {**intent.plan, BY_LAUNCHER: "true", **({FAILURES: state.failures} if state.failures else {})}
     return msgspec.structs.replace(intent, id=name, refused=said, plan=plan)
 
 

@@ -9,6 +9,7 @@ from actions.brakes.history import (
     carried_out,
     ended_s,
     failures_in_vain,
+    one_of_each_failure,
     restart_loop,
     took_effect,
 )
@@ -53,11 +54,11 @@ def _down(view: View, persist_s: float) -> bool:
     state = view.state()
     if state is None or view.case.incident.kind != "hang" or state.phase != "running":
         return view.failed()
-    of_job = view.memory.of_job(view.case.incident.job)
-    restarts = [a for a in of_job if a.kind in RESTARTS | NODES_OUT and took_effect(a)]  # ranks start again elsewhere
-    later_s = [ended_s(action) for action in restarts if _after_opening(view, action)]
-    if (by_launcher_s := view.restarted_s()) is not None:
-        later_s.append(by_launcher_s)
+    later_s = [] if (began_s := view.restarted_s()) is None else [began_s]
+    if view.case.incident.attempt is None or state.attempt_age_s is None:  # else attempts tell of all that was done
+        of_job = view.memory.of_job(view.case.incident.job)
+        restarts = [a for a in of_job if a.kind in RESTARTS | NODES_OUT and took_effect(a)]  # ranks start elsewhere
+        later_s += [ended_s(action) for action in restarts if _after_opening(view, action)]
     return view.now_s - max(later_s, default=float("-inf")) > persist_s
 
 
@@ -85,7 +86,7 @@ def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord
     by_launcher = isinstance(rung, EvictNode) and seen_to(view)
     if not by_launcher and not _down(view, _persist_s(view)):
         return []
-    of_job = view.memory.of_job(view.case.incident.job)
+    of_job = one_of_each_failure(view.memory.of_job(view.case.incident.job))
     if isinstance(rung, EvictNode):
         node = view.accused()
         if node is None or _another(view, node):

@@ -105,11 +105,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return state is not None and state.phase == "failed"
 
     def restarted_s(self) -> float | None:
-        """When the ranks that run were started, by our clock, if that was after what the incident tells of."""
+        """When the ranks that run were started, by our clock, if that was after what the incident tells of.
+
+        Which attempt an incident tells of is known by number; where it is not, clocks are asked.
+        """
         state, incident = self.state(), self.case.incident
         if state is None or state.attempt_age_s is None:
             return None
         began_s = self.now_s - state.attempt_age_s
+        if incident.attempt is not None:
+            return began_s if state.attempt > incident.attempt else None
         seen_s = incident.opened_at_s if incident.onset_s is None else incident.onset_s
         return began_s if began_s >= seen_s else None
 

@@ -9,9 +9,11 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -38,7 +40,13 @@ class Site:
     With `watched` agents and detection say what there is; with `beside` the launchers bring the engine, and agents.
     """
 
-    def __init__(self, folder: Path, *program: str, watched: bool = False, beside: bool = False) -> None:
+    ahead_s: Mapping[str, float] = MappingProxyType({})  # wall clocks of processes that are not right
+
+    def __init__(
+        self, folder: Path, *program: str, watched: bool = False, beside: bool = False,
+        ahead_s: Mapping[str, float] = ahead_s,
+    ) -> None:  # fmt: skip
+        self.ahead_s = ahead_s
         self.program = program or ("ring.py", "100000", str(folder / "log"))
         self.watched, self.beside = watched, beside
         self.folder, self.processes = folder, dict[str, subprocess.Popen[Any]]()
@@ -79,7 +87,8 @@ class Site:
         }
         environ = {**os.environ, "TRAINWARDEN_NODE": name, "TRAINWARDEN_RUN_DIR": str(self.folder / name)}
         with (self.folder / f"{name}.out").open("ab") as out:
-            command = [*WARDEN, *words.get(name, launch)]
+            apart = [sys.executable, str(SCRIPTS / "clock_apart.py"), str(self.ahead_s.get(name))]
+            command = [*(apart if name in self.ahead_s else WARDEN), *words.get(name, launch)]
             self.processes[name] = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
 
     def kill(self, name: str) -> None:
@@ -108,12 +117,14 @@ class Site:
             f"steps of attempt {attempt}", lambda: attempt in self.attempts() and self.state().phase == "running"
         )
 
-    def tell(self, name: str, kind: str, node: str | None = None, ago_s: float = 0.0) -> None:
+    def tell(
+        self, name: str, kind: str, node: str | None = None, ago_s: float = 0.0, attempt: int | None = None
+    ) -> None:
         now_s = time.time()
         suspects = () if node is None else (Suspect(node=node, score=1.0, reason="Xid 79"),)
         incident = IncidentRecord(
             id=name, job="j", kind=kind, severity="sev1", state="opened", revision=0, opened_at_s=now_s,  # type: ignore[arg-type]
-            updated_at_s=now_s, onset_s=now_s - ago_s, reason="as the test says", suspects=suspects,
+            updated_at_s=now_s, onset_s=now_s - ago_s, reason="as the test says", suspects=suspects, attempt=attempt,
         )  # fmt: skip
         self.bus.publish(INCIDENTS, "j", incident)
         self.bus.flush()
@@ -187,6 +198,29 @@ def test_what_detection_finds_is_acted_upon_once_and_what_the_leader_has_done_is
     assert "n2 cordoned" in site.run("nodes", "--config", str(site.config))
     assert "uncordon: done" in site.run("job", "uncordon", "n2", "--job", "j", "--rdzv", site.rdzv)
     assert {one.node: one.state for one in site.state().nodes}["n2"] == "spare"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine_s", [-60.0, 60.0])
+def test_clocks_a_minute_apart_change_nothing_of_what_is_done_about_which_attempt(
+    tmp_path: Path, engine_s: float
+) -> None:
+    site = Site(tmp_path, beside=False, ahead_s={"engine": engine_s, "n1": -engine_s, "n2": 60.0, "n3": -60.0})
+    try:
+        began_s = time.monotonic()
+        site.tell("i1", "hang", ago_s=5.0, attempt=0)
+        site.ended("i1/restart/1", "done")
+        site.trains(1)
+        print(f"a hang of the attempt that runs: steps again {time.monotonic() - began_s:.1f} s after the incident")
+        time.sleep(11.0)  # of its cool-down
+        site.tell("i2", "hang", ago_s=5.0, attempt=0)
+        assert "has seen to it already, all ranks were started again" in site.ended("i2/restart/1", "skipped")
+        site.tell("i3", "hang", ago_s=5.0, attempt=1)
+        site.ended("i3/restart/1", "done")
+        site.trains(2)
+        assert site.attempts() == [0, 1, 2]
+    finally:
+        site.close()
 
 
 @pytest.mark.thorough

@@ -291,3 +291,70 @@ def test_a_node_that_cannot_be_spared_is_told_of_once_and_its_launcher_goes_on()
         one.tell(one.closed(fail(one, f"i{place}")))
     assert one.launcher.asked == []
     assert {action.outcome for action in one.bus.actions() if action.kind == "evict_node"} == {"skipped"}
+
+
+# --- clocks apart ----------------------------------------------------------------------------------------------------
+
+
+def hang(one: Rig, ahead_s: float, attempt: int | None) -> IncidentRecord:
+    """A hang since 20 s, by a clock that is behind the engine's, which is `ahead_s` ahead."""
+    now_s = one.clock.now_s() - ahead_s
+    return one.incident(kind="hang", onset_s=now_s - 20.0, opened_at_s=now_s, updated_at_s=now_s, attempt=attempt)
+
+
+AHEAD_S = (-3600.0, -60.0, -3.0, 0.0, 3.0, 60.0, 3600.0)
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_a_hang_of_the_attempt_that_runs_is_restarted_once_whatever_the_engines_clock_says(ahead_s: float) -> None:
+    one = rig(policy={"stale_s": 7200.0})
+    one.launcher.attempt, one.launcher.attempt_age_s = 1, 25.0
+    one.tell(hang(one, ahead_s, attempt=1))
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+    one.launcher.attempt_age_s, one.launcher.attempt = 0.0, 2
+    pass_s(one, 100)
+    assert len(one.launcher.asked) == 1
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_a_hang_of_an_attempt_that_is_over_is_not_restarted_whatever_the_engines_clock_says(ahead_s: float) -> None:
+    one = rig(policy={"stale_s": 7200.0})
+    one.launcher.attempt, one.launcher.attempt_age_s = 1, 5.0
+    one.tell(incident := hang(one, ahead_s, attempt=0))
+    pass_s(one, 100)
+    assert one.launcher.asked == []
+    assert last(one).why == "its launcher has seen to it already, all ranks were started again 5 s ago: attempt 2"
+    one.tell(msgspec.structs.replace(incident, revision=1, state="updated"))
+    pass_s(one, 30)
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_an_eviction_that_has_started_all_ranks_again_counts_for_another_hang_whatever_clocks_say(
+    ahead_s: float,
+) -> None:
+    one = rig(policy={"stale_s": 7200.0}, cool_down_s=0.0)
+    one.tell(blaming(one, "gpu_lost"))
+    one.launcher.attempt, one.launcher.attempt_age_s = 1, 1.0
+    old = msgspec.structs.replace(hang(one, ahead_s, attempt=0), id="i2")
+    one.tell(old)
+    pass_s(one, 100)
+    assert [kind for kind, _ in one.launcher.asked] == ["evict"]
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_a_node_that_fails_again_and_again_is_taken_out_whatever_clocks_say(ahead_s: float) -> None:
+    one = rig(policy={"stale_s": 7200.0})
+    for name in ("i1", "i2", "i3"):
+        restart_by_itself(one)
+        one.launcher.failures += 1
+        one.tick(2.0)
+        now_s = one.clock.now_s() - ahead_s
+        suspects = (Suspect(rank=2, node="n2", score=1.0, reason="was killed"),)
+        incident = one.incident(
+            name, suspects=suspects, opened_at_s=now_s, updated_at_s=now_s, onset_s=now_s - 2.5, attempt=1
+        )
+        one.tell(incident)
+        pass_s(one, 10)
+        one.tell(msgspec.structs.replace(incident, state="closed", revision=1, closed_at_s=now_s + 10.0))
+    assert one.launcher.asked == [("evict", "i3/evict/1")]
