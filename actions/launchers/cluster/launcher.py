@@ -41,13 +41,17 @@ FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
-    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS."""
+    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS.
+
+    `node_rank` is this node's place among them, where a person has named one.
+    """
 
     rdzv: str
     shape: Shape
     token: str | None = None
     tls: PeerTls | None = None
     patience: Patience = Patience()
+    node_rank: int | None = None
 
 
 class NodeLauncher:
@@ -240,6 +244,7 @@ class NodeLauncher:
             self._port = places.free_port(self._host)
         return Report(
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
+            node_rank=self._meeting.node_rank,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
             code=orders.code, first_step=self._first_step, newest=orders.newest, start_s=self._start_s,
             age_s=self._clock.monotonic_s() - self._began_s if self._ranks.alive else None,

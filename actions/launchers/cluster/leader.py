@@ -15,7 +15,7 @@ from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found, 
 from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
 from actions.launchers.cluster.obeying import next_step, sentence_of
-from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, order_of
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, place_of
 
 _LATE_REPORTS: Final = 4
 MISFIT_CODE: Final = 2  # wrong use
@@ -123,7 +123,11 @@ class LeaderTable:
         if self._may_run_still(now_s) or not self.asked.known(self._ledgers(now_s)):
             return False
         waited = now_s - self._gathering_s >= self._join_s
-        return len(self._free(now_s)) >= (self.shape.least_nodes if waited else self.shape.nodes)
+        free = self._free(now_s)
+        first = [] if waited or self.attempt is not None else free[: self.shape.nodes]
+        if any((one.node_rank or 0) >= self.shape.nodes for one in first):
+            return False  # that is a spare's rank
+        return len(free) >= (self.shape.least_nodes if waited else self.shape.nodes)
 
     def form(self, checkpoint: Checkpoint | None, now_s: float) -> None:
         """Begin an attempt that goes on from `checkpoint`; does nothing if it is no longer `ready`."""
@@ -237,11 +241,11 @@ class LeaderTable:
         return {one.node for one in self.living(now_s)}.difference(self.asked.aside)
 
     def _free(self, now_s: float) -> list[Report]:
-        """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
+        """Nodes that could take part: those of the attempt before in their order, then by rank or name, 2 before 10."""
         place = {life: number for number, life in enumerate(self._placed)}
         aside = self.asked.aside
         free = [one for one in self.living(now_s) if not one.alive and one.over is None and one.node not in aside]
-        return sorted(free, key=lambda one: (place.get(one.life, len(place)), order_of(one.node), one.life))
+        return sorted(free, key=lambda one: (place.get(one.life, len(place)), place_of(one)))
 
     @property
     def _placed(self) -> tuple[str, ...]:

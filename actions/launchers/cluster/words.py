@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -171,6 +172,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ----------
     life : str
         The launcher's process on the node, unlike any before it there.
+    node_rank : int, optional
+        Its place among the nodes, where a person has named one.
     host, port : str, int
         Where its first rank could be met.
     alive : int
@@ -199,6 +202,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     life: Name
     node: Name
     shape: Shape
+    node_rank: Annotated[int, msgspec.Meta(ge=0, lt=2 * MOST_NODES)] | None = None
     host: Name
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     alive: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
@@ -264,6 +268,12 @@ def order_of(node: str) -> list[tuple[str, int]]:
     ['n2', 'n10']
     """
     return [(text, int(digits)) for text, digits in re.findall(r"([^0-9]*)([0-9]{1,18})", f"{node}0")]
+
+
+def place_of(report: Report) -> tuple[float, list[tuple[str, int]], str]:
+    """A key by which nodes are ordered: those with a `node_rank` by that, then the others by their names."""
+    named = inf if report.node_rank is None else float(report.node_rank)
+    return named, order_of(report.node), report.life
 
 
 def node_of(life: str) -> str:

@@ -18,6 +18,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.settings import Settings, checkpoints_of
 
 if TYPE_CHECKING:
+    from actions.launchers.cluster.launcher import Meeting
     from actions.launchers.cluster.words import Shape
 
 
@@ -43,6 +44,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     grow: Literal["worth", "now", "restart"] | None = None
     token_file: Path | None = None
+    node_rank: int | None = None
 
     def check(self, here: Here, *, mode: Mode, validate: bool) -> None:
         """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
@@ -57,8 +59,9 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
-        if here.job is None and here.config is None:
-            raise ConfigError("--job: all nodes of a job have to name it alike")
+        there = self.nnodes + (self.spares or 0)
+        if self.node_rank is not None and self.node_rank >= there:
+            raise ConfigError(f"--node-rank {self.node_rank}: counted from 0 there are {there}, spares among them")
         if here.keep is not None:
             raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
         if validate:
@@ -70,10 +73,19 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         said = {
             "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
             "--max-restarts": self.max_restarts, "--grow": self.grow, "--token-file": self.token_file,
+            "--node-rank": self.node_rank,
         }  # fmt: skip
         for option, value in said.items():
             if value is not None:
                 raise ConfigError(f"{option}: that is of a job on several nodes; name --rdzv HOST:PORT or leave it out")
+
+    def job(self, here: Here) -> str | None:
+        """Its name, which all nodes have to know it by; None where a settings file says it."""
+        if here.job is not None or here.config is not None or self.rdzv is None:
+            return here.job
+        from actions.launchers.cluster import places
+
+        return f"launch-{places.split(self.rdzv)[1]}"
 
     def engine(self, settings: Settings, mode: Mode) -> dict[str, str]:
         """What the engine beside the leader is told in its environment."""
@@ -101,7 +113,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
 def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked, mode: Mode) -> int:
     """Take part in the job until it is over; its exit code. While it leads an engine is beside it, if it may act."""
     config = here.config
-    settings = settings_for(config, here.job, "launch")
+    settings = settings_for(config, asked.job(here), "launch")
     overrides = {} if mode == "observe" else asked.engine(settings, mode)
     if overrides:
         Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
@@ -126,13 +138,10 @@ def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAs
 
 
 def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
-    from actions.launchers.cluster.launcher import Meeting, NodeLauncher
-    from actions.launchers.cluster.words import Patience
-    from actions.launchers.leases.server import read_token
+    from actions.launchers.cluster.launcher import NodeLauncher
     from actions.launchers.local.ranks import Place
     from collectors.nccl_profiler import build as nccl_profiler
     from trainwarden.clock import BootClock, SystemClock
-    from trainwarden.metrics_http.tls import peer_tls
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
@@ -147,11 +156,7 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     )  # fmt: skip
     if asked.grow == "now" and place.checkpoints is None:
         raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
-    assert asked.rdzv is not None
-    token = None if asked.token_file is None else read_token(asked.token_file)
-    tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
-    patience = Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s)
-    meeting = Meeting(rdzv=asked.rdzv, shape=asked.shape(here.nproc), token=token, tls=tls, patience=patience)
+    meeting = _meeting(asked, settings, here.nproc)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
     launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
     engine = EngineBeside(run.stack, launcher.leads, SystemClock()) if acts else None
@@ -162,3 +167,21 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
         return bool(stopped)
 
     return launcher.run(asked_to_stop)
+
+
+def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
+    from actions.launchers.cluster.launcher import Meeting
+    from actions.launchers.cluster.words import Patience
+    from actions.launchers.leases.server import read_token
+    from trainwarden.metrics_http.tls import peer_tls
+
+    assert asked.rdzv is not None
+    launch = settings.launch
+    return Meeting(
+        rdzv=asked.rdzv,
+        shape=asked.shape(ranks),
+        token=None if asked.token_file is None else read_token(asked.token_file),
+        tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key),
+        patience=Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s),
+        node_rank=asked.node_rank,
+    )

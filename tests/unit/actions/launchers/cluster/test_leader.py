@@ -427,6 +427,27 @@ def test_the_order_of_nodes_is_that_of_their_names_whatever_their_processes_are_
     assert job.run().roster == ("y/1a", "x/9f", "z/00")
 
 
+def test_nodes_with_ranks_are_placed_by_them_and_a_spares_rank_waits_for_those_before_it() -> None:
+    job = Job()
+    for name, rank in (("z", 0), ("a", 3), ("m", 1)):
+        job.say(name, node_rank=rank)
+    assert not job.ready, "rank 2 is to come"
+    job.say("b", node_rank=2)
+    assert job.run().roster == ("z", "m", "b")
+    job.pass_s(LOST_S, "z", "a", "b")
+    del job.said["m"]
+    job.stop()
+    assert job.run().roster == ("z", "b", "a"), "a spare takes the place at once"
+
+
+def test_where_a_rank_does_not_come_a_spare_begins_in_its_place_after_a_while() -> None:
+    job = Job()
+    for name, rank in (("z", 0), ("a", 3), ("m", 1)):
+        job.say(name, node_rank=rank)
+    job.pass_s(PATIENCE.join_s)
+    assert job.run().roster == ("z", "m", "a")
+
+
 # --- fewer take in more ----------------------------------------------------------------------------------------------
 
 NEWER: Final = Checkpoint(Path("ckpt/step-40.pt"), 40, "torch")

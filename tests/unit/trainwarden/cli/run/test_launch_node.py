@@ -32,7 +32,7 @@ def test_what_several_nodes_can_do_is_taken() -> None:
         ({"rdzv": None}, {}, {}, "--nnodes"),
         ({"rdzv": None, "nnodes": 1}, {}, {}, "--min-nodes"),
         ({"min_nodes": 5}, {}, {}, "--min-nodes 5"),
-        ({}, {"job": None}, {}, "--job"),
+        ({"node_rank": 5}, {}, {}, "--node-rank 5: counted from 0 there are 5, spares among them"),
         ({}, {"keep": Path("kept")}, {}, "--keep"),
         ({}, {}, {"validate": True}, "--validate"),
     ],
@@ -47,6 +47,14 @@ def test_what_is_not_said_of_a_shape_is_as_documented() -> None:
     assert NodesAsked(rdzv="h:1", nnodes=4).shape(2) == Shape(nodes=4, least_nodes=4, ranks=2)
     said = ASKED.shape(2)
     assert (said.least_nodes, said.spares, said.restarts, said.grow) == (2, 1, 3, "worth")
+
+
+def test_a_job_without_a_name_has_one_that_all_nodes_know() -> None:
+    nameless = msgspec.structs.replace(HERE, job=None)
+    names = {msgspec.structs.replace(ASKED, rdzv=rdzv).job(nameless) for rdzv in ("node-0:29401", "10.0.0.1:29401")}
+    assert names == {"launch-29401"}
+    assert ASKED.job(HERE) == "j"
+    assert ASKED.job(msgspec.structs.replace(nameless, config=Path("site.toml"))) is None
 
 
 def test_one_machine_needs_nothing_of_several() -> None:
@@ -80,6 +88,7 @@ def test_an_engine_without_a_bus_that_all_nodes_reach_is_refused_and_with_one_to
         ("--spares", "0"),
         ("--max-restarts", "3"),
         ("--grow", "now"),
+        ("--node-rank", "0"),
         ("--token-file", "token"),
     ],
 )
