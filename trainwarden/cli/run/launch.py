@@ -68,10 +68,10 @@ def launch(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
         max_restarts=max_restarts, grow=grow, token_file=token_file, node_rank=node_rank,
     )  # fmt: skip
-    asked.check(here, mode=mode, validate=validate)
+    asked.check()
     if rdzv is None:
         return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
-    return launch_node(command, Voice(json), here, asked, mode)
+    return launch_node(command, Voice(json), here, asked, mode, validate=validate)
 
 
 def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode, validate: bool) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
+from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
@@ -46,7 +47,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Path | None = None
     node_rank: int | None = None
 
-    def check(self, here: Here, *, mode: Mode, validate: bool) -> None:
+    def check(self) -> None:
         """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
 
         Raises
@@ -62,10 +63,6 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         there = self.nnodes + (self.spares or 0)
         if self.node_rank is not None and self.node_rank >= there:
             raise ConfigError(f"--node-rank {self.node_rank}: counted from 0 there are {there}, spares among them")
-        if here.keep is not None:
-            raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
-        if validate:
-            raise ConfigError("--validate: not on several nodes; run `trainwarden validate` on them first")
 
     def _check_alone(self) -> None:
         if self.nnodes > 1:
@@ -110,17 +107,19 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(nodes=self.nnodes, least_nodes=self.min_nodes or self.nnodes, ranks=ranks, **said)
 
 
-def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked, mode: Mode) -> int:
-    """Take part in the job until it is over; its exit code. While it leads an engine is beside it, if it may act."""
+def launch_node(
+    command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked, mode: Mode, *, validate: bool
+) -> int:  # fmt: skip
+    """Take part in the job until it is over; its exit code. While it leads an engine is beside it, if it may act.
+
+    With `validate` this node is tested first, alone, and takes no part where something of it is at fault.
+    """
     config = here.config
     settings = settings_for(config, asked.job(here), "launch")
     overrides = {} if mode == "observe" else asked.engine(settings, mode)
-    if overrides:
-        Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
-        if not elsewhere(settings, config):
-            how = 'name it (bus = "kafka://...") in a settings file, pass that with --config on each node'
-            beside = "and have trainwarden detector --config FILE run somewhere (docs/several_nodes.md)"
-            raise ConfigError(f"--mode {mode}: its engine needs a bus that all nodes reach: {how}, {beside}")
+    _check_bus(settings, here, mode)
+    if validate:
+        warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, here.checkpoints), config=config)
     # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
     services = ("agent",) if elsewhere(settings, config) else ()
     with JobRun(settings, own_services=services, config=config, overrides=overrides, command=command) as run:
@@ -131,10 +130,27 @@ def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAs
             voice.say(f"trainwarden: whichever launcher leads has an engine beside it, mode {mode}")
         code = _take_part(command, asked, run, here, voice, acts=bool(overrides))
         result = run.result(code)
+        if here.keep is not None:
+            run.stack.stop("agent")  # its last words are on the bus then
+            run.keep(here.keep, voice)
         voice.say(f"trainwarden: job {settings.job} ended with exit code {code}")
         voice.say(f"trainwarden: records and logs: {run.run_dir}")
     voice.answer_if_possible(result)
     return code
+
+
+def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
+    """Refuse what needs a bus that all nodes reach, where none is named."""
+    if mode != "observe":
+        Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
+    if elsewhere(settings, here.config):
+        return
+    how = 'name it (bus = "kafka://...") in a settings file, pass that with --config on each node'
+    beside = "and have trainwarden detector --config FILE run somewhere (docs/several_nodes.md)"
+    if mode != "observe":
+        raise ConfigError(f"--mode {mode}: its engine needs a bus that all nodes reach: {how}, {beside}")
+    if here.keep is not None:
+        raise ConfigError(f"--keep: what all nodes say is on a bus that all reach: {how}")
 
 
 def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
