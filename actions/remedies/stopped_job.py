@@ -63,16 +63,19 @@ def _down(view: View, persist_s: float) -> bool:
 
 
 def _after_opening(view: View, action: ActionRecord) -> bool:
-    """Whether `action` was carried out after the incident had opened.
+    """Whether `action` was carried out after what the incident tells of had begun.
 
-    Detection's clock may be another than ours, so that is told by whose remedy it was, and clocks are asked last.
+    Detection's clock may be another than ours, so that is told by whose remedy it was, and clocks are asked last: the
+    bus's, too, as one of the two may have told late.
     """
     incident, whose = view.case.incident, view.memory.cases.get(action.cause)
     if action.incident == incident.id:
         return True
     if whose is not None and (closed_s := whose.incident.closed_at_s) is not None and closed_s < incident.opened_at_s:
         return False
-    return ended_s(action) >= incident.opened_at_s
+    said_s, first_said_s = view.memory.said_s.get(action.id), view.case.first_said_s
+    later = said_s is None or (first_said_s is not None and said_s >= first_said_s)
+    return later or ended_s(action) >= (incident.opened_at_s if incident.onset_s is None else incident.onset_s)
 
 
 def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
