@@ -60,6 +60,7 @@ class MemoryLauncher:
         self.polls = 0
         self.pausable = False
         self.attempt_age_s: float | None = None
+        self.failures = 0
         self.findings = Findings()
         self._ranks = ranks
         self._under_way: dict[str, Operation] = {}
@@ -80,7 +81,7 @@ class MemoryLauncher:
             nodes=self._nodes(job),
             ranks_running=tuple(range(self._ranks)) if self.phase == "running" else (),
             under_way=tuple(self._under_way),
-            pausable=self.pausable, attempt_age_s=self.attempt_age_s,
+            pausable=self.pausable, attempt_age_s=self.attempt_age_s, failures=self.failures,
         )  # fmt: skip
 
     def _nodes(self, job: str) -> tuple[NodeState, ...]:

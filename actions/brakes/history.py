@@ -16,6 +16,8 @@ STALE: Final = "stale"
 """In the plan of a failed action: its launcher refused it, as the job had changed since; it may be planned anew."""
 BY_LAUNCHER: Final = "by_launcher"
 """In the plan of a restart: its launcher had started all ranks again by itself before it heard of it."""
+FAILURES: Final = "failures"
+"""In the plan of such a restart: how many attempts a failed rank had ended by then, by the launcher's count."""
 
 
 def begun(action: ActionRecord) -> bool:
@@ -77,6 +79,30 @@ def restart_loop(now_s: float, actions: Iterable[ActionRecord], least: int, with
     since_s = now_s - within_s
     recent = [a for a in actions if a.kind in RESTARTS and took_effect(a) and a.at_s > since_s]
     return sorted(recent, key=lambda action: action.at_s) if len(recent) >= least else []
+
+
+def failures_in_vain(now_s: float, actions: Iterable[ActionRecord], least: int, within_s: float) -> list[ActionRecord]:
+    """The same where the launcher restarts by itself: all but the newest, as the job is not known to be down again."""
+    recent = [a for a in actions if a.kind in RESTARTS and (took_effect(a) or FAILURES in a.plan)]
+    recent = sorted((a for a in recent if a.at_s > now_s - within_s), key=lambda action: action.at_s)
+    return recent[:-1] if len(recent) > least else []
+
+
+def one_of_each_failure(actions: Iterable[ActionRecord]) -> list[ActionRecord]:
+    """`actions`, oldest first, without those that tell of a failure of which an earlier one has told.
+
+    Examples
+    --------
+    >>> plans = [{BY_LAUNCHER: "true", FAILURES: number} for number in (1, 1, 2, 3)]
+    >>> told = [ActionRecord(id=f"i{place}/restart/1", incident=f"i{place}", job="j", kind="restart_process",
+    ...     outcome="skipped", at_s=float(place), why="crash", plan=plan) for place, plan in enumerate(plans)]
+    >>> [action.id for action in failures_in_vain(9.0, one_of_each_failure(told), 2, 600.0)]
+    ['i0/restart/1', 'i2/restart/1']
+    """
+    first: dict[object, ActionRecord] = {}
+    for action in sorted(actions, key=lambda one: one.at_s):
+        first.setdefault(action.plan.get(FAILURES, action.id), action)
+    return list(first.values())
 
 
 def restart_loop_incident(action: ActionRecord, restarts: int) -> IncidentRecord:

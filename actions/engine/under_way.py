@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from actions.brakes.history import RESTARTS
+from actions.brakes.history import FAILURES, RESTARTS
 from actions.engine.calls import VERBS, Away, LauncherCalls
 from actions.remedies.adoption import names
 from actions.remedies.policy import PolicyConfig
@@ -169,7 +169,8 @@ class UnderWay:
         age_s = None if state is None else state.attempt_age_s
         if state is not None and age_s is not None and action.kind in RESTARTS and now_s - age_s >= action.at_s:
             said = f"its launcher had started all ranks again already: attempt {state.attempt + 1}"
-            return msgspec.structs.replace(self._end(action, "done", said), by_launcher=True)
+            done = self._end(action, "done", said)
+            return msgspec.structs.replace(done, by_launcher=True, found={FAILURES: state.failures})
         # A launcher that says so without a change would be asked for ever.
         changed = state is None or state.generation != action.generation
         refused = self._end(action, "failed", f"the launcher refused: {report.text}")

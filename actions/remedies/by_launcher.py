@@ -5,10 +5,15 @@ The launcher sees ends of ranks and nodes that are silent first hand, and sooner
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from actions.brakes.history import carried_out
+from actions.brakes.history import BY_LAUNCHER, FAILURES, begun, carried_out
 from actions.remedies.view import Intent, View
+from trainwarden.launching import LauncherState
+
+SETTLED_S: Final = 5.0  # a failure is heard of at once, and which rank was the first within two seconds
 
 
 def between_attempts(view: View) -> bool:
@@ -27,12 +32,44 @@ def restarted_already(view: View, intent: Intent) -> Intent | None:
     if any(carried_out(action) for action in view.attempts("restart")):
         return None  # that is the restart which was seen
     if state.phase == "restarting" and view.case.incident.kind != "hang":
-        return msgspec.structs.replace(intent, refused="its launcher starts all ranks again by itself")
-    down_s = view.restarted_s() if state.phase == "running" else None
-    if down_s is None:
+        return _told(view, intent, state, "its launcher starts all ranks again by itself")
+    if state.phase != "running" or state.attempt_age_s is None:
         return None
-    since = f"all ranks were started again {view.now_s - down_s:.0f} s ago: attempt {state.attempt + 1}"
-    return msgspec.structs.replace(intent, refused=f"its launcher has seen to it already, {since}")
+    if not _is_counted(view, state) and view.restarted_s() is None:
+        return None
+    since = f"all ranks were started again {state.attempt_age_s:.0f} s ago: attempt {state.attempt + 1}"
+    return _told(view, intent, state, f"its launcher has seen to it already, {since}")
+
+
+def _is_counted(view: View, state: LauncherState) -> bool:
+    """Whether the incident is the first that is heard of the newest failure which the launcher has counted.
+
+    So no clock has to tell whether ranks have ended before or after they were started again.
+    """
+    if not state.failures or view.case.incident.kind == "hang":
+        return False
+    of_job = view.memory.of_job(view.case.incident.job)
+    told = (action for action in of_job if action.cause != view.case.incident.id)
+    return all(action.plan.get(FAILURES) != state.failures for action in told)
+
+
+def _told(view: View, intent: Intent, state: LauncherState, said: str) -> Intent:
+    """`intent`, refused as `said`: once for each failure of which the launcher knows."""
+    attempts = view.attempts("restart")
+    told = {action.plan[FAILURES]: action.id for action in attempts if FAILURES in action.plan}
+    number = 1 + sum(begun(action) or FAILURES in action.plan for action in attempts)
+    name = told.get(state.failures, f"{view.case.incident.id}/restart/{number}")
+    plan = {**intent.plan, BY_LAUNCHER: "true", **({FAILURES: state.failures} if state.failures else {})}
+    return msgspec.structs.replace(intent, id=name, refused=said, plan=plan)
+
+
+def seen_to(view: View) -> bool:
+    """Whether the launcher has started all ranks again by itself for this incident, and whom it blames is settled.
+
+    What is opened blames for the failure that it tells of; one that was open before may come to blame another.
+    """
+    told = [action.at_s for action in view.attempts("restart") if FAILURES in action.plan]
+    return len(told) == 1 or (bool(told) and view.now_s - max(told) >= SETTLED_S)
 
 
 def out_already(view: View, node: str) -> str | None:

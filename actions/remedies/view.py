@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from actions.brakes.history import begun
+from actions.brakes.history import begun, carried_out, ended_s
 from actions.remedies.memory import Case, Memory
 from actions.remedies.policy import Rules
+from actions.remedies.table import Rung
 from trainwarden.launching import Capabilities, LauncherState
 from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
 
@@ -104,11 +105,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return state is not None and state.phase == "failed"
 
     def restarted_s(self) -> float | None:
-        """When the ranks that run were started, by our clock, if that was after what the incident tells of."""
+        """When the ranks that run were started, by our clock, if that was after what the incident tells of.
+
+        Which attempt an incident tells of is known by number; where it is not, clocks are asked.
+        """
         state, incident = self.state(), self.case.incident
         if state is None or state.attempt_age_s is None:
             return None
         began_s = self.now_s - state.attempt_age_s
+        if incident.attempt is not None:
+            return began_s if state.attempt > incident.attempt else None
         seen_s = incident.opened_at_s if incident.onset_s is None else incident.onset_s
         return began_s if began_s >= seen_s else None
 
@@ -129,6 +135,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         if state.phase in OVER:
             return msgspec.structs.replace(intent, refused="the job is over", held="over")
         return None
+
+    def only_shown(self, action: ActionRecord) -> bool:
+        """Whether `action` is of a kind that is never carried out, while others are: those after it have their turn."""
+        observed = self.rules.mode_of(action.kind) == "observe" != self.rules.mode
+        return observed and action.outcome == "proposed"
+
+    def outlasted(self, rungs: Sequence[Rung]) -> bool:
+        """Whether the incident has outlasted what was carried out of `rungs`, or would have been."""
+        patience_s = {rung.action: rung.patience_s for rung in rungs}
+        return all(
+            self.now_s - ended_s(action) >= patience_s.get(action.kind, 0.0)
+            for action in self.actions
+            if carried_out(action) or self.only_shown(action)
+        )
 
     def for_a_person(self, kind: ActionKind, why: str) -> Intent:
         """`kind` would help or nothing does; a person is told `why` we do not do it."""

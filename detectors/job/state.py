@@ -50,6 +50,7 @@ class JobState:
         self.world_size = 0
         self._size_at_s = float("-inf")
         self.restarts = 0
+        self.attempt: int | None = None  # the newest start of the ranks that was heard of, by their launcher's count
         self.clocks = NodeClocks()
         self._silence = Silence()
         self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
@@ -117,6 +118,7 @@ class JobState:
             last=last,
             finished=self.finished,
             restarts=self.restarts,
+            attempt=self.attempt,
         )
 
     @property
@@ -233,6 +235,7 @@ class JobState:
             self._steps.repaced_left = WARM_UP_STEPS  # whoever starts a program anew may have changed it
             self._feed_size(record)
         elif record.kind == "process_start":
+            self.attempt = self.attempt or 0
             self._feed_size(record)
         elif record.kind == "job_end":
             self.finished, self.finished_s = True, record.time_s
@@ -256,9 +259,10 @@ class JobState:
 
     def _feed_restart(self, record: EventRecord) -> None:
         self._steps.restarting = record.fields.get("stage") != "done"
-        if self._steps.restarting:
-            self.restarts += 1
+        self.restarts += self._steps.restarting
         self._steps.quiet_left = WARM_UP_STEPS
+        if isinstance(attempt := record.fields.get("attempt"), int) and attempt >= 0:
+            self.attempt = attempt
 
     def _feed_exit(self, record: EventRecord, rank: int) -> None:
         (column,) = self._columns((rank,), record.node)

@@ -127,6 +127,7 @@ class Window:
     finished: bool = False
     last: bool = False
     restarts: int = 0
+    attempt: int | None = None
     bases: tuple[tuple[str, str], ...] = ()
     layout: Layout | None = None
 

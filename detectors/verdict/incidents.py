@@ -219,6 +219,7 @@ class Joiner:
             metrics=candidate.metrics,
             votes=_scores(votes),
             model_versions=versions_used(votes, window),
+            attempt=window.attempt,
         )
         return evidenced(opened, window) if candidate.family == "slow" else opened
 

@@ -48,7 +48,8 @@ class Detection:
         self._number += 1
         now_s = self._now_s()
         told_s = now_s + self._random.uniform(0.5, 5.0)
-        fields: dict[str, Any] = {"opened_at_s": told_s + self._offset_s, "updated_at_s": told_s + self._offset_s}
+        at_s = told_s + self._offset_s
+        fields: dict[str, Any] = {"opened_at_s": at_s, "updated_at_s": at_s, "onset_s": now_s + self._offset_s}
         suspect = Suspect(score=1.0, reason=kind, node=node, rank=0)
         incident = IncidentRecord(
             id=f"i{self._number}", job=job.name, kind=kind, severity="sev2", state="opened", revision=0,

@@ -21,6 +21,7 @@ from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import EpochFence
 from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import DURATION_S, Answer, Ask
+from tests.chaos.cluster_words import Words
 from tests.chaos.history import History
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import JobPhase
@@ -105,6 +106,7 @@ class GridNode:
             self.gone_s = min(self.gone_s, grid.now_s + grid.random.uniform(0.0, STOPPING_S))
         elif isinstance(todo, Attempt):
             grid.history.begun[self.life].append(todo.id)
+            grid.words.check(todo.id, todo.roster)
             self.ranks, self.gone_s = Ranks(alive=1), float("inf")
 
 
@@ -118,6 +120,7 @@ class Grid:
         self.sick: set[str] = set()
         self.out: set[str] = set()
         self.down_since_s: float | None = None
+        self.words = Words(self, random)
         self.restart_leases()
         self.machines = [GridNode(number, self) for number in range(SHAPE.nodes + SHAPE.spares)]
 
@@ -128,11 +131,12 @@ class Grid:
     def of_life(self, life: str) -> GridNode | None:
         return next((one for one in self.machines if one.life == life and one.on), None)
 
-    def wire(self, asks: GridNode, answers: GridNode | None, question: Callable[[], Any]) -> Any:
-        """A question and its answer, each of which may get lost; `answers` None is the lease service."""
+    def wire(self, asks: GridNode | None, answers: GridNode | None, question: Callable[[], Any]) -> Any:
+        """A question and its answer, which may get lost; `asks` None: a person, `answers`: the lease service."""
+        cut = asks is not None and self.now_s < asks.cut_until_s
         away = self.now_s < (self.leases_away_until_s if answers is None else answers.cut_until_s)
         lost = LOST_ON_THE_WIRE if not self.calm else 0.0
-        if asks is not answers and (away or self.now_s < asks.cut_until_s or self.random.random() < lost):
+        if asks is not answers and (away or cut or self.random.random() < lost):
             raise LauncherUnavailable("lost on the way there")
         answer = question()
         if asks is not answers and self.random.random() < lost:
@@ -144,6 +148,7 @@ class Grid:
         for one in self.random.sample(self.machines, len(self.machines)):
             if one.on:
                 one.tick()
+        self.words.tick()
         leads = sum(one.on and one.keeper.leads() is not None for one in self.machines)
         self.history.leaders = max(self.history.leaders, leads)
         self.history.steps += sorted(attempt.id for attempt in self._whole())

@@ -56,7 +56,8 @@ class History(msgspec.Struct):
     """One run: what engines asked for, what was done, what is on the bus, and how each job ended.
 
     `steps` are attempts of the job on several nodes in the order in which they trained, `begun` those that each
-    launcher process started, `leaders` how many launchers led at once at most.
+    launcher process started, `leaders` how many launchers led at once at most, `aside` who took part and
+    was not to.
     """
 
     seed: int
@@ -71,6 +72,7 @@ class History(msgspec.Struct):
     steps: list[tuple[int, int]] = msgspec.field(default_factory=list)
     begun: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     leaders: int = 0
+    aside: list[str] = msgspec.field(default_factory=list)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
 
 
@@ -150,11 +152,11 @@ def left_unfinished(history: History) -> list[str]:
 
 
 def attempts_mixed(history: History) -> list[str]:
-    """An attempt that was started twice on a node, or one that trains after a later one has; two leaders at once."""
+    """An attempt started twice on a node, or that trains after a later one, or on nodes set aside; two leaders."""
     mixed = [f"{life} began {ids}" for life, ids in history.begun.items() if ids != sorted(set(ids))]
     if history.steps != sorted(history.steps):
         mixed.append(f"an older attempt trained after a newer one: {history.steps}")
-    return mixed + (["two launchers led at once"] if history.leaders > 1 else [])
+    return mixed + history.aside + (["two launchers led at once"] if history.leaders > 1 else [])
 
 
 RULES: Final[Mapping[str, Callable[[History], list[str]]]] = {

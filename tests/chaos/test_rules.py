@@ -11,8 +11,9 @@ from actions.brakes.brakes import Brakes
 from actions.brakes.nodes import NodeLimits
 from actions.engine.acting import Acting
 from actions.engine.handler import EngineHandler
+from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.leases.table import LeaseTable
-from actions.remedies import isolating, planner
+from actions.remedies import planner, stopped_job
 from actions.remedies.memory import Memory
 from tests.chaos.history import RULES, broken
 from tests.chaos.world import World
@@ -36,10 +37,14 @@ def _at_once(self: LeaseTable, duration_s: float, now_s: float, begin: Any = Lea
     self._quiet_until_s = now_s
 
 
+def _anybody(self: LeaderTable, now_s: float) -> list[Any]:
+    free = [one for one in self.living(now_s) if not one.alive and one.over is None]
+    return sorted(free, key=lambda one: one.node)
+
+
 WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
-    "each incident has its node taken out": (
-        "no action twice", isolating, "_taken_out", lambda view, node: None,
-    ),
+    "a restart is due whatever was done": ("no action twice", stopped_job, "_down", lambda view, persist_s: True),
+    "another incident's remedy is none": ("no action twice", stopped_job, "_after_opening", lambda view, action: False),
     "a suspicion is enough": ("no healthy node evicted", planner, "unproved", lambda view: set()),
     "the hour's budget is not kept": ("no budget broken", Brakes, "_budget", lambda self, now_s, asked: None),
     "any number of nodes may be taken out": ("no budget broken", NodeLimits, "hold", lambda self, now_s, asked: None),
@@ -47,6 +52,7 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "a stop is not heard": ("nothing asked for against a stop", Memory, "stopped_by", lambda self, job: None),
     "nothing is planned": ("no job left stopped without a word", EngineHandler, "_planned", lambda self, view: None),
     "what was begun is not taken over": ("nothing begun and forgotten", Acting, "take_over", _disowned),
+    "who is set aside takes part": ("no attempt beside another", LeaderTable, "_free", _anybody),
     "a lease service does not wait at its start": ("no attempt beside another", LeaseTable, "__init__", _at_once),
 }  # fmt: skip
 

@@ -162,6 +162,7 @@ class World:
             (0.7, "a person stops all", self.stop_all),
             (2.0, "a person resumes", self.resume),
             (0.7, "a person cordons or uncordons", self.cordon),
+            (2.0, "a word to the job on several nodes", self.grid.words.say),
             (1.0, "a node is repaired", self.repair),
             (20.0, "", lambda: False),
         )

@@ -9,9 +9,11 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -33,37 +35,60 @@ NODES: Final = ("n1", "n2", "n3")
 
 
 class Site:
-    """n1 and n2 train, n3 waits; each process can be killed."""
+    """n1 and n2 train, n3 waits; each process can be killed.
 
-    def __init__(self, folder: Path) -> None:
+    With `watched` agents and detection say what there is; with `beside` the launchers bring the engine, and agents.
+    """
+
+    ahead_s: Mapping[str, float] = MappingProxyType({})  # wall clocks of processes that are not right
+
+    def __init__(
+        self, folder: Path, *program: str, watched: bool = False, beside: bool = False,
+        ahead_s: Mapping[str, float] = ahead_s,
+    ) -> None:  # fmt: skip
+        self.ahead_s = ahead_s
+        self.program = program or ("ring.py", "100000", str(folder / "log"))
+        self.watched, self.beside = watched, beside
         self.folder, self.processes = folder, dict[str, subprocess.Popen[Any]]()
         self.rdzv = f"127.0.0.1:{places.free_port('127.0.0.1')}"
         self.log = folder / "log"
         self.config = folder / "site.toml"
         self.config.write_text(
-            f'job = "j"\nbus = "embedded:{folder / "bus.db"}"\nrun_dir = "{folder / "engine"}"\n'
+            f'job = "j"\nbus = "embedded:{folder / "bus.db"}"\n'
             f'[engine]\nmode = "auto"\nlauncher = "cluster"\n[engine.launcher_settings]\nrdzv = "{self.rdzv}"\n'
         )
         self.bus = connect(f"embedded:{folder / 'bus.db'}")
         self.launcher = ClusterLauncher(ClusterConfig(rdzv=self.rdzv), Scope(job="j", node="n", run_dir=str(folder)))
         self.start("lease")
+        if watched:  # what dies at its start does so before an engine that is started after it is there
+            self.start("detector")
+            self.start("engine")
+            self.until("an engine", lambda: "engine ready" in (folder / "engine.out").read_text())
         for name in NODES:
             self.start(name)
             count = NODES.index(name) + 1
             self.until("a node", lambda count=count: len(self.state().nodes) == count)  # type: ignore[misc]
-        self.start("engine")
-        self.trains(0)
+        if not watched:
+            if not beside:
+                self.start("engine")
+            self.trains(0)
 
     def start(self, name: str) -> None:
         launch = (
             "launch", "--job", "j", "--nproc", "1", "--nnodes", "2", "--spares", "1", "--rdzv", self.rdzv,
-            "--checkpoints", str(self.folder / "ckpt"), "--",
-            "python", str(SCRIPTS / "ring.py"), "100000", str(self.log),
+            "--checkpoints", str(self.folder / "ckpt"), *(("--mode", "auto") if self.beside else ()),
+            *(("--config", str(self.config)) if self.watched or self.beside else ()),
+            "--", "python", str(SCRIPTS / self.program[0]), *self.program[1:],
         )  # fmt: skip
-        words = {"lease": ("lease", "--listen", self.rdzv), "engine": ("engine", "--config", str(self.config))}
+        words = {
+            "detector": ("detector", "--config", str(self.config)),
+            "lease": ("lease", "--listen", self.rdzv),
+            "engine": ("engine", "--config", str(self.config)),
+        }
         environ = {**os.environ, "TRAINWARDEN_NODE": name, "TRAINWARDEN_RUN_DIR": str(self.folder / name)}
         with (self.folder / f"{name}.out").open("ab") as out:
-            command = [*WARDEN, *words.get(name, launch)]
+            apart = [sys.executable, str(SCRIPTS / "clock_apart.py"), str(self.ahead_s.get(name))]
+            command = [*(apart if name in self.ahead_s else WARDEN), *words.get(name, launch)]
             self.processes[name] = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
 
     def kill(self, name: str) -> None:
@@ -92,12 +117,14 @@ class Site:
             f"steps of attempt {attempt}", lambda: attempt in self.attempts() and self.state().phase == "running"
         )
 
-    def tell(self, name: str, kind: str, node: str | None = None, ago_s: float = 0.0) -> None:
+    def tell(
+        self, name: str, kind: str, node: str | None = None, ago_s: float = 0.0, attempt: int | None = None
+    ) -> None:
         now_s = time.time()
         suspects = () if node is None else (Suspect(node=node, score=1.0, reason="Xid 79"),)
         incident = IncidentRecord(
             id=name, job="j", kind=kind, severity="sev1", state="opened", revision=0, opened_at_s=now_s,  # type: ignore[arg-type]
-            updated_at_s=now_s, onset_s=now_s - ago_s, reason="as the test says", suspects=suspects,
+            updated_at_s=now_s, onset_s=now_s - ago_s, reason="as the test says", suspects=suspects, attempt=attempt,
         )  # fmt: skip
         self.bus.publish(INCIDENTS, "j", incident)
         self.bus.flush()
@@ -130,7 +157,7 @@ class Site:
         return "\n".join(f"--- {one.name}\n{one.read_text()[-3000:]}" for one in sorted(self.folder.glob("*.out")))
 
     def close(self) -> None:
-        for name in ("engine", *NODES, "lease"):
+        for name in self.processes:
             self.processes[name].send_signal(signal.SIGTERM if name in NODES else signal.SIGKILL)
         for process in self.processes.values():
             process.wait(30.0)
@@ -171,6 +198,92 @@ def test_what_detection_finds_is_acted_upon_once_and_what_the_leader_has_done_is
     assert "n2 cordoned" in site.run("nodes", "--config", str(site.config))
     assert "uncordon: done" in site.run("job", "uncordon", "n2", "--job", "j", "--rdzv", site.rdzv)
     assert {one.node: one.state for one in site.state().nodes}["n2"] == "spare"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine_s", [-60.0, 60.0])
+def test_clocks_a_minute_apart_change_nothing_of_what_is_done_about_which_attempt(
+    tmp_path: Path, engine_s: float
+) -> None:
+    site = Site(tmp_path, beside=False, ahead_s={"engine": engine_s, "n1": -engine_s, "n2": 60.0, "n3": -60.0})
+    try:
+        began_s = time.monotonic()
+        site.tell("i1", "hang", ago_s=5.0, attempt=0)
+        site.ended("i1/restart/1", "done")
+        site.trains(1)
+        print(f"a hang of the attempt that runs: steps again {time.monotonic() - began_s:.1f} s after the incident")
+        time.sleep(11.0)  # of its cool-down
+        site.tell("i2", "hang", ago_s=5.0, attempt=0)
+        assert "has seen to it already, all ranks were started again" in site.ended("i2/restart/1", "skipped")
+        site.tell("i3", "hang", ago_s=5.0, attempt=1)
+        site.ended("i3/restart/1", "done")
+        site.trains(2)
+        assert site.attempts() == [0, 1, 2]
+    finally:
+        site.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("after_s", [0.3, 6.0])
+def test_a_node_whose_rank_dies_each_time_is_taken_out_before_the_jobs_restarts_are_spent(
+    tmp_path: Path, after_s: float
+) -> None:
+    site = Site(tmp_path, "dying_ring.py", "100000", str(tmp_path / "log"), "n2", str(after_s), watched=True)
+    try:
+        site.until("an eviction", lambda: any("/evict/" in name and how == "done" for name, how, _ in site.story()))
+        site.until("steps without n2", lambda: site.state().phase == "running" and len(site.state().ranks_running) == 2)
+        assert {one.node for one in site.state().nodes if one.ranks} == {"n1", "n3"}
+        assert "2 restarts for n2 within 600 s have not helped" in next(w for n, _, w in site.story() if "/evict/" in n)
+        assert site.state().failures == 3
+        attempt = site.state().attempt
+        time.sleep(10.0)
+        assert (site.state().attempt, site.state().phase) == (attempt, "running")
+    finally:
+        site.close()
+
+
+def test_the_launcher_that_leads_has_the_one_engine_beside_it_whoever_is_killed(tmp_path: Path) -> None:
+    site = Site(tmp_path, beside=True)
+    try:
+        began_s = time.monotonic()
+        site.tell("i1", "hang")
+        site.ended("i1/restart/1", "done")
+        print(f"a hang of a job just begun: restarted {time.monotonic() - began_s:.1f} s after the incident")
+        [(engine, home)] = engines(site)
+        assert home == site.leader()
+        site.tell("i2", "gpu_lost", "n2")
+        os.kill(engine, signal.SIGKILL)
+        began_s = time.monotonic()
+        site.until("another engine", lambda: engine not in [pid for pid, _ in engines(site)] and engines(site))
+        site.until("an end", lambda: ("i2", "done") in [(name[:2], how) for name, how, _ in site.story()])
+        print(f"engine killed at an incident: done {time.monotonic() - began_s:.1f} s later")
+        lost = site.leader()
+        site.kill(lost)
+        began_s = time.monotonic()
+        site.until("another leader", lambda: site.leader() != lost and lost not in [home for _, home in engines(site)])
+        site.start(lost)
+        site.tell("i3", "hang")
+        site.until(
+            "an end", lambda: any(name[:2] == "i3" and how in ("done", "skipped") for name, how, _ in site.story())
+        )
+        print(f"leader killed: its successor's engine was done {time.monotonic() - began_s:.1f} s later")
+        time.sleep(6.0)
+        assert [home for _, home in engines(site)] == [site.leader()]
+        assert sum(how == "done" and name[:2] == "i2" for name, how, _ in site.story()) == 1
+        for name in NODES:
+            site.processes[name].send_signal(signal.SIGTERM)
+            site.processes[name].wait(30.0)
+        assert engines(site) == []
+    finally:
+        site.close()
+
+
+def engines(site: Site) -> list[tuple[int, str]]:
+    """Those that run, and beside whose launcher."""
+    found = subprocess.run(
+        ["pgrep", "-af", f"cli.main engine --run-dir {site.folder}/"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    return [(int(line.split()[0]), line.partition(f"--run-dir {site.folder}/")[2].split()[0]) for line in found]
 
 
 def pids(run_dir: Path) -> list[str]:

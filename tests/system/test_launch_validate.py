@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actions.launchers.cluster import places
 from tests.places import ROOT
 from tests.system.runs import WARDEN
 
@@ -70,3 +71,32 @@ def test_a_signal_ends_the_validation_and_nothing_is_started(tmp_path: Path) -> 
     _, alive = psutil.wait_procs(below, timeout=20)
     assert alive == []
     assert [*tmp_path.glob("done*")] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_of_several_nodes_the_one_whose_disk_is_full_takes_no_part_and_the_other_keeps_a_recording(
+    tmp_path: Path,
+) -> None:
+    """Both see the folder of checkpoints, of which one has a disk in the way; the bus is a file that both reach."""
+    disk, site, kept = tmp_path / "ckpt", tmp_path / "site.toml", tmp_path / "kept"
+    disk.mkdir()
+    site.write_text(f'job = "j"\nbus = "embedded:{tmp_path / "bus.db"}"\n')
+    launch = [
+        *WARDEN, "launch", "--config", str(site), "--nproc", "2", "--nnodes", "1", "--spares", "1", "--validate",
+        "--rdzv", f"127.0.0.1:{places.free_port('127.0.0.1')}", "--checkpoints", str(disk), "--keep", str(kept),
+        "--", "python", "-c", RANK,
+    ]  # fmt: skip
+    ill = subprocess.run(
+        ["unshare", "-m", "bash", "-c", f'mount -t tmpfs -o size=1m tmpfs {disk}; "$@"', "-", *launch],
+        env=environ(tmp_path), capture_output=True, timeout=140, check=False,
+    )  # fmt: skip
+    assert ill.returncode == 1, ill.stdout.decode()
+    assert "not started: disk of node-b: " in ill.stderr.decode()
+    assert [*tmp_path.glob("done*")] == []
+    well = subprocess.run(launch, env=environ(tmp_path), capture_output=True, timeout=140, check=False)
+    said = well.stdout.decode()
+    assert well.returncode == 0, said + well.stderr.decode()
+    assert said.index("validated 2 ranks") < said.index("this node's part of 1 nodes")
+    assert {path.name for path in tmp_path.glob("done*")} == {"done0", "done1"}
+    assert (kept / "job.toml").exists()

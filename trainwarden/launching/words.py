@@ -67,7 +67,8 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     falls. `attempt` counts the starts of the job's ranks from 0. `under_way` are operations without an end. `step`
     and `micro_batches` (by rank) are as far as the launcher knows. `attempt_age_s` is how long ago the ranks that run
     were started, by the launcher's own clock. `pausable`: all ranks would stand still between two iterations if they
-    were asked to.
+    were asked to. `failures` counts the attempts that a failed rank has ended and that the launcher has followed by
+    another by itself; it rises as soon as it has seen the rank.
     """
 
     job: str
@@ -81,6 +82,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     micro_batches: tuple[int, ...] = ()
     attempt_age_s: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
     pausable: bool = False
+    failures: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

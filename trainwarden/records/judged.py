@@ -66,7 +66,10 @@ class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="incident"):
-    """Verdicts of one cause joined, one per problem; updates are revisions. `told_late_s`: nobody was there in time."""
+    """Verdicts of one cause joined, one per problem; updates are revisions. `told_late_s`: nobody was there in time.
+
+    `attempt` is the newest start of the job's ranks that had been heard of when it was opened, counted from 0.
+    """
 
     id: str
     job: str
@@ -87,6 +90,7 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     model_versions: dict[str, str] = msgspec.field(default_factory=dict)
     evidence: dict[str, Any] = msgspec.field(default_factory=dict)
     told_late_s: float | None = None
+    attempt: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class SamplingRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):

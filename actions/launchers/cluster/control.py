@@ -139,6 +139,7 @@ def state_of(job: str, table: LeaderTable, now_s: float) -> LauncherState:
         job=job, phase=_phase(table, now_s), generation=table.asked.generation,
         attempt=0 if attempt is None else attempt.number - 1, nodes=tuple(nodes.values()), ranks_running=tuple(running),
         under_way=table.asked.under_way, attempt_age_s=_age_s(table, now_s),
+        failures=0 if attempt is None else attempt.failures,
     )  # fmt: skip
 
 

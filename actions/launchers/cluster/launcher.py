@@ -14,13 +14,13 @@ import msgspec
 
 from actions.launchers.cluster import places
 from actions.launchers.cluster.leading import Leading
-from actions.launchers.cluster.lease_host import LeaseHost
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.reporter import Reporter
 from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
 from actions.launchers.leases.client import LeaseClient, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import Allegiance, EpochFence
+from actions.launchers.leases.host import LeaseHost
 from actions.launchers.leases.questions import LOOPBACK, QuestionServer
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command
@@ -41,13 +41,17 @@ FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
-    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS."""
+    """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS.
+
+    `node_rank` is this node's place among them, where a person has named one.
+    """
 
     rdzv: str
     shape: Shape
     token: str | None = None
     tls: PeerTls | None = None
     patience: Patience = Patience()
+    node_rank: int | None = None
 
 
 class NodeLauncher:
@@ -91,6 +95,7 @@ class NodeLauncher:
         self._start_s: float | None = None
         self._awaits_step = False  # a checkpoint is whole, so it is looked at whether the script goes on from it
         self._over_s: float | None = None
+        self._connected = False
 
     def _connect(self) -> None:
         """Make the leader's part and the ways to others; nothing of it begins yet."""
@@ -109,6 +114,11 @@ class NodeLauncher:
         self._reporter = Reporter(
             self._orders, self._keeper, self.report, self._lock, clock, token=meeting.token, tls=meeting.tls
         )
+        self._connected = True
+
+    def leads(self) -> bool:
+        """Whether this launcher leads the job now."""
+        return self._connected and self._keeper.leads() is not None
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:
         """Take part until the job is over, or, after `stop()`, end it everywhere.
@@ -234,6 +244,7 @@ class NodeLauncher:
             self._port = places.free_port(self._host)
         return Report(
             job=self._place.job, life=self._life, node=self._place.node[:256], shape=self._meeting.shape,
+            node_rank=self._meeting.node_rank,
             host=self._host, port=self._port, alive=self._ranks.alive, ran=orders.ran, state=orders.state,
             code=orders.code, first_step=self._first_step, newest=orders.newest, start_s=self._start_s,
             age_s=self._clock.monotonic_s() - self._began_s if self._ranks.alive else None,

@@ -11,14 +11,14 @@ from typing import Final
 import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint
+from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found, given_up
 from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
 from actions.launchers.cluster.obeying import next_step, sentence_of
-from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, order_of
+from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, place_of
 
 _LATE_REPORTS: Final = 4
 MISFIT_CODE: Final = 2  # wrong use
-LOST_JOB_CODE: Final = 1
 STOPPED_CODE: Final = 143  # what a shell shows for SIGTERM
 
 
@@ -55,7 +55,7 @@ class LeaderTable:
 
     def __init__(self, epoch: int, shape: Shape, patience: Patience, now_s: float) -> None:
         self.epoch, self.shape, self._patience = epoch, shape, patience
-        self._began_s = self._gathering_s = self._over_s = now_s
+        self._began_s = self._gathering_s = self._over_s = self._rested_s = now_s
         self._members: dict[str, _Member] = {}
         self._join_s, self._growing = patience.join_s, Growing(shape.grow)
         self._news: list[str] = []
@@ -118,29 +118,23 @@ class LeaderTable:
 
     def ready(self, now_s: float) -> bool:
         """Whether an attempt can be formed now: enough nodes are there, and nobody runs anything of the one before."""
-        if self.over is not None or self.runs or self.asked.holds:
+        if self.over is not None or self.runs or self.asked.holds or now_s < self._rested_s:
             return False
         if self._may_run_still(now_s) or not self.asked.known(self._ledgers(now_s)):
             return False
         waited = now_s - self._gathering_s >= self._join_s
-        return len(self._free(now_s)) >= (self.shape.least_nodes if waited else self.shape.nodes)
+        free = self._free(now_s)
+        first = [] if waited or self.attempt is not None else free[: self.shape.nodes]
+        if any((one.node_rank or 0) >= self.shape.nodes for one in first):
+            return False  # that is a spare's rank
+        return len(free) >= (self.shape.least_nodes if waited else self.shape.nodes)
 
     def form(self, checkpoint: Checkpoint | None, now_s: float) -> None:
         """Begin an attempt that goes on from `checkpoint`; does nothing if it is no longer `ready`."""
         if not self.ready(now_s):
             return
-        before = self.attempt
         roster = self._free(now_s)[: self.shape.nodes]
-        self.attempt = Attempt(
-            epoch=self.epoch,
-            number=1 if before is None else before.number + 1,
-            roster=tuple(one.life for one in roster),
-            master=roster[0].host,
-            port=roster[0].port,
-            failures=0 if before is None else before.failures,
-            checkpoint=None if checkpoint is None else checkpoint.path.name,
-            step=None if checkpoint is None else checkpoint.step,
-        )
+        self.attempt = following(self.attempt, self.epoch, roster, checkpoint)
         self.runs = True
         self.asked.begins()
         whence = "" if checkpoint is None else f" from {checkpoint.path.name}"
@@ -198,28 +192,23 @@ class LeaderTable:
                 return
             if life in self._members and self._members[life].report.ran == attempt.id:
                 reports.append(self._members[life].report)
-        for one in reports:
-            if one.state == "failed":
-                self._failed(one, attempt, now_s)
-                return
-            if one.state == "stopped":
-                self._stop(f"{one.node} has stopped its ranks", now_s)
-                return
-            if attempt.step is not None and one.first_step is not None and one.first_step < attempt.step:
-                why = f"{one.node} started over at step {one.first_step} although {attempt.checkpoint} is whole"
-                self._end(Over(LOST_JOB_CODE, f"{why}; the script must go on from it (docs/checkpoints.md)"), now_s)
-                return
-        if len(reports) == len(attempt.roster) and all(one.state == "done" for one in reports):
-            self._end(Over(0), now_s)
+        match found(attempt, reports):
+            case Report() as failed:
+                self._failed(failed, attempt, now_s)
+            case Over() as over:
+                self._end(over, now_s)
+            case str() as why:
+                self._stop(why, now_s)
 
     def _failed(self, report: Report, attempt: Attempt, now_s: float) -> None:
-        code = report.code or LOST_JOB_CODE
-        if attempt.failures >= self.shape.restarts:
-            why = f"a rank on {report.node} ended with code {code}, after {attempt.failures} restarts"
-            self._end(Over(code, why), now_s)
+        if attempt.in_vain >= self.shape.restarts:
+            self._end(given_up(attempt, report), now_s)
             return
         self.attempt = msgspec.structs.replace(attempt, failures=attempt.failures + 1)
-        self._stop(f"a rank on {report.node} ended with code {code}", now_s)
+        pause_s = self._patience.pause_s(self.attempt.in_vain)
+        self._rested_s = now_s + pause_s
+        waits = f", and the next attempt waits for {pause_s:.0f} s" if pause_s else ""
+        self._stop(f"a rank on {report.node} ended with code {report.code or LOST_JOB_CODE}{waits}", now_s)
 
     def _stop(self, why: str, now_s: float) -> None:
         self.runs, self._gathering_s, self._join_s = False, now_s, self._patience.join_s
@@ -252,11 +241,11 @@ class LeaderTable:
         return {one.node for one in self.living(now_s)}.difference(self.asked.aside)
 
     def _free(self, now_s: float) -> list[Report]:
-        """Nodes that could take part: those of the attempt before in their order, then by name, 2 before 10."""
+        """Nodes that could take part: those of the attempt before in their order, then by rank or name, 2 before 10."""
         place = {life: number for number, life in enumerate(self._placed)}
         aside = self.asked.aside
         free = [one for one in self.living(now_s) if not one.alive and one.over is None and one.node not in aside]
-        return sorted(free, key=lambda one: (place.get(one.life, len(place)), order_of(one.node), one.life))
+        return sorted(free, key=lambda one: (place.get(one.life, len(place)), place_of(one)))
 
     @property
     def _placed(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from actions.launchers.cluster.ledger import Ledger, Number
 from actions.launchers.leases.words import MOST_EPOCH, Epoch, Name, SeenEpoch
 
 MOST_NODES: Final = 1024
+MOST_PAUSE_S: Final = 60.0
 REPORTS_PER_S: Final = 200.0  # that come to a leader of many nodes
 MAX_BYTES: Final = 524_288  # an attempt of `MOST_NODES` nodes, whose names have up to 400 bytes, fits
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
@@ -34,7 +36,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ranks : int
         On each node.
     restarts : int
-        How often an attempt in which a rank failed is followed by another.
+        How often an attempt in which a rank failed is followed by another before a newer checkpoint is there.
     grow : str
         When fewer than `nodes` take in more: at a whole checkpoint once that is worth a restart, at the next one, or
         with the next restart alone.
@@ -83,6 +85,9 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         For `Shape.least_nodes`, before the job is given up; and for anybody, before a node gives up.
     poll_s : float
         Between two reports of a node, in a job of few nodes.
+    back_off_s : float
+        Between the second failure of ranks without a newer checkpoint and the attempt after it; twice as long with each
+        further one. Meanwhile detection may say which node it is.
     """
 
     lost_s: float = 5.0
@@ -90,6 +95,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     join_s: float = 30.0
     give_up_s: float = 600.0  # torchrun's time-out for joining (elastic/rendezvous/dynamic_rendezvous.py)
     poll_s: float = 0.25
+    back_off_s: float = 5.0
 
     def next_s(self, nodes: int) -> float:
         """How long each of so many nodes is to wait between two reports, in seconds."""
@@ -98,6 +104,16 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     def lost_after_s(self, nodes: int) -> float:
         """After how long a silent one of so many nodes is lost, in seconds: some reports may be lost on the way."""
         return max(self.lost_s, 8 * self.next_s(nodes))
+
+    def pause_s(self, failures: int) -> float:
+        """For how long nothing begins after so many failures in vain, in seconds.
+
+        Examples
+        --------
+        >>> [Patience().pause_s(failures) for failures in (0, 1, 2, 3, 4, 99)]
+        [0.0, 0.0, 5.0, 10.0, 20.0, 60.0]
+        """
+        return 0.0 if failures < 2 else min(self.back_off_s * 2.0 ** min(failures - 2, 30), MOST_PAUSE_S)
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,6 +131,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Where the ranks meet: the first node's.
     failures : int
         How many attempts before it ended by a rank that failed.
+    outlived : int
+        So many of these were before the job had got further: the attempt began from a newer checkpoint than the last.
     checkpoint, step : str, int, optional
         What it goes on from: an entry of the folder of checkpoints, and its step.
     """
@@ -125,6 +143,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: Name
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     failures: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    outlived: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
     checkpoint: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
 
@@ -132,6 +151,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def id(self) -> AttemptId:
         """By which attempts are told apart and ordered."""
         return self.epoch, self.number
+
+    @property
+    def in_vain(self) -> int:
+        """How many attempts ended by a rank that failed since the job has got further."""
+        return max(0, self.failures - self.outlived)
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -148,6 +172,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ----------
     life : str
         The launcher's process on the node, unlike any before it there.
+    node_rank : int, optional
+        Its place among the nodes, where a person has named one.
     host, port : str, int
         Where its first rank could be met.
     alive : int
@@ -176,6 +202,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     life: Name
     node: Name
     shape: Shape
+    node_rank: Annotated[int, msgspec.Meta(ge=0, lt=2 * MOST_NODES)] | None = None
     host: Name
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     alive: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
@@ -241,6 +268,12 @@ def order_of(node: str) -> list[tuple[str, int]]:
     ['n2', 'n10']
     """
     return [(text, int(digits)) for text, digits in re.findall(r"([^0-9]*)([0-9]{1,18})", f"{node}0")]
+
+
+def place_of(report: Report) -> tuple[float, list[tuple[str, int]], str]:
+    """A key by which nodes are ordered: those with a `node_rank` by that, then the others by their names."""
+    named = inf if report.node_rank is None else float(report.node_rank)
+    return named, order_of(report.node), report.life
 
 
 def node_of(life: str) -> str:

@@ -31,6 +31,9 @@ def launch(
     ] = False,
     rdzv: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other.")] = None,
     nnodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes that train; run this on each.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Which of them this is, spares last; default by name.")
+    ] = None,
     min_nodes: Annotated[int | None, typer.Option(min=1, help="Go on with so many; default --nnodes.")] = None,
     join_wait: Annotated[
         float | None,
@@ -40,7 +43,7 @@ def launch(
         int | None, typer.Option(min=0, max=1024, help="Nodes beyond --nnodes that may wait; default 0.")
     ] = None,
     max_restarts: Annotated[
-        int | None, typer.Option(min=0, max=1000, help="After ranks that failed; several nodes; default 3.")
+        int | None, typer.Option(min=0, max=1000, help="Without a newer checkpoint; several nodes; default 3.")
     ] = None,
     grow: Annotated[
         Literal["worth", "now", "restart"] | None,
@@ -63,12 +66,12 @@ def launch(
     here = Here(nproc=nproc, preload=tuple(preload or ()), checkpoints=checkpoints, job=job, keep=keep, config=config)
     asked = NodesAsked(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
-        max_restarts=max_restarts, grow=grow, token_file=token_file,
+        max_restarts=max_restarts, grow=grow, token_file=token_file, node_rank=node_rank,
     )  # fmt: skip
-    asked.check(here, mode=mode, validate=validate)
+    asked.check()
     if rdzv is None:
         return _launch_here(command, Voice(json), here, mode=mode, validate=validate)
-    return launch_node(command, Voice(json), here, asked)
+    return launch_node(command, Voice(json), here, asked, mode, validate=validate)
 
 
 def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode, validate: bool) -> int:

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
+from trainwarden.cli.run.warm_up import warm_up
+from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
-from trainwarden.settings import checkpoints_of
+from trainwarden.settings import Settings, checkpoints_of
 
 if TYPE_CHECKING:
+    from actions.launchers.cluster.launcher import Meeting
     from actions.launchers.cluster.words import Shape
 
 
@@ -41,8 +45,9 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     grow: Literal["worth", "now", "restart"] | None = None
     token_file: Path | None = None
+    node_rank: int | None = None
 
-    def check(self, here: Here, *, mode: str, validate: bool) -> None:
+    def check(self) -> None:
         """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
 
         Raises
@@ -55,15 +60,9 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
-        if here.job is None and here.config is None:
-            raise ConfigError("--job: all nodes of a job have to name it alike")
-        if mode != "observe":
-            engine = 'trainwarden engine --config FILE, with launcher = "cluster" (docs/several_nodes.md)'
-            raise ConfigError(f"--mode {mode}: on several nodes that is said to the engine, once: {engine}")
-        if here.keep is not None:
-            raise ConfigError("--keep: a node of several keeps no recording; `trainwarden archive` does")
-        if validate:
-            raise ConfigError("--validate: not on several nodes; run `trainwarden validate` on them first")
+        there = self.nnodes + (self.spares or 0)
+        if self.node_rank is not None and self.node_rank >= there:
+            raise ConfigError(f"--node-rank {self.node_rank}: counted from 0 there are {there}, spares among them")
 
     def _check_alone(self) -> None:
         if self.nnodes > 1:
@@ -71,10 +70,33 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         said = {
             "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
             "--max-restarts": self.max_restarts, "--grow": self.grow, "--token-file": self.token_file,
+            "--node-rank": self.node_rank,
         }  # fmt: skip
         for option, value in said.items():
             if value is not None:
                 raise ConfigError(f"{option}: that is of a job on several nodes; name --rdzv HOST:PORT or leave it out")
+
+    def job(self, here: Here) -> str | None:
+        """Its name, which all nodes have to know it by; None where a settings file says it."""
+        if here.job is not None or here.config is not None or self.rdzv is None:
+            return here.job
+        from actions.launchers.cluster import places
+
+        return f"launch-{places.split(self.rdzv)[1]}"
+
+    def engine(self, settings: Settings, mode: Mode) -> dict[str, str]:
+        """What the engine beside the leader is told in its environment."""
+        own, launch = settings.engine, settings.launch
+        said = own.launcher_settings if own.launcher == "cluster" else {}
+        where = {
+            "rdzv": self.rdzv, "token_file": None if self.token_file is None else str(self.token_file.absolute()),
+            "tls_ca": launch.tls_ca, "tls_certificate": launch.tls_certificate, "tls_key": launch.tls_key,
+        }  # fmt: skip
+        return {
+            "TRAINWARDEN_ENGINE_MODE": mode,
+            "TRAINWARDEN_ENGINE_LAUNCHER": "cluster",
+            "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml({**said, **where}),
+        }
 
     def shape(self, ranks: int) -> Shape:
         """What all nodes have to be asked alike, with `ranks` on each."""
@@ -85,32 +107,57 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(nodes=self.nnodes, least_nodes=self.min_nodes or self.nnodes, ranks=ranks, **said)
 
 
-def launch_node(command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked) -> int:
-    """Take part in the job until it is over; its exit code."""
+def launch_node(
+    command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked, mode: Mode, *, validate: bool
+) -> int:  # fmt: skip
+    """Take part in the job until it is over; its exit code. While it leads an engine is beside it, if it may act.
+
+    With `validate` this node is tested first, alone, and takes no part where something of it is at fault.
+    """
     config = here.config
-    settings = settings_for(config, here.job, "launch")
+    settings = settings_for(config, asked.job(here), "launch")
+    overrides = {} if mode == "observe" else asked.engine(settings, mode)
+    _check_bus(settings, here, mode)
+    if validate:
+        warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, here.checkpoints), config=config)
     # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
     services = ("agent",) if elsewhere(settings, config) else ()
-    with JobRun(settings, own_services=services, config=config, command=command) as run:
+    with JobRun(settings, own_services=services, config=config, overrides=overrides, command=command) as run:
         voice.say(f"job {settings.job}: this node's part of {asked.nnodes} nodes, {here.nproc} ranks each")
         if not services:
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
-        code = _take_part(command, asked, run, here, voice)
+        if overrides:
+            voice.say(f"trainwarden: whichever launcher leads has an engine beside it, mode {mode}")
+        code = _take_part(command, asked, run, here, voice, acts=bool(overrides))
         result = run.result(code)
+        if here.keep is not None:
+            run.stack.stop("agent")  # its last words are on the bus then
+            run.keep(here.keep, voice)
         voice.say(f"trainwarden: job {settings.job} ended with exit code {code}")
         voice.say(f"trainwarden: records and logs: {run.run_dir}")
     voice.answer_if_possible(result)
     return code
 
 
-def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice) -> int:
-    from actions.launchers.cluster.launcher import Meeting, NodeLauncher
-    from actions.launchers.cluster.words import Patience
-    from actions.launchers.leases.server import read_token
+def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
+    """Refuse what needs a bus that all nodes reach, where none is named."""
+    if mode != "observe":
+        Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
+    if elsewhere(settings, here.config):
+        return
+    how = 'name it (bus = "kafka://...") in a settings file, pass that with --config on each node'
+    beside = "and have trainwarden detector --config FILE run somewhere (docs/several_nodes.md)"
+    if mode != "observe":
+        raise ConfigError(f"--mode {mode}: its engine needs a bus that all nodes reach: {how}, {beside}")
+    if here.keep is not None:
+        raise ConfigError(f"--keep: what all nodes say is on a bus that all reach: {how}")
+
+
+def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
+    from actions.launchers.cluster.launcher import NodeLauncher
     from actions.launchers.local.ranks import Place
     from collectors.nccl_profiler import build as nccl_profiler
-    from trainwarden.clock import BootClock
-    from trainwarden.metrics_http.tls import peer_tls
+    from trainwarden.clock import BootClock, SystemClock
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
@@ -125,11 +172,32 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     )  # fmt: skip
     if asked.grow == "now" and place.checkpoints is None:
         raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
-    assert asked.rdzv is not None
-    token = None if asked.token_file is None else read_token(asked.token_file)
-    tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
-    patience = Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s)
-    meeting = Meeting(rdzv=asked.rdzv, shape=asked.shape(here.nproc), token=token, tls=tls, patience=patience)
+    meeting = _meeting(asked, settings, here.nproc)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
     launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
-    return launcher.run(lambda: bool(stopped))
+    engine = EngineBeside(run.stack, launcher.leads, SystemClock()) if acts else None
+
+    def asked_to_stop() -> bool:
+        if engine is not None:
+            engine.tend()
+        return bool(stopped)
+
+    return launcher.run(asked_to_stop)
+
+
+def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
+    from actions.launchers.cluster.launcher import Meeting
+    from actions.launchers.cluster.words import Patience
+    from actions.launchers.leases.server import read_token
+    from trainwarden.metrics_http.tls import peer_tls
+
+    assert asked.rdzv is not None
+    launch = settings.launch
+    return Meeting(
+        rdzv=asked.rdzv,
+        shape=asked.shape(ranks),
+        token=None if asked.token_file is None else read_token(asked.token_file),
+        tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key),
+        patience=Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s),
+        node_rank=asked.node_rank,
+    )

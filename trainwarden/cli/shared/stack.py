@@ -77,6 +77,14 @@ class LocalStack:
         """Exit code of `service`; None while it runs."""
         return self._processes[service].poll()
 
+    def ask_to_stop(self, service: str) -> None:
+        """Ask `service` to end, and do not wait for it."""
+        self._processes[service].terminate()
+
+    def kill(self, service: str) -> None:
+        """End `service` for good, and do not wait for it."""
+        self._processes[service].kill()
+
     def limit_logs(self, limit_bytes: int = LOG_BYTES) -> None:
         """Keep each log below its limit: what is half as large becomes ``<service>.log.1``, in place of the one before.
 

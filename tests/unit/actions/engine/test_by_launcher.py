@@ -192,3 +192,169 @@ def test_a_launcher_that_restarts_nothing_by_itself_is_asked_as_before() -> None
     other.launcher.able = Capabilities(can=other.launcher.able.can)
     other.tell(blaming(other, "node_lost"))
     assert other.launcher.asked == [("evict", "i1/evict/1")]
+
+
+# --- a node whose ranks die again and again --------------------------------------------------------------------------
+
+
+def fail(one: Rig, name: str, node: str = "n2", kind: str = "crash") -> IncidentRecord:
+    """A rank on `node` dies, its launcher starts all again, and detection says so two seconds later."""
+    restart_by_itself(one)
+    one.launcher.failures += 1
+    one.tick(2.0)
+    suspects = (Suspect(rank=2, node=node, score=1.0, reason="was killed"),)
+    one.tell(incident := one.incident(name, kind=kind, suspects=suspects))
+    pass_s(one, 10)
+    return incident
+
+
+def test_a_node_whose_ranks_die_again_after_two_of_the_launchers_own_restarts_is_taken_out() -> None:
+    one = rig()
+    for name in ("i1", "i2"):
+        one.tell(one.closed(fail(one, name)))
+        pass_s(one, 60)
+    assert one.launcher.asked == []
+    fail(one, "i3")
+    assert one.launcher.asked == [("evict", "i3/evict/1")]
+    evicted = last(one)
+    assert (evicted.outcome, evicted.plan["nodes"], evicted.severity) == ("done", ["n2"], "sev1")
+    assert evicted.after == "i2/restart/1"
+    assert evicted.why.startswith("2 restarts for n2 within 600 s have not helped")
+
+
+def test_it_is_taken_out_where_all_of_it_is_one_incident_and_an_engine_is_killed_meanwhile() -> None:
+    one = rig()
+    fail(one, "i1")
+    for phase in ("restarting", "running"):
+        one.launcher.phase, one.launcher.failures = phase, one.launcher.failures + 1  # type: ignore[assignment]
+        one.restart_engine()
+        pass_s(one, 3)
+        assert one.launcher.asked == []
+    pass_s(one, 5)
+    assert one.launcher.asked == [("evict", "i1/evict/1")]
+    told = [(action.id, action.plan["failures"]) for action in one.bus.actions() if action.outcome == "skipped"]
+    assert told == [("i1/restart/1", 1), ("i1/restart/2", 2), ("i1/restart/3", 3)]
+
+
+def test_one_failure_that_is_told_of_thrice_takes_nobody_out() -> None:
+    one = rig()
+    for place, kind in enumerate(["crash", "exception", "crash"]):
+        fail(one, f"i{place}", kind=kind)
+        one.launcher.failures = 1
+    pass_s(one, 300)
+    assert one.launcher.asked == []
+
+
+@pytest.mark.parametrize("nodes", [("n2", "n1", "n2"), ("n2", "n2", "n1"), ("n1", "n2", "n1", "n2")])
+def test_where_another_node_fails_in_between_none_is_taken_out(nodes: tuple[str, ...]) -> None:
+    one = rig()
+    for place, node in enumerate(nodes):
+        one.tell(one.closed(fail(one, f"i{place}", node)))
+    assert one.launcher.asked == []
+
+
+def test_an_incident_that_blames_another_node_with_its_next_failure_takes_neither_out() -> None:
+    one = rig()
+    incident = fail(one, "i1", "n2")
+    for node in ("n1", "n2"):
+        one.launcher.failures += 1
+        one.tick(1.0)
+        suspects = (Suspect(rank=0, node=node, score=1.0, reason="was killed"),)
+        one.tell(incident := one.later(incident, suspects=suspects))
+        pass_s(one, 10)
+    assert one.launcher.asked == []
+
+
+def test_restarts_of_a_job_in_which_no_rank_has_failed_are_held_against_nobody() -> None:
+    """A person, a lost node, growth: the incident is open still, and the ranks were started again."""
+    one = rig()
+    fail(one, "i1")
+    for _ in range(4):
+        restart_by_itself(one)
+        pass_s(one, 20)
+    assert one.launcher.asked == []
+
+
+def test_failures_of_long_ago_take_nobody_out() -> None:
+    one = rig()
+    for name in ("i1", "i2"):
+        one.tell(one.closed(fail(one, name)))
+    pass_s(one, 601)
+    fail(one, "i3")
+    assert one.launcher.asked == []
+
+
+def test_a_node_that_cannot_be_spared_is_told_of_once_and_its_launcher_goes_on() -> None:
+    one = rig()
+    one.launcher.able = Capabilities(can=frozenset({"restart", "stop"}), cannot={"evict": "no"}, restarts_itself=True)
+    for place in range(5):
+        one.tell(one.closed(fail(one, f"i{place}")))
+    assert one.launcher.asked == []
+    assert {action.outcome for action in one.bus.actions() if action.kind == "evict_node"} == {"skipped"}
+
+
+# --- clocks apart ----------------------------------------------------------------------------------------------------
+
+
+def hang(one: Rig, ahead_s: float, attempt: int | None) -> IncidentRecord:
+    """A hang since 20 s, by a clock that is behind the engine's, which is `ahead_s` ahead."""
+    now_s = one.clock.now_s() - ahead_s
+    return one.incident(kind="hang", onset_s=now_s - 20.0, opened_at_s=now_s, updated_at_s=now_s, attempt=attempt)
+
+
+AHEAD_S = (-3600.0, -60.0, -3.0, 0.0, 3.0, 60.0, 3600.0)
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_a_hang_of_the_attempt_that_runs_is_restarted_once_whatever_the_engines_clock_says(ahead_s: float) -> None:
+    one = rig(policy={"stale_s": 7200.0})
+    one.launcher.attempt, one.launcher.attempt_age_s = 1, 25.0
+    one.tell(hang(one, ahead_s, attempt=1))
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+    one.launcher.attempt_age_s, one.launcher.attempt = 0.0, 2
+    pass_s(one, 100)
+    assert len(one.launcher.asked) == 1
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_a_hang_of_an_attempt_that_is_over_is_not_restarted_whatever_the_engines_clock_says(ahead_s: float) -> None:
+    one = rig(policy={"stale_s": 7200.0})
+    one.launcher.attempt, one.launcher.attempt_age_s = 1, 5.0
+    one.tell(incident := hang(one, ahead_s, attempt=0))
+    pass_s(one, 100)
+    assert one.launcher.asked == []
+    assert last(one).why == "its launcher has seen to it already, all ranks were started again 5 s ago: attempt 2"
+    one.tell(msgspec.structs.replace(incident, revision=1, state="updated"))
+    pass_s(one, 30)
+    assert one.launcher.asked == [("restart", "i1/restart/1")]
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_an_eviction_that_has_started_all_ranks_again_counts_for_another_hang_whatever_clocks_say(
+    ahead_s: float,
+) -> None:
+    one = rig(policy={"stale_s": 7200.0}, cool_down_s=0.0)
+    one.tell(blaming(one, "gpu_lost"))
+    one.launcher.attempt, one.launcher.attempt_age_s = 1, 1.0
+    old = msgspec.structs.replace(hang(one, ahead_s, attempt=0), id="i2")
+    one.tell(old)
+    pass_s(one, 100)
+    assert [kind for kind, _ in one.launcher.asked] == ["evict"]
+
+
+@pytest.mark.parametrize("ahead_s", AHEAD_S)
+def test_a_node_that_fails_again_and_again_is_taken_out_whatever_clocks_say(ahead_s: float) -> None:
+    one = rig(policy={"stale_s": 7200.0})
+    for name in ("i1", "i2", "i3"):
+        restart_by_itself(one)
+        one.launcher.failures += 1
+        one.tick(2.0)
+        now_s = one.clock.now_s() - ahead_s
+        suspects = (Suspect(rank=2, node="n2", score=1.0, reason="was killed"),)
+        incident = one.incident(
+            name, suspects=suspects, opened_at_s=now_s, updated_at_s=now_s, onset_s=now_s - 2.5, attempt=1
+        )
+        one.tell(incident)
+        pass_s(one, 10)
+        one.tell(msgspec.structs.replace(incident, state="closed", revision=1, closed_at_s=now_s + 10.0))
+    assert one.launcher.asked == [("evict", "i3/evict/1")]

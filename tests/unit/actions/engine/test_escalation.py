@@ -131,3 +131,16 @@ def test_a_first_remedy_names_nothing_before_it() -> None:
     one = rig()
     crashes(one, "n7")
     assert (last(one, "restart_process").severity, last(one, "restart_process").after) == ("sev2", None)
+
+
+def test_a_hang_from_before_an_eviction_that_is_told_after_it_is_restarted_only_if_it_lasts() -> None:
+    one = rig()
+    one.launcher.phase, began_s = "running", one.clock.now_s()
+    one.tick(3.0)
+    one.tell(one.incident("i1", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", node="n7"),)))
+    one.tick(3.0)
+    one.tell(one.incident("i2", "hang", onset_s=began_s, suspects=(Suspect(score=1.0, reason="still", node="n6"),)))
+    one.tick(60.0)
+    assert kinds(one) == ["evict"]
+    one.tick(60.0)
+    assert kinds(one) == ["evict", "restart"]

@@ -72,6 +72,29 @@ def test_a_problem_that_lasts_is_one_incident_and_closes_on_relief() -> None:
     assert story.joiner.open == []
 
 
+@pytest.mark.parametrize("starts", [[], [1], [1, 1, 2], [2, 1]])
+def test_an_incident_names_the_newest_start_of_all_ranks_that_was_heard_of(starts: list[int]) -> None:
+    """By number, as clocks of nodes and engines differ; a job whose ranks were heard to start once is at its first."""
+    story = Story()
+    story.state.feed(event("process_start", START_S, rank=0))
+    for place, attempt in enumerate(starts):
+        for stage in ("started", "done"):
+            story.state.feed(event("restart", START_S + 1.0 + 0.1 * place, stage=stage, attempt=attempt))
+    (opened,) = story.at(2.0, candidate("hang", 1))
+    assert opened.attempt == ([0, *starts])[-1]
+    story.state.feed(event("restart", START_S + 3.0, stage="done", attempt=7))
+    (updated,) = story.at(3.0, candidate("hang", 1, 2))
+    assert updated.attempt == opened.attempt
+
+
+def test_where_no_start_was_heard_of_or_a_strange_one_none_is_named() -> None:
+    story = Story()
+    for strange in ("x", -1, 1.5):
+        story.state.feed(event("restart", START_S, stage="done", attempt=strange))
+    (opened,) = story.at(2.0, candidate("hang", 1))
+    assert opened.attempt is None
+
+
 def test_a_short_gap_does_not_close() -> None:
     story = Story()
     story.at(0.0, candidate("slow_compute", 1))

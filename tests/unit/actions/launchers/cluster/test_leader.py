@@ -48,9 +48,16 @@ class Job:
             self.now_s += 0.25
             self.again(*names)
 
-    def run(self) -> Attempt:
+    def fail(self, name: str, code: int = 7) -> None:
+        """A rank on `name` fails, all stop, and the pause after that is over."""
+        self.say(name, state="failed", code=code)
+        if self.table.over is None:
+            self.stop()
+            self.pass_s(60.0)
+
+    def run(self, checkpoint: Checkpoint | None = None) -> Attempt:
         """An attempt is formed and all of its nodes run it."""
-        self.table.form(None, self.now_s)
+        self.table.form(checkpoint, self.now_s)
         attempt = self.table.attempt
         assert attempt is not None
         assert self.table.runs
@@ -122,10 +129,61 @@ def test_a_job_that_fails_too_often_is_over_with_the_code_of_its_rank() -> None:
     job = Job("a", "b", "c")
     for _ in range(3):
         job.run()
-        job.say("a", state="failed", code=7)
-        if job.table.over is None:
-            job.stop()
+        job.fail("a")
     assert job.table.over == Over(7, "a rank on a ended with code 7, after 2 restarts")
+
+
+def checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(Path(f"ckpt/step-{step}.pt"), step, "torch")
+
+
+def test_failures_between_which_the_job_gets_further_end_it_never() -> None:
+    job = Job("a", "b", "c")
+    for number in range(10):
+        attempt = job.run(checkpoint(10 * number))
+        assert attempt.in_vain == 0
+        job.fail("a")
+    assert job.table.over is None
+
+
+def test_a_job_that_dies_at_the_same_place_for_ever_ends_whatever_it_has_outlived_before() -> None:
+    job = Job("a", "b", "c")
+    for step in (0, 10, 20, 20, 20):
+        assert job.table.over is None
+        job.run(checkpoint(step))
+        job.fail("a")
+    why = "a rank on a ended with code 7, after 2 restarts without a newer checkpoint than step-20.pt"
+    assert job.table.over == Over(7, why)
+
+
+def test_the_first_checkpoint_of_all_is_progress() -> None:
+    job = Job("a", "b", "c")
+    job.run()
+    job.fail("a")
+    assert [job.run(checkpoint(10)).in_vain, job.table.attempt and job.table.attempt.failures] == [0, 1]
+
+
+def test_a_folder_that_does_not_always_answer_is_no_progress() -> None:
+    job = Job("a", "b", "c")
+    for step in (20, None, 20):
+        assert job.table.over is None
+        job.run(None if step is None else checkpoint(step))
+        job.fail("a")
+    assert job.table.over is not None
+
+
+def test_the_first_failure_is_answered_at_once_and_the_next_ones_after_a_pause() -> None:
+    job = Job("a", "b", "c", shape=msgspec.structs.replace(SHAPE, restarts=9))
+    for pause_s in (0.0, 5.0, 10.0):
+        job.run()
+        job.say("a", state="failed", code=7)
+        job.stop()
+        if pause_s:
+            job.pass_s(pause_s - 0.25)
+            assert not job.ready
+            job.pass_s(0.25)
+        assert job.ready
+    assert f"and the next attempt waits for {pause_s:.0f} s" in " ".join(job.table.news())
 
 
 def test_restarts_are_counted_on_by_the_next_leader() -> None:
@@ -134,10 +192,7 @@ def test_restarts_are_counted_on_by_the_next_leader() -> None:
         job.run()
         job.next_leader()
         job.pass_s(1.0)
-        job.say("a", state="failed", code=7)
-        if job.table.over is None:
-            job.stop()
-            job.pass_s(LOST_S)
+        job.fail("a")
     assert job.table.over is not None
     assert job.table.over.code == 7
 
@@ -370,6 +425,27 @@ def test_the_order_of_nodes_is_that_of_their_names_whatever_their_processes_are_
     for life, node in [("x/9f", "rack2-n10"), ("y/1a", "rack2-n9"), ("z/00", "rack10-n1")]:
         job.say(life, node=node)
     assert job.run().roster == ("y/1a", "x/9f", "z/00")
+
+
+def test_nodes_with_ranks_are_placed_by_them_and_a_spares_rank_waits_for_those_before_it() -> None:
+    job = Job()
+    for name, rank in (("z", 0), ("a", 3), ("m", 1)):
+        job.say(name, node_rank=rank)
+    assert not job.ready, "rank 2 is to come"
+    job.say("b", node_rank=2)
+    assert job.run().roster == ("z", "m", "b")
+    job.pass_s(LOST_S, "z", "a", "b")
+    del job.said["m"]
+    job.stop()
+    assert job.run().roster == ("z", "b", "a"), "a spare takes the place at once"
+
+
+def test_where_a_rank_does_not_come_a_spare_begins_in_its_place_after_a_while() -> None:
+    job = Job()
+    for name, rank in (("z", 0), ("a", 3), ("m", 1)):
+        job.say(name, node_rank=rank)
+    job.pass_s(PATIENCE.join_s)
+    assert job.run().roster == ("z", "m", "a")
 
 
 # --- fewer take in more ----------------------------------------------------------------------------------------------

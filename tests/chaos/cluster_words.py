@@ -1,0 +1,85 @@
+"""A person's words on nodes of the job on several: to whoever leads, again until they are done, and once each."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from actions.launchers.cluster.words import AttemptId, node_of
+from actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
+from trainwarden.errors import LauncherUnavailable
+from trainwarden.launching import Operation, Targets, Verb
+
+if TYPE_CHECKING:
+    from tests.chaos.grid import Grid
+
+KINDS: Final[tuple[Verb, ...]] = ("evict", "cordon", "uncordon")
+
+
+class Words:
+    """What people have said of nodes, and since which attempt who is out.
+
+    Attributes
+    ----------
+    out : dict of str to tuple of int
+        By node that was seen set aside, the newest attempt that any launcher knew of then.
+    done : int
+        Words that were seen done.
+    """
+
+    def __init__(self, grid: Grid, random: Random) -> None:
+        self._grid, self._random = grid, random
+        self._asked: Operation | None = None
+        self._said = 0
+        self.out: dict[str, AttemptId] = {}
+        self.done = 0
+
+    def say(self) -> bool:
+        """One word, planned from what the leader tells; False if nobody tells, or another word has no end yet."""
+        if self._asked is not None or (reply := self._ask(AskState(self._grid.name))) is None or reply.state is None:
+            return False
+        kind, node = self._random.choice(KINDS), self._random.choice(self._grid.machines).name
+        self._said += 1
+        self._asked = Operation(
+            id=f"word/{self._said}", job=self._grid.name, kind=kind, expected_generation=reply.state.generation,
+            targets=Targets(nodes=(node,)), by="ann",
+        )  # fmt: skip
+        if kind == "uncordon":
+            self.out.pop(node, None)  # from when it is asked for it may take part
+        return True
+
+    def tick(self) -> None:
+        """Ask how far the word is, and for it again where it is unknown."""
+        if (asked := self._asked) is None or (reply := self._ask(Poll(asked.job, asked.id))) is None:
+            return
+        if reply.report is not None and reply.report.state == "unknown":
+            reply = self._ask(Submit(asked))
+        if reply is None or reply.report is None or not reply.report.ended:
+            return
+        self._asked = None
+        if reply.report.state == "done":
+            self.done += 1
+            if asked.kind != "uncordon":
+                self.out[asked.targets.nodes[0]] = self._newest()
+
+    def check(self, attempt: AttemptId, roster: tuple[str, ...]) -> None:
+        """An attempt begins somewhere. What every launcher that its leader hears has forgotten is forgotten."""
+        nodes = [one for one in map(self._grid.of_life, roster) if one is not None]
+        known = {name for one in nodes if one.orders.ledger is not None for name in one.orders.ledger.aside}
+        for name in known.intersection(map(node_of, roster)):
+            if attempt > self.out.get(name, attempt):
+                self._grid.history.aside.append(f"{name} takes part in {attempt}, though a word has set it aside")
+
+    def _newest(self) -> AttemptId:
+        known = [one.orders.newest.id for one in self._grid.machines if one.on and one.orders.newest is not None]
+        return max(known, default=(0, 0))
+
+    def _ask(self, request: Request) -> Reply | None:
+        leaders = [one for one in self._grid.machines if one.on and one.keeper.leads() is not None]
+        if not leaders:
+            return None
+        try:
+            reply: Reply = self._grid.wire(None, leaders[0], lambda: leaders[0].leading.control(request))
+        except LauncherUnavailable:
+            return None
+        return None if reply == Reply() else reply
