@@ -59,6 +59,7 @@ class LauncherCalls:
         self._states: dict[str, tuple[float, LauncherState | None]] = {}
         self._capabilities: tuple[float, Capabilities] | None = None
         self._away_since_s: dict[str, float] = {}
+        self._down_since_s: dict[str, float] = {}
         self._no_state: dict[str, str] = {}
         self._unknown: set[str] = set()
         for kind in ("unavailable", "refused", "failed", "broken"):
@@ -85,6 +86,10 @@ class LauncherCalls:
                 self._away_since_s.pop(job, None)
             else:
                 self._away_since_s.setdefault(job, now_s)
+            if state is not None and state.phase == "failed":
+                self._down_since_s.setdefault(job, now_s)
+            else:
+                self._down_since_s.pop(job, None)
         return kept[1]
 
     def capabilities(self, now_s: float) -> Capabilities | None:
@@ -98,6 +103,10 @@ class LauncherCalls:
     def away(self, job: str, now_s: float) -> tuple[float, str]:
         """For how long `job`'s launcher has not told its state, and why not in one sentence."""
         return now_s - self._away_since_s.get(job, now_s), self._no_state.get(job, "")
+
+    def down_s(self, job: str, now_s: float) -> float:
+        """For how long `job` is known to be down."""
+        return now_s - self._down_since_s.get(job, now_s)
 
     def unknown(self, job: str) -> bool:
         """Whether the launcher has last said that it knows no `job`; then waiting for it is of little use."""

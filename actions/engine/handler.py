@@ -173,6 +173,7 @@ class EngineHandler:
             state=lambda: self._calls.state(case.incident.job, now_s),
             capabilities=lambda: self._calls.capabilities(now_s),
             away=lambda: self._calls.away(case.incident.job, now_s),
+            down_s=lambda: self._calls.down_s(case.incident.job, now_s),
         )
         intent = self._planned(view)
         if intent is not None and not (intent.kind == "rebalance" and self._under_way.adopting_in(case.incident.job)):

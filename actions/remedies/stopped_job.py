@@ -13,7 +13,7 @@ from actions.brakes.history import (
     restart_loop,
     took_effect,
 )
-from actions.remedies.by_launcher import between_attempts, restarted_already, seen_to
+from actions.remedies.by_launcher import SETTLED_S, between_attempts, restarted_already, seen_to
 from actions.remedies.table import EvictNode, RestartProcess, StopJob, Validate
 from actions.remedies.view import OVER, Intent, View
 from trainwarden.records import ActionRecord
@@ -39,7 +39,9 @@ def restart(view: View, rung: RestartProcess) -> Intent | None:
     down = _down(view, rung.persist_s)
     if not down and (done := restarted_already(view, intent)) is not None:
         return done
-    # A job that is down waits for nothing; one that stands still, for whatever else was tried since.
+    if down and _blame_is_awaited(view):
+        return None
+    # A job that is down waits for nothing else; one that stands still, for whatever else was tried since.
     due = view.failed() or view.outlasted(view.rules.remedies.rungs(incident.kind))
     return view.cooled(intent) if due and down else None
 
@@ -81,8 +83,13 @@ def _after_opening(view: View, action: ActionRecord) -> bool:
 def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
     """Restarts that have not helped a job that is down again; none if they are too few to say so.
 
-    For an eviction only those count that were for incidents which blame the same node.
+    For an eviction only those count that were for incidents which blame the same node, and this failure must be one.
     """
+    evicts = isinstance(rung, EvictNode)
+    return [] if evicts and not seen_to(view) and not _told_of_this_failure(view) else _in_vain(view, rung)
+
+
+def _in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
     state = view.state() if view.rules.mode_of("restart_process") != "observe" else None
     if state is None or state.phase in OVER or rung.after_restarts is None:
         return []
@@ -96,6 +103,24 @@ def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord
             return []
         of_job = [action for action in of_job if _counts_against(view, action, node)]
     return (failures_in_vain if by_launcher else restart_loop)(view.now_s, of_job, rung.after_restarts, rung.within_s)
+
+
+def _told_of_this_failure(view: View) -> bool:
+    """Whether the incident was heard of after the newest restart of its job, so that it blames for what came after it.
+
+    One that is open still may blame for a failure before; which node has ended the job now is not known by it.
+    """
+    said_s, of_job = view.case.said_s, view.memory.of_job(view.case.incident.job)
+    restarts = [view.memory.said_s.get(a.id) for a in of_job if a.kind in RESTARTS and a.outcome == "done"]
+    return not view.failed() or said_s is None or all(at_s is None or at_s <= said_s for at_s in restarts)
+
+
+def _blame_is_awaited(view: View) -> bool:
+    """Whether a node may have to go if it is to blame for this failure too, and that is about to be told."""
+    rung, able = view.rules.remedies.find(view.case.incident.kind, EvictNode), view.capabilities()
+    if rung is None or able is None or "evict" not in able.can or any(a.kind == rung.action for a in view.actions):
+        return False
+    return view.down_s() < SETTLED_S and not _told_of_this_failure(view) and bool(_in_vain(view, rung))
 
 
 def _counts_against(view: View, action: ActionRecord, node: str) -> bool:

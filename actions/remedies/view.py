@@ -58,7 +58,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One incident at one moment, under `rules`.
 
-    `state` and `capabilities` ask the launcher (None: it does not tell), `away` for how long it has not told, and why.
+    `state` and `capabilities` ask the launcher (None: it does not tell), `away` for how long it has not told, and why,
+    `down_s` for how long it has told that the job is down.
     """
 
     now_s: float
@@ -68,6 +69,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     state: Callable[[], LauncherState | None]
     capabilities: Callable[[], Capabilities | None]
     away: Callable[[], tuple[float, str]]
+    down_s: Callable[[], float]
 
     @property
     def actions(self) -> list[ActionRecord]:

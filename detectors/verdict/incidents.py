@@ -229,6 +229,8 @@ class Joiner:
         record = entry.record
         known = entry.hard and entry.life == window.restarts  # a new life may fail of something else
         changed = better(record, candidate, known)
+        if changed is None and candidate.hard and entry.hard and not known:
+            changed = record  # who acts on it must know that it is to blame for this failure too
         if candidate.hard:
             entry.hard, entry.life = True, window.restarts
         worth_telling = changed is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actions.brakes.history import UNDONE
+from actions.remedies.by_launcher import SETTLED_S
 from actions.remedies.memory import Memory, with_outcome
 from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
@@ -133,11 +134,25 @@ def test_a_node_that_a_person_has_called_healthy_since_excuses_no_other() -> Non
     one.tell(one.incident("i0", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", node="n3"),)))
     one.clock.sleep(1.0)
     one.tell(set_healthy("n3", "its cable was out", "ann", one.clock.now_s()), one.command("resume"))
+    crash = incident(one, "i1", "crash")
+    for _ in range(2):
+        one.launcher.phase = "failed"
+        one.tell(crash := one.later(crash))
+        one.tick(1.0)
+    assert evicted(one) == ["i1/evict/1"]
+
+
+def test_an_open_incident_is_no_evidence_for_a_failure_of_which_it_has_not_told() -> None:
+    """It is waited for as long as it takes to tell who was the first; then the job goes on with all its nodes."""
+    one = rig()
+    one.launcher.slow = False
     incident(one, "i1", "crash")
     for _ in range(2):
         one.launcher.phase = "failed"
         one.tick(1.0)
-    assert evicted(one) == ["i1/evict/1"]
+    assert [operation.kind for operation in one.launcher.operations] == ["restart"] * 2
+    one.tick(SETTLED_S)
+    assert [operation.kind for operation in one.launcher.operations] == ["restart"] * 3
 
 
 def test_a_restart_from_before_a_repair_is_no_evidence_after_it_however_late_its_end_is_told() -> None:

@@ -201,6 +201,16 @@ def test_a_fact_corrects_a_guess_and_a_new_life_may_fail_of_something_else() -> 
     assert (told.kind, told.suspects[0].rank) == ("crash", 1)
 
 
+def test_the_same_failure_in_a_new_life_is_told_again_once() -> None:
+    story = Story()
+    (first,) = story.at(0.0, candidate("crash", 1, hard=True))
+    assert story.at(0.5, candidate("crash", 1, hard=True)) == []
+    story.state.feed(event("restart", START_S + 1, stage="begun"))
+    (again,) = story.at(2.0, candidate("crash", 1, onset_s=START_S + 2, hard=True))
+    assert (again.id, again.revision, again.suspects) == (first.id, first.revision + 1, first.suspects)
+    assert story.at(2.5, candidate("crash", 1, onset_s=START_S + 2, hard=True)) == []
+
+
 def test_a_guess_is_corrected_by_the_root() -> None:
     story = Story()
     (guess,) = story.at(0.0, candidate("crash", 0, hard=True, score=0.3))
