@@ -121,7 +121,11 @@ def score_recorded(
     config = config or VoteConfig()
     unused = idle(by_name(config.members), {})
     used = {name: weight for name, weight in config.members.items() if name not in unused}
-    own = fit_bundle([grid.before(until_s) for grid in grids], msgspec.structs.replace(config, members=used), seed)
+    try:
+        own = fit_bundle([grid.before(until_s) for grid in grids], msgspec.structs.replace(config, members=used), seed)
+    except DataError as error:  # whoever reads steps or log lines can judge all the same
+        scores = _score(job, grids, ModelBundle({}), until_s, unused)
+        return replace(scores, abstained=dict.fromkeys(scores.abstained, str(error)))
     return _score(job, grids, own, until_s, unused)
 
 

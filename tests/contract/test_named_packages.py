@@ -17,14 +17,13 @@ from tests.places import ROOT
 
 # What the design is built with, and where at least one module of the product uses it.
 NAMED: Final = {
-    "pandas": "trainer_offline", "ruptures": "trainer_offline", "tslearn": "trainer_offline",
-    "sklearn": "detectors", "mlflow": "trainer_offline", "torch": "actions", "pynvml": "collectors",
-    "kafka": "trainwarden", "prometheus_client": "trainwarden",
+    "pandas": "trainer_offline", "ruptures": "trainer_offline", "stumpy": "trainer_offline",
+    "tslearn": "trainer_offline", "sklearn": "detectors", "mlflow": "trainer_offline",
+    "torch": "actions", "pynvml": "collectors", "kafka": "trainwarden", "prometheus_client": "trainwarden",
 }  # fmt: skip
 # Loaded by others for us, by name: sums and compression of Kafka's records, and what uvicorn speaks.
 BY_OTHERS: Final = {"crc32c": "kafka", "lz4": "kafka", "zstandard": "kafka", "h11": "uvicorn"}
 DEV: Final = ("dev", "all")
-NOT_LOOKED_AT: Final = ("stumpy",)  # benches alone: where it was tried in training it found no more (DECISIONS.md)
 
 
 @cache
@@ -75,4 +74,4 @@ def test_the_product_is_built_with_what_its_design_names(package: str) -> None:
 def test_no_extra_asks_for_what_nobody_uses() -> None:
     used = set(importers()) | {name for name, loader in BY_OTHERS.items() if loader in importers()}
     unused = sorted(name for name, modules in asked().items() if modules and not modules & used)
-    assert [name for name in unused if name not in NOT_LOOKED_AT] == []
+    assert unused == []

@@ -1,4 +1,4 @@
-"""What a person may want to say of a recorded job: where its levels changed, and which of its ranks are alike.
+"""What a person may want to say of a recorded job: changed levels, stretches unlike the rest, ranks that are alike.
 
 Read `trainer_offline.suggest.change_points` first.
 """

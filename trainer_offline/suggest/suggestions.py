@@ -37,14 +37,25 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     returns: bool = False
 
 
+class Unlike(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stretch is unlike the rest: in which series most (three at most), and `Discord.times`."""
+
+    series: tuple[str, ...]
+    times: float
+
+
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A moment at which levels changed, and until when the first series' new level lasted (None: to the end)."""
+    """A moment at which levels changed, and until when the first series' new level lasted (None: to the end).
+
+    With `unlike` in place of `shifts` it is a stretch that no other of the recording is like.
+    """
 
     job: str
     from_s: float
     to_s: float | None = None
     near_s: float = 0.0
     shifts: tuple[Shift, ...] = ()
+    unlike: Unlike | None = None
 
     @property
     def note(self) -> str:
@@ -56,6 +67,9 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         >>> Suggestion(job="j", from_s=10.0, shifts=(slow,)).note
         'step duration 1 to 1.5 s from step 7 (sure 0.99)'
         """
+        if self.unlike is not None:
+            most = ", ".join(self.unlike.series)
+            return f"unlike the rest of the recording, {self.unlike.times:.2g} times what is usual, most of all {most}"
         words = [
             f"{one.series} {one.before:.4g} to {one.after:.4g}"
             + (f" {one.unit}" if one.unit else "")
@@ -72,13 +86,20 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Annotation(job=self.job, label="suggested", from_s=self.from_s, to_s=self.to_s, note=self.note)
 
     def is_told(self, known: Sequence[Annotation]) -> bool:
-        """Whether an annotation of this job begins or ends here, or says to ignore the stretch: then it was decided."""
+        """Whether an annotation of this job begins or ends here, or says to ignore the stretch: then it was decided.
+
+        A stretch is also decided where a person has said anything of a part of it.
+        """
         for one in known:
             edges = [edge for edge in (one.from_s, one.to_s) if edge is not None]
             if one.job == self.job and any(abs(edge - self.from_s) <= self.near_s for edge in edges):
                 return True
             from_s, to_s = -math.inf if one.from_s is None else one.from_s, math.inf if one.to_s is None else one.to_s
             if one.job == self.job and one.label == "ignore" and from_s <= self.from_s < to_s:
+                return True
+            own_to_s = math.inf if self.to_s is None else self.to_s
+            said = self.unlike is not None and one.label not in ("suggested", "refused")
+            if one.job == self.job and said and from_s < own_to_s and self.from_s < to_s:
                 return True
         return False
 

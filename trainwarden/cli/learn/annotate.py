@@ -48,10 +48,13 @@ def annotate(
         Path | None, typer.Option("--data", metavar="DIR", help="In place of the archive: a recorded folder or batch.")
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="For suggest and roles: keep what is found.")] = False,
+    discords: Annotated[
+        bool, typer.Option("--discords/--no-discords", help="For suggest: stretches unlike the rest, too.")
+    ] = True,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
-    """Say what a stretch of a job was: add, list, remove; suggest changes of level, confirm, refuse; propose roles.
+    """Say what a stretch of a job was: add, list, remove; suggest what to say, confirm, refuse; propose roles.
 
     Example: trainwarden annotate add --job llama-70b --label fault --kind hang --from 100 --to 200
     """
@@ -65,7 +68,7 @@ def annotate(
         case "add":
             _add(root, said, voice)
         case "suggest":
-            suggestions.suggest(root, job, write, voice)
+            suggestions.suggest(root, job, write, voice, discords=discords)
         case "roles":
             propose_roles(root, job, write, voice)
         case "confirm":

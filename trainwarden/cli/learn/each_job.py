@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,9 +17,17 @@ NEEDED: Final = {"suggest": "trainer_offline.suggest.suggestions", "roles": "tra
 
 
 def each_job(
-    word: str, data: Path, job: str | None, of_job: Callable[[Source], Mapping[str, object]], voice: Voice
+    word: str,
+    data: Path,
+    job: str | None,
+    of_job: Callable[[Source], Mapping[str, object]],
+    voice: Voice,
+    *,
+    needed: Sequence[str] = (),
 ) -> None:
     """Answer `of_job` of each job of `data`, or of the one called `job`, and why others were left out.
+
+    `needed` are modules that it needs besides those of `word`.
 
     Raises
     ------
@@ -31,7 +39,8 @@ def each_job(
     try:
         from trainer_offline.suggest.recording import jobs_of
 
-        import_module(NEEDED[word])
+        for name in (NEEDED[word], *needed):
+            import_module(name)
     except ModuleNotFoundError as error:
         missing = f"annotate {word}: {error.name} is not installed"
         raise ConfigError(f"{missing}; pip install 'trainwarden[train]'") from error

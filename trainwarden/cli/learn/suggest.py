@@ -1,4 +1,4 @@
-"""`trainwarden annotate suggest`, `confirm`, `refuse`: changes of level found for a person to say what they were."""
+"""`trainwarden annotate suggest`, `confirm`, `refuse`: what is found for a person to say what it was."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from trainwarden.errors import ConfigError
 if TYPE_CHECKING:
     from trainer_offline.data.annotation_rows import Annotation
     from trainer_offline.data.prepare import Source
+    from trainer_offline.suggest.series import Series
     from trainer_offline.suggest.suggestions import Suggestion
 
 MOST: Final = 20  # of a job: who has more to confirm than that looks at something else first
+MOST_STRETCHES: Final = 10  # unlike the rest of a job
 
 
-def suggest(data: Path, job: str | None, write: bool, voice: Voice) -> None:
+def suggest(data: Path, job: str | None, write: bool, voice: Voice, *, discords: bool = True) -> None:
     """Say where levels changed, and with `write` keep it as annotations that count for nothing until confirmed.
+
+    With `discords` also which stretches are unlike all others of the recording.
 
     Raises
     ------
@@ -30,29 +34,48 @@ def suggest(data: Path, job: str | None, write: bool, voice: Voice) -> None:
     DataError
         If there is no such job, or none can be read.
     """
-    each_job("suggest", data, job, lambda source: _of_job(data, source, write, voice), voice)
+    if discords:
+        voice.say("stretches unlike the rest are looked for: compiling that takes about 40 s of a processor")
+    needed = ("trainer_offline.suggest.unlike",) if discords else ()
+    each_job(
+        "suggest", data, job, lambda source: _of_job(data, source, write, voice, discords=discords), voice,
+        needed=needed,
+    )  # fmt: skip
 
 
-def _of_job(data: Path, source: Source, write: bool, voice: Voice) -> dict[str, object]:
+def _of_job(data: Path, source: Source, write: bool, voice: Voice, *, discords: bool) -> dict[str, object]:
     from trainer_offline.suggest.recording import levels_of
     from trainer_offline.suggest.series import series_of
     from trainer_offline.suggest.suggestions import suggestions
 
     with levels_of(source) as job:
-        found = suggestions(source.called, series_of(job))
+        series = list(series_of(job))
+        changes = suggestions(source.called, iter(series))
         share = 1.0 if job.metrics is None else job.metrics.share
+    changes = sorted(changes, key=lambda one: -len(one.shifts))
+    stretches = _unlike(source, series, changes[:MOST]) if discords else []
     if share < 1.0:
         voice.say(f"{source.called}: {share:.2%} of its metrics were read, in evenly spread stretches")
-    new, known = _untold(found, _said(data, source))
-    shown = sorted(sorted(new, key=lambda one: -len(one.shifts))[:MOST], key=lambda one: one.from_s)
+    said = _said(data, source)
+    new, known = _untold([*changes, *stretches], said)
+    moments = [one for one in new if one.unlike is None][:MOST]
+    unlike = [one for one in new if one.unlike is not None][:MOST_STRETCHES]
+    shown = sorted([*moments, *unlike], key=lambda one: one.from_s)
     numbers = _kept(data, source, shown) if write else {}
     for one in shown:
         number = numbers.get(one.from_s)
         voice.say(f"{'' if number is None else f'{number:>4}  '}{_line(one)}")
     left = f", {len(new) - len(shown)} more are not shown" if len(new) > len(shown) else ""
-    voice.say(f"{source.called}: {len(shown)} changes to look at, {known} known{left}")
+    also = f" and {len(unlike)} stretches unlike the rest" if discords else ""
+    voice.say(f"{source.called}: {len(moments)} changes{also} to look at, {known} known{left}")
     told = [{"number": numbers.get(one.from_s), **msgspec.to_builtins(one)} for one in shown]
     return {"job": source.called, "suggestions": told, "known": known, "more": len(new) - len(shown), "share": share}
+
+
+def _unlike(source: Source, series: Sequence[Series], changes: Sequence[Suggestion]) -> list[Suggestion]:
+    from trainer_offline.suggest.unlike import unlike_suggestions
+
+    return unlike_suggestions(source.called, series, changes)
 
 
 def _said(data: Path, source: Source) -> list[Annotation]:

@@ -152,6 +152,13 @@ def test_metrics_that_are_missing_doubled_or_not_finite_hurt_nobody():
     assert {one.rank for vote in shown(doubled) for one in vote.suspects} == {5}
 
 
+def test_what_the_window_cannot_hold_counts_as_missing():
+    values = ranks()
+    values[3, 0, 40:60:4], values[6, 1, 41:60:4] = 1e300, -1e39
+    assert told(shown(values)) == []
+    assert told(shown(sick(values)))
+
+
 def test_a_constant_metric_that_twitches_is_below_the_least_distance():
     values = np.full((8, 2, 70), 0.5)
     values[5, :, 35:] += 0.01

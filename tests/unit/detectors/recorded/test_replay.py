@@ -115,6 +115,15 @@ def test_strange_metrics_name_node_and_metric_at_their_time() -> None:
     assert set(incident["model_versions"]) >= {"pca", "kmeans"}
 
 
+def test_normal_rows_that_teach_nothing_keep_nobody_else_from_judging() -> None:
+    table = recordings.metrics()
+    still = dataclasses.replace(table, values=np.full_like(table.values, 7.0))
+    job = recordings.job(metrics=still, iterations=slowed(150, 220).iterations)
+    answer = job_object(judged(job, score_recorded(job, None, recordings.START_S + 6_000.0, QUICK)))
+    assert [incident["kind"] for incident in answer["incidents"]] == ["slow_job"]
+    assert "all are constant" in answer["abstained"]["metric_mean"]
+
+
 @pytest.mark.thorough
 def test_a_score_depends_on_nothing_later() -> None:
     job = strange_metrics()

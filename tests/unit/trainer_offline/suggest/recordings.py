@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from trainer_offline.suggest.change_points import Floats
 from trainwarden.recorded.iterations import read_iterations
 from trainwarden.recorded.job import IterationTable
 
@@ -51,3 +52,28 @@ def slow_spell(
     metrics["gpu_power_watts"], metrics["gpu_temperature_celsius"] = watts.ravel(), rng.normal(60.0, 1.0, watts.size)
     metrics.to_csv(folder / "metrics.csv", index=False)
     return folder
+
+
+def spell(folder: Path, at: int = 300, samples: int = 12) -> Path:
+    """Two GPUs whose load comes and goes, but for a dip in the power of both from second `at` on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng, times_s = np.random.default_rng(0), np.arange(500.0)
+    dip = np.where((times_s >= at) & (times_s < at + samples), 200.0, 0.0)
+    rows = pd.DataFrame({"time_s": np.repeat(times_s, 2), "node": "n0"})
+    rows["device"] = np.tile(["GPU-0", "GPU-1"], times_s.size)
+    rows["gpu_power_watts"] = np.repeat(400.0 + 40.0 * np.sin(times_s / 7.0) - dip, 2) + rng.normal(0.0, 3.0, len(rows))
+    rows["gpu_temperature_celsius"] = rng.normal(60.0, 1.0, len(rows))
+    rows.to_csv(folder / "metrics.csv", index=False)
+    return folder
+
+
+def plain_nearest(points: Floats, window: int) -> Floats:
+    """The slow plain twin of `discords.nearest`, which need not be compiled."""
+    windows = np.lib.stride_tricks.sliding_window_view(points, window)
+    whole = np.flatnonzero(np.isfinite(windows).all(axis=1))
+    found = np.zeros(len(windows))
+    for place in whole.tolist():
+        others = whole[np.abs(whole - place) > window / 4]  # nearer ones are the window itself, as stumpy has it
+        apart = ((windows[others] - windows[place]) ** 2).sum(axis=1)
+        found[place] = np.sqrt(apart.min()) if others.size else 0.0
+    return found

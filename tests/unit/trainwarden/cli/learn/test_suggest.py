@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.archive_doubles import NOON_S, archived
-from tests.unit.trainer_offline.suggest.recordings import slow_spell
+from tests.unit.trainer_offline.suggest.recordings import plain_nearest, slow_spell, spell
 from trainer_offline.data.annotations import FILE, Annotation, add, read
 from trainer_offline.data.grids import PrepareConfig
 from trainer_offline.data.prepare import prepare
@@ -21,7 +22,7 @@ from trainwarden.records import IterationRecord, MetricsRecord
 
 def said(word: Any, data: Path, number: int | None = None, **named: Any) -> dict[str, Any]:
     target = data.parent / "said.json"
-    assert annotate(word, number, data=data, json=str(target), **named) == 0
+    assert annotate(word, number, data=data, json=str(target), **({"discords": False} | named)) == 0
     found: dict[str, Any] = json.loads(target.read_text())
     return found
 
@@ -51,6 +52,30 @@ def test_what_was_refused_is_not_suggested_again_and_may_be_confirmed_after_all(
     assert (changed["label"], changed["from_s"], changed["note"]) == ("ignore", 0.0, "a test")
     with pytest.raises(ConfigError, match="is no suggestion, it says ignore"):
         said("refuse", data, 1)
+
+
+def test_a_stretch_unlike_the_rest_is_suggested_until_somebody_has_said_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer_offline.suggest.discords.nearest", plain_nearest)
+    data = spell(tmp_path / "job")
+    [job] = said("suggest", data, write=True, discords=True)["jobs"]
+    [one] = [one for one in job["suggestions"] if one.get("unlike")]
+    assert one["from_s"] < 300.0 < one["to_s"]
+    assert one["unlike"]["series"][0] == "gpu/gpu_power_watts"
+    assert read(data)[one["number"] - 1].note.startswith("unlike the rest of the recording, ")
+    assert said("suggest", data, write=True, discords=True)["jobs"][0]["suggestions"] == []
+    said("confirm", data, one["number"], label="fault", kind="slow_compute", from_time="295", to_time="309")
+    assert said("suggest", data, discords=True)["jobs"][0]["suggestions"] == []
+
+
+def test_without_discords_stumpy_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stumpy", "trainer_offline.suggest.discords", "trainer_offline.suggest.unlike"):
+        monkeypatch.setitem(sys.modules, name, None)
+    data = slow_spell(tmp_path / "job")
+    assert len(said("suggest", data)["jobs"][0]["suggestions"]) == 1
+    with pytest.raises(ConfigError, match="is not installed"):
+        said("suggest", data, discords=True)
 
 
 def test_training_takes_no_suggestion_for_truth(tmp_path: Path) -> None:
