@@ -125,7 +125,7 @@ class LevelShifts:
         verified = [self._step(series, seq, run) for series, run in self._proposal.candidates(known, self._levels)]
         found = [shift for shift in verified if shift is not None and self._accept(shift)]
         strides = np.broadcast_to(stride, values.shape)
-        rises = self._rises.candidates(seq, known, strides, self._proposal.above, self._levels)
+        rises = self._rises.candidates(seq, known, strides, self._levels)
         found += [shift for series, level in rises if (shift := self._rise(series, seq, level)) is not None]
         back = self._reliefs.candidates(seq, known, self._levels)
         return found + [shift for series, level in back if (shift := self._relief(series, seq, level)) is not None]

@@ -75,11 +75,6 @@ class StepProposal:
         self._away: Ints = np.zeros((2, 0), dtype=np.int64)
         self._longest: Ints = np.zeros((2, 0), dtype=np.int64)
 
-    @property
-    def above(self) -> Ints:
-        """For how many values each series has been above its level without a break [series]."""
-        return np.asarray(self._away[1])
-
     def longest(self, series: int, *, slower: bool) -> int:
         """The longest time for which a series was off its level, above or below, and came back by itself."""
         return int(self._longest[int(slower), series])

@@ -50,6 +50,18 @@ def test_clear_changes_are_known_within_three_iterations(mix: dict[str, float]) 
     assert mix["ratio_error_median"] <= 0.02
 
 
+@pytest.mark.thorough
+def test_a_step_among_pauses_is_told_once_and_where_it_is() -> None:
+    for seed in range(4):
+        values = noisy(400, 0.02, seed)
+        values[2::10] += 1.39  # a pause and a fast step every ten, as after validations
+        values[3::10] -= 0.5
+        values[200:240] += 0.56
+        (onset, _, slower), (_, _, still) = found_in(values)
+        assert (slower, still) == (True, False)
+        assert abs(onset - 200) <= 10
+
+
 def test_a_drift_is_one_entry_from_its_beginning() -> None:
     values = noisy(900)
     values += np.clip(np.arange(900) - 200, 0, 500) * np.log(1.1) / 250  # 10 % at 450, 21 % in the end

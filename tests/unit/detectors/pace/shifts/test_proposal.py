@@ -62,6 +62,6 @@ def test_what_came_back_by_itself_is_remembered_as_long_as_it_is_no_segment() ->
 def test_one_wild_value_on_the_other_side_ends_no_row_of_values_off_the_level() -> None:
     values = stepped(0.3)[:210]
     values[205] = -0.3
-    assert after(values)[0].above.tolist() == [9]
+    assert after(values)[0]._away[1].tolist() == [9]
     values[206] = -0.3
-    assert after(values)[0].above.tolist() == [3]
+    assert after(values)[0]._away[1].tolist() == [3]
