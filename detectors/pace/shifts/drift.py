@@ -134,9 +134,8 @@ class GentleReliefs:
         if not self._kept or raised.size == 0:
             return []
         excess = levels.level[raised] - levels.baseline[raised]
-        now = quiet_median(levels.rows.recent(rows)[:, raised])
-        little = excess < np.log(config.clear_ratio)  # so little that ten values may only look like it
-        now = np.where(little, np.fmax(now, levels_of(levels.rows.recent(2 * rows)[:, raised])), now)
+        newest = levels.rows.recent(2 * rows)[:, raised]  # ten of them may be a few fast steps among slow ones
+        now = np.fmax(quiet_median(newest[-rows:]), levels_of(newest))
         bar = np.fmin(self._config.back * config.least, self._config.back_share * excess)
         back = now < levels.baseline[raised] + bar
         return [(int(one), float(level)) for one, level in zip(raised[back], now[back], strict=True)]

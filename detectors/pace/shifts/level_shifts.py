@@ -172,7 +172,8 @@ class LevelShifts:
         if change is None:
             return None
         longest = self._proposal.longest(series, slower=change.slower)
-        if len(values) - onset < self._waits.needed(values, onset, change, longest=longest, raised=raised):
+        relief = raised and levels.is_healthy(series, change.high)
+        if len(values) - onset < self._waits.needed(values, onset, change, longest=longest, relief=relief):
             return None
         return Shift(series, int(seqs[onset]), seq, float(np.exp(change.low)), float(np.exp(change.high)), "segment")
 
@@ -200,6 +201,8 @@ class LevelShifts:
         """Make `shift` the present segment; False if it only goes on with a change that has been told."""
         fresh = not self._told.goes_on(shift)
         self._told.note(shift)
+        if shift.slower:  # perhaps only a few fast steps of a slow job were told as its relief
+            self._proposal.came_back(shift.series, shift.onset - int(self._levels.segment[shift.series]))
         self._levels.begin(shift.series, shift.onset, float(np.log(shift.after)))
         self._proposal.begin(shift.series)
         return fresh

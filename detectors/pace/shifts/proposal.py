@@ -94,6 +94,11 @@ class StepProposal:
         """A segment of `series` has been accepted: it is at its level."""
         self._away[:, series] = 0
 
+    def came_back(self, series: int, rows: int) -> None:
+        """A segment of `series` that was faster has ended after `rows`: the next one must last longer to be told."""
+        if rows <= 2 * self._thresholds.small_steps:
+            self._longest[0, series] = max(self._longest[0, series], rows)
+
     def replay(self, series: Ints | npt.NDArray[np.intp], levels: Levels) -> None:
         """Give the change points the past, but the newest row, of series whose noise has just become known."""
         if not self._bayes or not series.size:

@@ -62,6 +62,24 @@ def test_a_step_among_pauses_is_told_once_and_where_it_is() -> None:
         assert abs(onset - 200) <= 10
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.2])
+@pytest.mark.parametrize("size", [-0.15, -0.6])
+def test_a_few_fast_steps_of_a_slow_job_are_no_relief(apart: float, size: float) -> None:
+    values = noisy(450) + np.tile([0.0, apart], 225)
+    values[150:] += 0.3
+    for at, rows in ((300, 4), (340, 6), (380, 8)):
+        values[at : at + rows] += size  # not as fast as healthy steps, or faster
+    assert found_in(values) == [(150, 153, True)]
+
+
+def test_what_was_told_as_a_relief_and_came_back_is_waited_for_the_next_time() -> None:
+    values = noisy(600)
+    values[150:] += 0.3
+    for at in range(250, 550, 60):
+        values[at : at + 6] -= 0.3
+    assert found_in(values) == [(150, 153, True), (250, 253, False), (256, 259, True)]
+
+
 def test_a_drift_is_one_entry_from_its_beginning() -> None:
     values = noisy(900)
     values += np.clip(np.arange(900) - 200, 0, 500) * np.log(1.1) / 250  # 10 % at 450, 21 % in the end

@@ -59,6 +59,13 @@ def test_what_came_back_by_itself_is_remembered_as_long_as_it_is_no_segment() ->
     assert proposal.longest(0, slower=True) == 0
 
 
+def test_a_faster_segment_that_was_short_is_remembered_too() -> None:
+    proposal, _ = after(noisy(60))
+    for rows in (6, 4, 21):
+        proposal.came_back(0, rows)
+        assert proposal.longest(0, slower=False) == 6
+
+
 def test_one_wild_value_on_the_other_side_ends_no_row_of_values_off_the_level() -> None:
     values = stepped(0.3)[:210]
     values[205] = -0.3
