@@ -37,6 +37,8 @@ class VerificationConfig(Config, frozen=True, kw_only=True):
     clear_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
     # p = 4e-8: of four million looks (4,096 series, 1,000 steps) none by chance
     small_evidence: Annotated[float, msgspec.Meta(gt=0.0)] = 5.5
+    # standard errors: what is known to be less than the smallest change is none
+    doubt: Annotated[float, msgspec.Meta(ge=0.0)] = 2.0
     # values that the level before is taken from; their median is known to a quarter of the noise
     before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
     # values: of fewer the middle two thirds are less than four
@@ -125,7 +127,8 @@ class Verification:
         clear = bool(size >= np.log(thresholds.clear_ratio) and size >= config.clear_noises * noise)
         clear = clear and self._separate(before, after, slower=slower)
         error = noise * np.sqrt(1.0 / len(before) + 1.0 / len(after))
-        small = size >= thresholds.least and size >= config.small_evidence * error
+        least = max(thresholds.least, np.log(thresholds.minimum_ratio) - config.doubt * error)
+        small = size >= least and size >= config.small_evidence * error
         small = small and self._steps(before, after, size)
         if not slower and not raised:  # faster than healthy: warm caches after a pause, mostly
             small = small and size >= np.log(thresholds.minimum_ratio)

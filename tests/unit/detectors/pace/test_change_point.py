@@ -62,6 +62,12 @@ def test_a_step_among_pauses_is_told_once_and_where_it_is() -> None:
         assert abs(onset - 200) <= 10
 
 
+@pytest.mark.parametrize(("percent", "told"), [(9.0, 0), (9.5, 0), (10.5, 1), (12.0, 1)])
+def test_a_drift_is_told_from_ten_per_cent_on(percent: float, told: int) -> None:
+    values = noisy(500) + np.log(1.0 + percent / 100.0) * np.clip((np.arange(500) - 150) / 200, 0.0, 1.0)
+    assert len(found_in(values)) == told
+
+
 @pytest.mark.parametrize("apart", [0.0, 0.2])
 @pytest.mark.parametrize("size", [-0.15, -0.6])
 def test_a_few_fast_steps_of_a_slow_job_are_no_relief(apart: float, size: float) -> None:

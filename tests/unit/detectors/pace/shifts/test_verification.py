@@ -97,3 +97,8 @@ def test_levels_and_restarts_of_what_is_hardly_known() -> None:
     assert np.isnan(levels(np.full((4, 1), np.nan))).all()
     assert levels(np.array([[np.nan, 1.0], [2.0, 3.0]])).tolist() == [2.0, 2.0]
     assert restart_rows(noisy(40), 30, 3.0, 30) == 0
+
+
+def test_a_small_change_is_none_while_the_smallest_that_counts_is_two_standard_errors_away() -> None:
+    assert judge(stepped(np.log(1.088))) is None
+    assert judge(stepped(np.log(1.1))) is not None
