@@ -75,7 +75,7 @@ class LevelShifts:
     """
 
     def __init__(self, config: ShiftConfig) -> None:
-        self._levels = Levels(config)
+        self._config, self._levels = config, Levels(config)
         self._steady = SteadyPace() if config.keeps("periodic") else None
         self._proposal = StepProposal(config, config.proposal)
         self._rises, self._reliefs = SlowRises(config, config.drift), GentleReliefs(config, config.drift)
@@ -122,9 +122,11 @@ class LevelShifts:
         `stride` is how many iterations a row stands for where only every so many are sampled.
         """
         known = self._take(seq, values)
-        verified = [self._step(series, seq, run) for series, run in self._proposal.candidates(known, self._levels)]
-        found = [shift for shift in verified if shift is not None and self._accept(shift)]
         strides = np.broadcast_to(stride, values.shape)
+        fewest = self._config.fewest(strides)
+        proposed = self._proposal.candidates(known, self._levels, fewest)
+        verified = [self._step(series, seq, run, int(fewest[series])) for series, run in proposed]
+        found = [shift for shift in verified if shift is not None and self._accept(shift)]
         rises = self._rises.candidates(seq, known, strides, self._levels)
         found += [shift for series, level in rises if (shift := self._rise(series, seq, level)) is not None]
         back = self._reliefs.candidates(seq, known, self._levels)
@@ -159,21 +161,24 @@ class LevelShifts:
         levels.follow(steady)
         return known
 
-    def _step(self, series: int, seq: int, run: int) -> Shift | None:
-        """The step that was proposed `run` values ago, if it is one."""
+    def _step(self, series: int, seq: int, run: int, fewest: int) -> Shift | None:
+        """The step that was proposed `run` values ago, if it is one; it has lasted for `fewest` values at least."""
         levels = self._levels
         seqs, values = levels.rows.of(series)
         first = int(np.searchsorted(seqs, levels.segment[series]))
-        if not self._verification.plausible(values, first, len(values) - run):
+        if not self._verification.plausible(values, first, len(values) - run, fewest):
             return None
         onset = self._onsets.of_step(values, first, len(values) - run)
         raised = bool(levels.raised_since[series] >= 0)
-        change = self._verification.judge(values, first, onset, raised=raised)
+        change = self._verification.judge(values, first, onset, raised=raised, fewest=fewest)
         if change is None:
             return None
         longest = self._proposal.longest(series, slower=change.slower)
         relief = raised and levels.is_healthy(series, change.high)
-        if len(values) - onset < self._waits.needed(values, onset, change, longest=longest, relief=relief):
+        needed = self._waits.needed(values, onset, change, longest=longest, relief=relief)
+        if fewest < self._config.clear_steps and self._waits.sure(values[onset:], change):
+            needed = max(fewest, longest + 1)
+        if len(values) - onset < needed:
             return None
         return Shift(series, int(seqs[onset]), seq, float(np.exp(change.low)), float(np.exp(change.high)), "segment")
 

@@ -64,7 +64,7 @@ class StepProposal:
     ...     proposal.replay(levels.calibrate(seq, known), levels)
     ...     proposal.take(values, levels)
     ...     levels.follow(values)
-    >>> proposal.candidates(known, levels)
+    >>> proposal.candidates(known, levels, np.array([4]))
     [(0, 4)]
     """
 
@@ -122,9 +122,12 @@ class StepProposal:
             self._bocd.update(np.clip(levels.standard(values), -WILDEST, WILDEST))
         self._follow(values, levels)
 
-    def candidates(self, known: Flags, levels: Levels) -> list[tuple[int, int]]:
-        """(series, run length) whose present segment is probably younger than the one last accepted, and apart."""
-        shortest, longest = self._thresholds.clear_steps, self._config.longest
+    def candidates(self, known: Flags, levels: Levels, shortest: Ints) -> list[tuple[int, int]]:
+        """(series, run length) whose present segment is probably younger than the one last accepted, and apart.
+
+        `shortest` [series] is how many values such a segment has at least.
+        """
+        longest = self._config.longest
         away = self._away.max(axis=0)
         ready = known & np.isfinite(levels.centre)
         off = ready & (away >= shortest) & (away <= longest)

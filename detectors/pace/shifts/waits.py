@@ -29,6 +29,8 @@ class WaitConfig(Config, frozen=True, kw_only=True):
     tail_percent: Annotated[float, msgspec.Meta(gt=0.0, lt=50.0)] = 5.0
     # times that spread: 4.9 standard deviations of normal noise for the range of four values
     spreads: Annotated[float, msgspec.Meta(gt=0.0)] = 1.5
+    # of the change: rows of one pace are nearer to each other than to the pace before
+    sure_spread: Annotated[float, msgspec.Meta(gt=0.0)] = 0.5
     # times the noise floor, for series without any spread
     floors: Annotated[float, msgspec.Meta(gt=0.0)] = 6.0
 
@@ -82,6 +84,15 @@ class Waits:
         elif self._faster and not self._agrees(values, onset, change.rows):
             needed = thresholds.small_steps
         return max(needed, longest + 1) if self._excursions else needed
+
+    def sure(self, after: Floats, change: Verdict) -> bool:
+        """True if the values `after` a change are so far off, and so near to each other, that few rows are enough.
+
+        That is where each row stands for several iterations (`Thresholds.fewest`).
+        """
+        size = abs(change.high - change.low)
+        apart = float(np.ptp(after))
+        return change.clear and size >= np.log(self._thresholds.sure_ratio) and apart <= self._config.sure_spread * size
 
     def _is_burst(self, values: Floats, onset: int, rows: int) -> bool:
         """True if the few values from `onset` on differ more among themselves than the `rows` before it usually do."""

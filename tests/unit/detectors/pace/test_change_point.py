@@ -19,9 +19,9 @@ from tests.benchmarks.detection.changes import match, metrics
 from trainwarden.records import IncidentRecord, IterationRecord
 
 
-def found_in(values: Floats) -> list[tuple[int, int, bool]]:
+def found_in(values: Floats, stride: int = 1) -> list[tuple[int, int, bool]]:
     shifts = LevelShifts(ShiftConfig())
-    found = [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]))]
+    found = [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]), stride)]
     return [(shift.onset, shift.reported, shift.slower) for shift in found]
 
 
@@ -60,6 +60,15 @@ def test_a_step_among_pauses_is_told_once_and_where_it_is() -> None:
         (onset, _, slower), (_, _, still) = found_in(values)
         assert (slower, still) == (True, False)
         assert abs(onset - 200) <= 10
+
+
+def test_three_rows_of_a_hundred_iterations_each_tell_a_job_four_times_as_slow() -> None:
+    values = noisy(120, 0.03)
+    values[60:63] += np.log(4.0)
+    assert found_in(values, stride=100) == [(60, 62, True), (63, 65, False)]
+    assert found_in(values) == []  # of three single steps nobody knows whether they last
+    values[62] = values[59]
+    assert found_in(values, stride=100) == []
 
 
 @pytest.mark.parametrize(("percent", "told"), [(9.0, 0), (9.5, 0), (10.5, 1), (12.0, 1)])

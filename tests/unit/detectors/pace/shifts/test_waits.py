@@ -57,3 +57,18 @@ def test_a_relief_whose_steps_differ_waits_as_what_is_faster_than_healthy() -> N
 def test_what_has_come_and_gone_before_must_last_longer_than_it_did() -> None:
     assert needed(stepped(0.3)[:204], longest=7) == 8
     assert needed(stepped(0.3)[:204], "excursion_wait", longest=7) == 4
+
+
+def test_few_rows_are_sure_where_they_are_far_off_and_near_to_each_other() -> None:
+    waits = Waits(Thresholds(), WaitConfig())
+    change = Verdict(0.0, np.log(4.0), 30, clear=True)
+    near, apart = np.log([3.6, 4.0, 4.4]), np.log([2.0, 4.0, 8.0])
+    assert waits.sure(near, change)
+    assert not waits.sure(apart, change)
+    assert not waits.sure(near - np.log(3.0), Verdict(0.0, np.log(1.33), 30, clear=True))
+    assert not waits.sure(near, Verdict(0.0, np.log(4.0), 30, clear=False))
+
+
+def test_three_rows_are_enough_where_they_last_for_ten_iterations() -> None:
+    assert Thresholds().fewest(np.array([1, 3, 4, 100])).tolist() == [4, 4, 3, 3]
+    assert Thresholds(clear_steps=3).fewest(np.array([1, 100])).tolist() == [3, 3]
