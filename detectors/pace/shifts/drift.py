@@ -135,7 +135,7 @@ class GentleReliefs:
             return []
         excess = levels.level[raised] - levels.baseline[raised]
         newest = levels.rows.recent(2 * rows)[:, raised]  # ten of them may be a few fast steps among slow ones
-        now = np.fmax(quiet_median(newest[-rows:]), levels_of(newest))
+        now = np.fmax(np.fmax(quiet_median(newest[-rows:]), quiet_median(newest)), levels_of(newest))
         bar = np.fmin(self._config.back * config.least, self._config.back_share * excess)
         back = now < levels.baseline[raised] + bar
         return [(int(one), float(level)) for one, level in zip(raised[back], now[back], strict=True)]

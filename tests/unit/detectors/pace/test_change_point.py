@@ -87,6 +87,13 @@ def test_a_few_fast_steps_of_a_slow_job_are_no_relief(apart: float, size: float)
     assert found_in(values) == [(150, 153, True)]
 
 
+def test_a_few_wildly_fast_steps_of_a_slow_job_are_no_gentle_relief() -> None:
+    values = noisy(400)
+    values[150:] += 0.15
+    values[[300, 301, 302, 307, 308, 309]] -= 2.4
+    assert found_in(values) == [(150, 159, True)]
+
+
 def test_what_was_told_as_a_relief_and_came_back_is_waited_for_the_next_time() -> None:
     values = noisy(600)
     values[150:] += 0.3
