@@ -122,10 +122,10 @@ class Bocd:
         best = np.argmax(self.log_mass, axis=1)
         return np.take_along_axis(self._mean, best[:, None], axis=1)[:, 0]
 
-    def mass_between(self, shortest: int, longest: npt.NDArray[np.int64] | int) -> Floats:
+    def mass_between(self, shortest: npt.NDArray[np.int64] | int, longest: npt.NDArray[np.int64] | int) -> Floats:
         """Posterior probability that the present segment is `shortest` to `longest` values long [series]."""
-        limit = np.broadcast_to(np.asarray(longest), (self.series,))[:, None]
-        within = (self.run >= shortest) & (self.run <= limit)
+        least, most = (np.broadcast_to(np.asarray(one), (self.series,))[:, None] for one in (shortest, longest))
+        within = (self.run >= least) & (self.run <= most)
         mass: Floats = np.exp(np.where(within, self.log_mass, -np.inf)).sum(axis=1)
         return mass
 

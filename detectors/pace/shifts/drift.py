@@ -30,8 +30,8 @@ class DriftConfig(Config, frozen=True, kw_only=True):
     rows: Annotated[int, msgspec.Meta(ge=8, le=80)] = 24
     # of the smallest change: `trail` must be so far off before anything is sorted
     off_level: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.6
-    # of 10 %, in logs: known from more values than a step, so 9.4 % measured will do
-    reached: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.94
+    # of 10 %, in logs: a drift is told from there on (nine in ten drifts 21 steps after 10 % are passed, 15 at 0.94)
+    reached: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     # of 10 %, in logs: what must have come within `drift_steps`, about 7 %
     fast: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.7
     # times the rise by half of the segment: a steady slope has risen twice as far by its end
@@ -56,36 +56,34 @@ class SlowRises:
     def __init__(self, thresholds: Thresholds, config: DriftConfig) -> None:
         self._thresholds, self._config = thresholds, config
         self._kept, self._own_drift = thresholds.keeps("drift"), thresholds.keeps("own_drift")
-        self._wait, self._restart_wait = thresholds.keeps("drift_wait"), thresholds.keeps("restart_wait")
+        self._wait = thresholds.keeps("drift_wait")
 
     @property
     def rows(self) -> int:
         """By how many of the newest values a rise is judged."""
         return self._config.rows
 
-    def candidates(self, seq: int, known: Flags, stride: Ints, above: Ints, levels: Levels) -> list[tuple[int, float]]:
+    def candidates(self, seq: int, known: Flags, stride: Ints, levels: Levels) -> list[tuple[int, float]]:
         """(series, log level of the newest values) that have risen slowly.
 
         Parameters
         ----------
         stride : int [series]
             How many iterations a row stands for.
-        above : int [series]
-            For how many values each series has been above its level.
         """
         if not self._kept:
             return []
         config, rows = self._thresholds, self._config.rows
         with np.errstate(invalid="ignore"):
             look = known & (levels.trail > levels.level + self._config.off_level * config.least)
-        if self._wait:
-            look &= ~self._pending(above, levels)
         series = np.flatnonzero(look & (levels.segment <= seq - rows) & (levels.seen > config.warm_up + rows))
         if series.size == 0:
             return []
         newest, base = levels.rows.recent(rows)[:, series], levels.level[series]
         now = np.fmin(levels_of(newest), quiet_median(newest))
         high = now > np.fmax(base, levels.baseline[series]) + self._config.reached * np.log(config.minimum_ratio)
+        if self._wait:
+            high &= ~self._stepping(newest)
         series, now, base = series[high], now[high], base[high]
         due = self._beyond_its_own(seq, series, now, stride, levels) if self._own_drift else np.isfinite(now)
         return [(int(one), float(level)) for one, level in zip(series[due], now[due], strict=True)]
@@ -106,18 +104,14 @@ class SlowRises:
         onward = now > base + config.own_pace * np.maximum(half - base, 0.0) + config.onward * least
         return np.asarray(fast | onward)
 
-    def _pending(self, above: Ints, levels: Levels) -> Flags:
-        """Series that have just stepped up, perhaps right after a restart: verification waits for that to last."""
-        config = self._thresholds
-        young: Flags = (above >= config.clear_steps) & (above <= 2 * config.small_steps)
-        if not young.any():
-            return young
-        soon = above <= config.small_steps
-        if self._restart_wait:
-            with np.errstate(invalid="ignore"):
-                longer = levels.rows.recent(self._config.rows) > levels.slow + np.log(config.pause_ratio)
-            soon = longer.any(axis=0) | soon
-        return young & soon
+    def _stepping(self, newest: Floats) -> Flags:
+        """True where the younger half of `newest` [rows, series] lies a whole change above the older half.
+
+        That is a step, of which verification says what it is: 24 rows of the fastest drift looked for rise by 2 % from
+        half to half, and a stair of 8 % by less than what counts.
+        """
+        half = len(newest) // 2
+        return np.asarray(quiet_median(newest[half:]) - quiet_median(newest[:half]) >= self._thresholds.least)
 
 
 class GentleReliefs:
@@ -140,9 +134,8 @@ class GentleReliefs:
         if not self._kept or raised.size == 0:
             return []
         excess = levels.level[raised] - levels.baseline[raised]
-        now = quiet_median(levels.rows.recent(rows)[:, raised])
-        little = excess < np.log(config.clear_ratio)  # so little that ten values may only look like it
-        now = np.where(little, np.fmax(now, levels_of(levels.rows.recent(2 * rows)[:, raised])), now)
+        newest = levels.rows.recent(2 * rows)[:, raised]  # ten of them may be a few fast steps among slow ones
+        now = np.fmax(np.fmax(quiet_median(newest[-rows:]), quiet_median(newest)), levels_of(newest))
         bar = np.fmin(self._config.back * config.least, self._config.back_share * excess)
         back = now < levels.baseline[raised] + bar
         return [(int(one), float(level)) for one, level in zip(raised[back], now[back], strict=True)]

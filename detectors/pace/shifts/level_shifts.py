@@ -75,7 +75,7 @@ class LevelShifts:
     """
 
     def __init__(self, config: ShiftConfig) -> None:
-        self._levels = Levels(config)
+        self._config, self._levels = config, Levels(config)
         self._steady = SteadyPace() if config.keeps("periodic") else None
         self._proposal = StepProposal(config, config.proposal)
         self._rises, self._reliefs = SlowRises(config, config.drift), GentleReliefs(config, config.drift)
@@ -122,10 +122,12 @@ class LevelShifts:
         `stride` is how many iterations a row stands for where only every so many are sampled.
         """
         known = self._take(seq, values)
-        verified = [self._step(series, seq, run) for series, run in self._proposal.candidates(known, self._levels)]
-        found = [shift for shift in verified if shift is not None and self._accept(shift)]
         strides = np.broadcast_to(stride, values.shape)
-        rises = self._rises.candidates(seq, known, strides, self._proposal.above, self._levels)
+        fewest = self._config.fewest(strides)
+        proposed = self._proposal.candidates(known, self._levels, fewest)
+        verified = [self._step(series, seq, run, int(fewest[series])) for series, run in proposed]
+        found = [shift for shift in verified if shift is not None and self._accept(shift)]
+        rises = self._rises.candidates(seq, known, strides, self._levels)
         found += [shift for series, level in rises if (shift := self._rise(series, seq, level)) is not None]
         back = self._reliefs.candidates(seq, known, self._levels)
         return found + [shift for series, level in back if (shift := self._relief(series, seq, level)) is not None]
@@ -159,20 +161,24 @@ class LevelShifts:
         levels.follow(steady)
         return known
 
-    def _step(self, series: int, seq: int, run: int) -> Shift | None:
-        """The step that was proposed `run` values ago, if it is one."""
+    def _step(self, series: int, seq: int, run: int, fewest: int) -> Shift | None:
+        """The step that was proposed `run` values ago, if it is one; it has lasted for `fewest` values at least."""
         levels = self._levels
         seqs, values = levels.rows.of(series)
         first = int(np.searchsorted(seqs, levels.segment[series]))
-        if not self._verification.plausible(values, first, len(values) - run):
+        if not self._verification.plausible(values, first, len(values) - run, fewest):
             return None
         onset = self._onsets.of_step(values, first, len(values) - run)
         raised = bool(levels.raised_since[series] >= 0)
-        change = self._verification.judge(values, first, onset, raised=raised)
+        change = self._verification.judge(values, first, onset, raised=raised, fewest=fewest)
         if change is None:
             return None
         longest = self._proposal.longest(series, slower=change.slower)
-        if len(values) - onset < self._waits.needed(values, onset, change, longest=longest, raised=raised):
+        relief = raised and levels.is_healthy(series, change.high)
+        needed = self._waits.needed(values, onset, change, longest=longest, relief=relief)
+        if fewest < self._config.clear_steps and self._waits.sure(values[onset:], change):
+            needed = max(fewest, longest + 1)
+        if len(values) - onset < needed:
             return None
         return Shift(series, int(seqs[onset]), seq, float(np.exp(change.low)), float(np.exp(change.high)), "segment")
 
@@ -200,6 +206,8 @@ class LevelShifts:
         """Make `shift` the present segment; False if it only goes on with a change that has been told."""
         fresh = not self._told.goes_on(shift)
         self._told.note(shift)
+        if shift.slower:  # perhaps only a few fast steps of a slow job were told as its relief
+            self._proposal.came_back(shift.series, shift.onset - int(self._levels.segment[shift.series]))
         self._levels.begin(shift.series, shift.onset, float(np.log(shift.after)))
         self._proposal.begin(shift.series)
         return fresh

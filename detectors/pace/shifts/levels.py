@@ -94,6 +94,10 @@ class Levels:
         self.baseline[series] = self.level[series]
         self.raised_since[series] = -1
 
+    def is_healthy(self, series: int, level: float) -> bool:
+        """True if `level` is nearer to the healthy baseline of `series` than any change that counts."""
+        return bool(abs(level - self.baseline[series]) < self.config.least)
+
     def take(self, seq: int, values: Floats) -> Flags:
         """Keep one row of log values [series], NaN = unknown; which of it is known."""
         self.rows.append(seq, values)

@@ -97,6 +97,8 @@ class Onsets:
     def _points(self, series: int, levels: Levels) -> tuple[Ints, Floats]:
         """Rows and levels of a series since its present segment began: of old the marks, of late medians of blocks."""
         seqs, values = levels.rows.of(series)
+        first = int(np.searchsorted(seqs, levels.segment[series]))
+        seqs, values = seqs[first:], values[first:]
         marks, past = levels.marks.of(series)
         old, block = (marks >= levels.segment[series]) & (marks < seqs[0]), self._config.block
         blocks = np.array_split(values, max(1, len(values) // block))

@@ -64,7 +64,7 @@ class StepProposal:
     ...     proposal.replay(levels.calibrate(seq, known), levels)
     ...     proposal.take(values, levels)
     ...     levels.follow(values)
-    >>> proposal.candidates(known, levels)
+    >>> proposal.candidates(known, levels, np.array([4]))
     [(0, 4)]
     """
 
@@ -74,11 +74,6 @@ class StepProposal:
         self._bayes, self._watch = thresholds.keeps("bayes"), thresholds.keeps("watch")
         self._away: Ints = np.zeros((2, 0), dtype=np.int64)
         self._longest: Ints = np.zeros((2, 0), dtype=np.int64)
-
-    @property
-    def above(self) -> Ints:
-        """For how many values each series has been above its level without a break [series]."""
-        return np.asarray(self._away[1])
 
     def longest(self, series: int, *, slower: bool) -> int:
         """The longest time for which a series was off its level, above or below, and came back by itself."""
@@ -98,6 +93,11 @@ class StepProposal:
     def begin(self, series: int) -> None:
         """A segment of `series` has been accepted: it is at its level."""
         self._away[:, series] = 0
+
+    def came_back(self, series: int, rows: int) -> None:
+        """A segment of `series` that was faster has ended after `rows`: the next one must last longer to be told."""
+        if rows <= 2 * self._thresholds.small_steps:
+            self._longest[0, series] = max(self._longest[0, series], rows)
 
     def replay(self, series: Ints | npt.NDArray[np.intp], levels: Levels) -> None:
         """Give the change points the past, but the newest row, of series whose noise has just become known."""
@@ -122,9 +122,12 @@ class StepProposal:
             self._bocd.update(np.clip(levels.standard(values), -WILDEST, WILDEST))
         self._follow(values, levels)
 
-    def candidates(self, known: Flags, levels: Levels) -> list[tuple[int, int]]:
-        """(series, run length) whose present segment is probably younger than the one last accepted, and apart."""
-        shortest, longest = self._thresholds.clear_steps, self._config.longest
+    def candidates(self, known: Flags, levels: Levels, shortest: Ints) -> list[tuple[int, int]]:
+        """(series, run length) whose present segment is probably younger than the one last accepted, and apart.
+
+        `shortest` [series] is how many values such a segment has at least.
+        """
+        longest = self._config.longest
         away = self._away.max(axis=0)
         ready = known & np.isfinite(levels.centre)
         off = ready & (away >= shortest) & (away <= longest)

@@ -7,10 +7,13 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from trainwarden.settings import Config
 
 SLACK: Final = 0.85  # a true 10 % looks like 8.5 % as often as like 11.5: that share of a threshold counts as reached
+
+SURE_ROWS: Final = 3  # a checkpoint beside an evaluation are two
 
 Mechanism = Literal[
     "bayes", "watch", "periodic", "drift", "own_drift", "drift_wait", "relief",
@@ -33,6 +36,9 @@ class Thresholds(Config, frozen=True, kw_only=True):
         A change that looks this large (a true 20 % looks like 17 as often as like 23) is verified after
         `clear_steps` if it stands clear of the noise. Clusters of three slow steps are common in healthy recorded
         runs, so the fourth decides: still within three iterations of the first.
+    sure_ratio : float
+        Of a sampled series, whose rows stand for several iterations, `SURE_ROWS` are enough that look this large and
+        last for `small_steps` iterations.
     small_steps : int
         A smaller change must have lasted this long (Falcon: ten iterations).
     warm_up, baseline_steps : int
@@ -64,6 +70,8 @@ class Thresholds(Config, frozen=True, kw_only=True):
     clear_ratio: Annotated[float, msgspec.Meta(gt=1.0, le=5.0)] = 1.17
     # the bar: a change of 20 % within 3 iterations of its first (tune: 98.6 % at 8)
     clear_steps: Annotated[int, msgspec.Meta(ge=3, le=100)] = 4
+    # twice the largest spread of one pace in the recorded runs (two paces in turn, 21 %)
+    sure_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 1.5
     # Falcon 4.2: ten iterations (tune: 96.5 % at 5, 98.6 % at 20)
     small_steps: Annotated[int, msgspec.Meta(ge=5, le=60)] = 10
     # of which the middle two thirds are eight values (tune: 98.8 % at 6 and at 24)
@@ -82,6 +90,10 @@ class Thresholds(Config, frozen=True, kw_only=True):
     def least(self) -> float:
         """Smallest measured log change that counts."""
         return SLACK * float(np.log(self.minimum_ratio))
+
+    def fewest(self, stride: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows that a clear change must have lasted for at least [series], where a row is of `stride` iterations."""
+        return np.where(SURE_ROWS * stride >= self.small_steps, min(SURE_ROWS, self.clear_steps), self.clear_steps)
 
     def keeps(self, mechanism: Mechanism) -> bool:
         """False if `mechanism` is left out."""

@@ -37,6 +37,8 @@ class VerificationConfig(Config, frozen=True, kw_only=True):
     clear_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
     # p = 4e-8: of four million looks (4,096 series, 1,000 steps) none by chance
     small_evidence: Annotated[float, msgspec.Meta(gt=0.0)] = 5.5
+    # standard errors: what is known to be less than the smallest change is none
+    doubt: Annotated[float, msgspec.Meta(ge=0.0)] = 2.0
     # values that the level before is taken from; their median is known to a quarter of the noise
     before: Annotated[int, msgspec.Meta(ge=10, le=100)] = 30
     # values: of fewer the middle two thirds are less than four
@@ -84,9 +86,9 @@ class Verification:
     --------
     >>> verification = Verification(Thresholds(), VerificationConfig())
     >>> values = np.r_[np.tile([0.0, 0.01], 20), np.full(4, 0.4)]
-    >>> verification.judge(values, 0, 40, raised=False)
+    >>> verification.judge(values, 0, 40, raised=False, fewest=4)
     Verdict(low=0.005, high=0.4, rows=30, clear=True)
-    >>> verification.judge(values[:42], 0, 40, raised=False) is None
+    >>> verification.judge(values[:42], 0, 40, raised=False, fewest=4) is None
     True
     """
 
@@ -96,15 +98,15 @@ class Verification:
         self._separates, self._slopes = thresholds.keeps("separate"), thresholds.keeps("slope")
         self._restarts = thresholds.keeps("restart_drop")
 
-    def plausible(self, values: Floats, first: int, onset: int) -> bool:
+    def plausible(self, values: Floats, first: int, onset: int, fewest: int) -> bool:
         """A cheap look: True if the medians on both sides of `onset` differ, with enough of the segment before it."""
         config = self._config
-        if onset - first < config.least_before:
+        if onset - first < self._least_before(fewest):
             return False
         newest = values[max(first, onset - config.before) :]
         return abs(apart(newest, len(values) - onset)) >= config.hint * self._thresholds.least
 
-    def judge(self, values: Floats, first: int, onset: int, *, raised: bool) -> Verdict | None:
+    def judge(self, values: Floats, first: int, onset: int, *, raised: bool, fewest: int) -> Verdict | None:
         """What changed at `onset`, if it stands clear of the noise, or is smaller but known well enough.
 
         Parameters
@@ -113,10 +115,12 @@ class Verification:
             Log values of one series, oldest first; its present segment begins at `first`.
         raised : bool
             Whether the series is above its healthy baseline now.
+        fewest : int
+            Values that a clear change must have lasted for at least.
         """
         config, thresholds = self._config, self._thresholds
         before, after = values[max(first, onset - config.before) : onset], values[onset:]
-        if len(before) < config.least_before or len(after) < thresholds.clear_steps:
+        if len(before) < self._least_before(fewest) or len(after) < fewest:
             return None
         low, high = middle(before), middle(after)
         slower = high > low
@@ -125,7 +129,8 @@ class Verification:
         clear = bool(size >= np.log(thresholds.clear_ratio) and size >= config.clear_noises * noise)
         clear = clear and self._separate(before, after, slower=slower)
         error = noise * np.sqrt(1.0 / len(before) + 1.0 / len(after))
-        small = size >= thresholds.least and size >= config.small_evidence * error
+        least = max(thresholds.least, np.log(thresholds.minimum_ratio) - config.doubt * error)
+        small = size >= least and size >= config.small_evidence * error
         small = small and self._steps(before, after, size)
         if not slower and not raised:  # faster than healthy: warm caches after a pause, mostly
             small = small and size >= np.log(thresholds.minimum_ratio)
@@ -138,6 +143,10 @@ class Verification:
         return bool(size >= self._config.small_evidence * noise * np.sqrt(1.0 / rows + 1.0 / SETTLED))
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _least_before(self, fewest: int) -> int:
+        """Of a coarse series, a segment that was told is enough to tell its end."""
+        return fewest if fewest < self._thresholds.clear_steps else self._config.least_before
 
     def _noise(self, past: Floats) -> float:
         floor = self._thresholds.noise_floor

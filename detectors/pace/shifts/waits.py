@@ -29,6 +29,8 @@ class WaitConfig(Config, frozen=True, kw_only=True):
     tail_percent: Annotated[float, msgspec.Meta(gt=0.0, lt=50.0)] = 5.0
     # times that spread: 4.9 standard deviations of normal noise for the range of four values
     spreads: Annotated[float, msgspec.Meta(gt=0.0)] = 1.5
+    # of the change: rows of one pace are nearer to each other than to the pace before
+    sure_spread: Annotated[float, msgspec.Meta(gt=0.0)] = 0.5
     # times the noise floor, for series without any spread
     floors: Annotated[float, msgspec.Meta(gt=0.0)] = 6.0
 
@@ -46,9 +48,9 @@ class Waits:
     >>> waits = Waits(Thresholds(), WaitConfig())
     >>> change = Verdict(low=0.0, high=0.4, rows=30, clear=True)
     >>> calm = np.r_[np.tile([0.0, 0.01], 20), np.full(6, 0.4)]
-    >>> waits.needed(calm, 40, change, longest=0, raised=False), waits.needed(calm, 40, change, longest=7, raised=False)
+    >>> waits.needed(calm, 40, change, longest=0, relief=False), waits.needed(calm, 40, change, longest=7, relief=False)
     (4, 8)
-    >>> waits.needed(np.r_[calm[:40], 3.0, calm[40:]], 40, change, longest=0, raised=False)  # a restart
+    >>> waits.needed(np.r_[calm[:40], 3.0, calm[40:]], 40, change, longest=0, relief=False)  # a restart
     13
     """
 
@@ -57,7 +59,7 @@ class Waits:
         self._clusters, self._restarts = thresholds.keeps("cluster_wait"), thresholds.keeps("restart_wait")
         self._faster, self._excursions = thresholds.keeps("faster_wait"), thresholds.keeps("excursion_wait")
 
-    def needed(self, values: Floats, onset: int, change: Verdict, *, longest: int, raised: bool) -> int:
+    def needed(self, values: Floats, onset: int, change: Verdict, *, longest: int, relief: bool) -> int:
         """How many values from `onset` on there must be.
 
         Parameters
@@ -66,8 +68,9 @@ class Waits:
             Log values of one series, oldest first.
         longest : int
             The longest time for which the series was off its level in this direction and came back by itself.
-        raised : bool
-            Whether the series is above its healthy baseline now.
+        relief : bool
+            Whether the change leads back to the healthy baseline. Steps of a slow job that are faster than that, or not
+            as fast, may be a few after a validation, as those of a healthy one.
         """
         thresholds, config = self._thresholds, self._config
         needed = thresholds.clear_steps if change.clear else thresholds.small_steps
@@ -76,15 +79,29 @@ class Waits:
         if change.slower:
             paused = self._restarts and restart_rows(values, onset, thresholds.pause_ratio, config.before)
             needed = thresholds.warm_up + paused if paused else needed  # a restart has its own slow start
-        elif self._faster and not raised:
+        elif self._faster and not relief:
             needed = thresholds.small_steps if change.clear else 2 * thresholds.small_steps
+        elif self._faster and not self._agrees(values, onset, change.rows):
+            needed = thresholds.small_steps
         return max(needed, longest + 1) if self._excursions else needed
+
+    def sure(self, after: Floats, change: Verdict) -> bool:
+        """True if the values `after` a change are so far off, and so near to each other, that few rows are enough.
+
+        That is where each row stands for several iterations (`Thresholds.fewest`).
+        """
+        size = abs(change.high - change.low)
+        apart = float(np.ptp(after))
+        return change.clear and size >= np.log(self._thresholds.sure_ratio) and apart <= self._config.sure_spread * size
 
     def _is_burst(self, values: Floats, onset: int, rows: int) -> bool:
         """True if the few values from `onset` on differ more among themselves than the `rows` before it usually do."""
-        after = values[onset:]
-        few = len(after) < self._thresholds.clear_steps + self._config.burst_rows
-        return few and not agree(values[onset - rows : onset], after, self._thresholds.noise_floor, self._config)
+        few = len(values) - onset < self._thresholds.clear_steps + self._config.burst_rows
+        return few and not self._agrees(values, onset, rows)
+
+    def _agrees(self, values: Floats, onset: int, rows: int) -> bool:
+        """True if the values from `onset` on are as near to each other as the `rows` before it usually are."""
+        return agree(values[onset - rows : onset], values[onset:], self._thresholds.noise_floor, self._config)
 
 
 def agree(before: Floats, after: Floats, floor: float, config: WaitConfig) -> bool:

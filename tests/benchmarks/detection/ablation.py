@@ -2,7 +2,8 @@
 
 Judged on the half that mechanisms and numbers were chosen on (`tune`), by the protocol of
 `tests.benchmarks.detection.changes`: what is seen here must not be tuned against the half that is reported. With
-``--numbers`` every number of the configuration is halved and doubled in turn instead.
+``--numbers`` every number of the configuration is halved and doubled in turn instead; with ``--steps`` small steps are
+put into noise, with both ways of proposing them and with either.
 
 Run: ``python -m tests.benchmarks.detection.ablation`` (half an hour on a quiet core; ``--synthetic 40 --every 4`` takes
 minutes).
@@ -15,20 +16,22 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from detectors.pace.shifts.level_shifts import ShiftConfig
-from detectors.pace.shifts.shift import MECHANISMS
+from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from detectors.pace.shifts.shift import MECHANISMS, Mechanism
 from tests.benchmarks.detection.change_baselines import ours
-from tests.benchmarks.detection.change_series import Series
+from tests.benchmarks.detection.change_series import REACH, Series
 from tests.benchmarks.detection.changes import PER_CLASS, Outcome, match, metrics, sets
 
 SETS: Final = ("nanogpt", "megatron", "mlperf", "synthetic")
 AS_IT_IS: Final = "(as it is)"
+_WAYS: Final[tuple[tuple[Mechanism, ...], ...]] = ((), ("bayes",), ("watch",))
 Row = dict[str, Any]
 
 
@@ -118,6 +121,27 @@ def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
+def steps() -> str:
+    """What either way of proposing is worth for a step after 200 rows: how many are told soon, and after how many rows.
+
+    Of 300 series of normal noise for each size and width.
+    """
+    lines = ["step noise without told within_12_rows median_rows p90_rows"]
+    for ratio, width in product((1.11, 1.13, 1.16, 1.25), (0.01, 0.03, 0.05)):
+        values = np.random.default_rng(7).normal(0.0, width, (320, 300))
+        values[200:] += np.log(ratio)
+        for leave_out in _WAYS:
+            shifts, told = LevelShifts(ShiftConfig(leave_out=leave_out)), {}
+            for seq, row in enumerate(values):
+                for shift in shifts.update(seq, row):
+                    if shift.slower and abs(shift.onset - 200) <= REACH[1]:
+                        told.setdefault(shift.series, shift.reported - 200)
+            rows = np.array([*told.values()])
+            figures = f"{rows.size} {(rows <= 12).sum()} {np.median(rows):g} {np.percentile(rows, 90):g}"
+            lines.append(f"{ratio} {width} {'+'.join(leave_out) or '-'} {figures}")
+    return "\n".join(lines)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.detection.ablation", description=__doc__)
@@ -125,7 +149,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=int, default=1, help="take one in so many of the nanogpt runs, which are alike")
     parser.add_argument("--numbers", action="store_true", help="halve and double every number instead")
     parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--steps", action="store_true", help="put small steps into noise instead")
     asked = parser.parse_args(words)
+    if asked.steps:
+        print(steps())
+        return
     variants = list(numbers() if asked.numbers else mechanisms())
     runs = series(asked.synthetic, asked.every)
     rows: list[Row] = []

@@ -19,9 +19,9 @@ from tests.benchmarks.detection.changes import match, metrics
 from trainwarden.records import IncidentRecord, IterationRecord
 
 
-def found_in(values: Floats) -> list[tuple[int, int, bool]]:
+def found_in(values: Floats, stride: int = 1) -> list[tuple[int, int, bool]]:
     shifts = LevelShifts(ShiftConfig())
-    found = [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]))]
+    found = [shift for seq, x in enumerate(values) for shift in shifts.update(seq, np.array([x]), stride)]
     return [(shift.onset, shift.reported, shift.slower) for shift in found]
 
 
@@ -48,6 +48,58 @@ def test_clear_changes_are_known_within_three_iterations(mix: dict[str, float]) 
     assert mix["relief_delay_median"] <= 5
     assert mix["after_passing_p90"] <= 30
     assert mix["ratio_error_median"] <= 0.02
+
+
+@pytest.mark.thorough
+def test_a_step_among_pauses_is_told_once_and_where_it_is() -> None:
+    for seed in range(4):
+        values = noisy(400, 0.02, seed)
+        values[2::10] += 1.39  # a pause and a fast step every ten, as after validations
+        values[3::10] -= 0.5
+        values[200:240] += 0.56
+        (onset, _, slower), (_, _, still) = found_in(values)
+        assert (slower, still) == (True, False)
+        assert abs(onset - 200) <= 10
+
+
+def test_three_rows_of_a_hundred_iterations_each_tell_a_job_four_times_as_slow() -> None:
+    values = noisy(120, 0.03)
+    values[60:63] += np.log(4.0)
+    assert found_in(values, stride=100) == [(60, 62, True), (63, 65, False)]
+    assert found_in(values) == []  # of three single steps nobody knows whether they last
+    values[62] = values[59]
+    assert found_in(values, stride=100) == []
+
+
+@pytest.mark.parametrize(("percent", "told"), [(9.0, 0), (9.5, 0), (10.5, 1), (12.0, 1)])
+def test_a_drift_is_told_from_ten_per_cent_on(percent: float, told: int) -> None:
+    values = noisy(500) + np.log(1.0 + percent / 100.0) * np.clip((np.arange(500) - 150) / 200, 0.0, 1.0)
+    assert len(found_in(values)) == told
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.2])
+@pytest.mark.parametrize("size", [-0.15, -0.6])
+def test_a_few_fast_steps_of_a_slow_job_are_no_relief(apart: float, size: float) -> None:
+    values = noisy(450) + np.tile([0.0, apart], 225)
+    values[150:] += 0.3
+    for at, rows in ((300, 4), (340, 6), (380, 8)):
+        values[at : at + rows] += size  # not as fast as healthy steps, or faster
+    assert found_in(values) == [(150, 153, True)]
+
+
+def test_a_few_wildly_fast_steps_of_a_slow_job_are_no_gentle_relief() -> None:
+    values = noisy(400)
+    values[150:] += 0.15
+    values[[300, 301, 302, 307, 308, 309]] -= 2.4
+    assert found_in(values) == [(150, 159, True)]
+
+
+def test_what_was_told_as_a_relief_and_came_back_is_waited_for_the_next_time() -> None:
+    values = noisy(600)
+    values[150:] += 0.3
+    for at in range(250, 550, 60):
+        values[at : at + 6] -= 0.3
+    assert found_in(values) == [(150, 153, True), (250, 253, False), (256, 259, True)]
 
 
 def test_a_drift_is_one_entry_from_its_beginning() -> None:

@@ -28,8 +28,8 @@ def stepped(size: float, at: int = 200, length: int = 300, width: float = 0.01, 
 
 
 def bayes() -> Floats:
-    """A step of 9 %: its noise breaks every row of values off the level."""
-    return stepped(np.log(1.09), width=0.02)
+    """A step of 10 %: its noise breaks every row of values off the level."""
+    return stepped(np.log(1.1), width=0.025)
 
 
 def watch() -> Floats:
@@ -99,9 +99,9 @@ def slope() -> Floats:
 
 
 def gentle_gain() -> Floats:
-    """10 % faster within 300 steps, without any step; then as slow as ever."""
-    values = noisy(900) - np.clip(np.arange(900) - 100, 0, 300) * np.log(1.1) / 300
-    values[480:] += np.log(1.1)
+    """14 % faster within 300 steps, without any step; then as slow as ever."""
+    values = noisy(900) - np.clip(np.arange(900) - 100, 0, 300) * np.log(1.14) / 300
+    values[480:] += np.log(1.14)
     return values
 
 

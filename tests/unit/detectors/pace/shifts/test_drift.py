@@ -13,7 +13,7 @@ from tests.unit.detectors.pace.shifts.constructed import noisy
 ONE = np.ones(1, dtype=np.bool_)
 
 
-def first_rise(values: Floats, *leave_out: Mechanism, stride: int = 1, above: int = 0) -> int | None:
+def first_rise(values: Floats, *leave_out: Mechanism, stride: int = 1) -> int | None:
     """The first row in which a slow rise of the one series is proposed."""
     thresholds = Thresholds(leave_out=leave_out)
     levels, rises = Levels(thresholds), SlowRises(thresholds, DriftConfig())
@@ -23,7 +23,7 @@ def first_rise(values: Floats, *leave_out: Mechanism, stride: int = 1, above: in
         levels.calibrate(seq, levels.take(seq, row))
         levels.mark(seq)
         levels.follow(row)
-        if rises.candidates(seq, ONE, np.array([stride]), np.array([above]), levels):
+        if rises.candidates(seq, ONE, np.array([stride]), levels):
             return seq
     return None
 
@@ -50,15 +50,18 @@ def test_rows_that_stand_for_many_iterations_rise_as_slowly_as_those_do() -> Non
     assert first_rise(rising(330, 250, begin=0), stride=10) is None
 
 
-def test_while_a_step_is_waited_for_it_is_no_slow_rise() -> None:
-    values = noisy(300)
+def test_a_step_is_no_slow_rise_until_half_of_the_older_values_are_of_it() -> None:
+    values = noisy(300, 0.03)
     values[200:] += 0.2
-    assert first_rise(values, above=8) is None
-    assert first_rise(values, "drift_wait", above=8) is not None
-    assert first_rise(values, above=15) is not None
-    values[200] += np.log(9.0)  # a pause: waited for longer
-    assert first_rise(values[:222], above=15) is None
-    assert first_rise(values[:222], "restart_wait", above=15) is not None
+    young, old = first_rise(values, "drift_wait"), first_rise(values)
+    assert young is not None
+    assert old is not None
+    assert young <= 213
+    assert 217 <= old <= 220
+    stairs = noisy(300)
+    stairs[200:] += np.log(1.05)
+    stairs[230:] += np.log(1.07)
+    assert first_rise(stairs) == first_rise(stairs, "drift_wait")
 
 
 def test_a_series_is_back_when_its_newest_values_are_near_the_baseline() -> None:

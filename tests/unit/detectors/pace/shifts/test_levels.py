@@ -64,3 +64,8 @@ def test_another_filter_moves_all_levels_along() -> None:
     levels.forget(np.array([True]))
     assert np.isnan(levels.level).all()
     assert levels.rows.of(0)[1].size == 0
+
+
+def test_only_what_is_near_the_baseline_is_healthy() -> None:
+    levels = after(noisy(100))
+    assert [levels.is_healthy(0, level) for level in (-0.3, -0.05, 0.05, 0.15)] == [False, True, True, False]

@@ -98,3 +98,12 @@ def test_what_goes_on_with_a_change_is_not_told_again(change: dict[str, object],
     assert not all_told.goes_on(further)
     told.forget(np.array([True]))
     assert not told.goes_on(further)
+
+
+def test_a_rise_begins_within_its_segment() -> None:
+    values = noisy(324)
+    values[:300] += 0.5
+    values[304:] += 0.5
+    levels = levels_after(values)
+    levels.begin(0, 300, 0.0)  # a dip that was told
+    assert 300 <= Onsets(Thresholds(), OnsetConfig()).of_rise(0, ROWS, levels) <= 310

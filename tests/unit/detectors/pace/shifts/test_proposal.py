@@ -11,7 +11,9 @@ from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
 
 
-def after(values: Floats, leave_out: tuple[Mechanism, ...] = ()) -> tuple[StepProposal, list[tuple[int, int]]]:
+def after(
+    values: Floats, leave_out: tuple[Mechanism, ...] = (), shortest: int = 4
+) -> tuple[StepProposal, list[tuple[int, int]]]:
     """The proposal after one series [rows] or several [rows, series], of which none was accepted, and what it says."""
     rows = values.reshape(len(values), -1)
     thresholds = Thresholds(leave_out=leave_out)
@@ -24,7 +26,7 @@ def after(values: Floats, leave_out: tuple[Mechanism, ...] = ()) -> tuple[StepPr
         proposal.replay(levels.calibrate(seq, known), levels)
         proposal.take(row, levels)
         levels.follow(row)
-    return proposal, proposal.candidates(known, levels)
+    return proposal, proposal.candidates(known, levels, np.full(rows.shape[1], shortest))
 
 
 def test_a_step_is_proposed_with_its_fourth_value() -> None:
@@ -32,6 +34,13 @@ def test_a_step_is_proposed_with_its_fourth_value() -> None:
     assert after(values[:203])[1] == []
     for leave_out in ((), ("bayes",), ("watch",)):
         assert after(values[:204], leave_out)[1] == [(0, 4)]  # type: ignore[arg-type]
+
+
+def test_a_step_of_a_coarse_series_is_proposed_with_its_third_value() -> None:
+    values = stepped(1.4)
+    assert after(values[:202], shortest=3)[1] == []
+    for leave_out in ((), ("bayes",), ("watch",)):
+        assert after(values[:203], leave_out, shortest=3)[1] == [(0, 3)]  # type: ignore[arg-type]
 
 
 def test_a_step_within_the_reach_of_the_noise_is_the_posteriors_alone() -> None:
@@ -59,9 +68,16 @@ def test_what_came_back_by_itself_is_remembered_as_long_as_it_is_no_segment() ->
     assert proposal.longest(0, slower=True) == 0
 
 
+def test_a_faster_segment_that_was_short_is_remembered_too() -> None:
+    proposal, _ = after(noisy(60))
+    for rows in (6, 4, 21):
+        proposal.came_back(0, rows)
+        assert proposal.longest(0, slower=False) == 6
+
+
 def test_one_wild_value_on_the_other_side_ends_no_row_of_values_off_the_level() -> None:
     values = stepped(0.3)[:210]
     values[205] = -0.3
-    assert after(values)[0].above.tolist() == [9]
+    assert after(values)[0]._away[1].tolist() == [9]
     values[206] = -0.3
-    assert after(values)[0].above.tolist() == [3]
+    assert after(values)[0]._away[1].tolist() == [3]

@@ -12,7 +12,9 @@ from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
 
 
 def judge(values: Floats, *leave_out: Mechanism, onset: int = 200, raised: bool = False) -> Verdict | None:
-    return Verification(Thresholds(leave_out=leave_out), VerificationConfig()).judge(values, 0, onset, raised=raised)
+    return Verification(Thresholds(leave_out=leave_out), VerificationConfig()).judge(
+        values, 0, onset, raised=raised, fewest=4
+    )
 
 
 def test_four_values_of_a_clear_change_are_enough_and_three_are_not() -> None:
@@ -82,9 +84,9 @@ def test_a_single_slow_step_among_many_hides_no_drop() -> None:
 def test_only_what_differs_at_all_is_looked_at() -> None:
     verification = Verification(Thresholds(), VerificationConfig())
     values = stepped(0.3)
-    assert verification.plausible(values[:210], 0, 200)
-    assert not verification.plausible(values[:210], 196, 200)  # too little of the segment before it
-    assert not verification.plausible(noisy(210), 0, 200)
+    assert verification.plausible(values[:210], 0, 200, fewest=4)
+    assert not verification.plausible(values[:210], 196, 200, fewest=4)  # too little of the segment before it
+    assert not verification.plausible(noisy(210), 0, 200, fewest=4)
 
 
 def test_a_slow_rise_must_be_more_than_noise() -> None:
@@ -97,3 +99,8 @@ def test_levels_and_restarts_of_what_is_hardly_known() -> None:
     assert np.isnan(levels(np.full((4, 1), np.nan))).all()
     assert levels(np.array([[np.nan, 1.0], [2.0, 3.0]])).tolist() == [2.0, 2.0]
     assert restart_rows(noisy(40), 30, 3.0, 30) == 0
+
+
+def test_a_small_change_is_none_while_the_smallest_that_counts_is_two_standard_errors_away() -> None:
+    assert judge(stepped(np.log(1.088))) is None
+    assert judge(stepped(np.log(1.1))) is not None
