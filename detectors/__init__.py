@@ -25,6 +25,7 @@ CATALOG: Final[dict[str, str]] = {
     "nearest": "detectors.metrics.votes:NearestVote",
     "zlength": "detectors.metrics.votes:ZlengthVote",
     "metric_change": "detectors.metrics.votes:MetricChangeVote",
+    "forecast": "detectors.metrics.votes:ForecastVote",
     "still_metrics": "detectors.metrics.still_metrics:StillMetrics",
     "metric_mean": "detectors.metrics.votes:MetricMeanVote",
 }

@@ -93,6 +93,13 @@ MetricChangeVote: Final = _vote(
     "Change: three-sample means that have just left the last thirty samples (`models.zlength` on differences).",
     "Shewhart, 1931 (z-scores), on differences of moving means (Page, Biometrika 41, 1954, on changes of level).",
 )
+ForecastVote: Final = _vote(
+    "forecast",
+    "Course: the mean of the newest ten samples is not what a linear model expects after the thirty before\n"
+    "(`models.forecast`).",
+    "Luetkepohl: New Introduction to Multiple Time Series Analysis, 2005, section 2.2.",
+    silence="warm-up: too few samples yet to forecast from",
+)
 MetricMeanVote: Final = _vote(
     "metric_mean",
     "All models together: the weighted mean of their rarity, calibrated on its own normal values. A mean of many\n"
@@ -104,6 +111,16 @@ MetricMeanVote: Final = _vote(
 )
 VOTES: Final[dict[str, type[ModelVote]]] = {
     one.member: one
-    for one in (LofVote, NeighborProfileVote, DtwVote, PcaVote, KmeansVote, NearestVote, ZlengthVote, MetricChangeVote)
+    for one in (
+        LofVote,
+        NeighborProfileVote,
+        DtwVote,
+        PcaVote,
+        KmeansVote,
+        NearestVote,
+        ZlengthVote,
+        MetricChangeVote,
+        ForecastVote,
+    )
 }
 """By the name that a model has among versions."""

@@ -24,6 +24,7 @@ from detectors.metrics.bundle.members import View, VoteConfig
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.preparation import PreparationConfig
 from detectors.metrics.models.dtw import DtwConfig
+from detectors.metrics.models.forecast import ForecastConfig
 from detectors.metrics.models.kmeans import KMeansConfig
 from detectors.metrics.models.lof import LofConfig
 from detectors.metrics.models.nearest import NearestConfig
@@ -48,7 +49,7 @@ CONFIG: Final = VoteConfig(
     preparation=PreparationConfig(own_scale="never"),
     folds=2, dtw_samples=24, dtw=DtwConfig(least_ranks=3), lof=LofConfig(neighbors=10, reference_rows=256),
     nearest=NearestConfig(reference_rows=256), kmeans=KMeansConfig(clusters=8),
-    neighbor_profile=NeighborProfileConfig(length=8, bags=5),
+    neighbor_profile=NeighborProfileConfig(length=8, bags=5), forecast=ForecastConfig(mean_samples=3, lags=2),
 )  # fmt: skip
 _KIND: Final = "own_models"
 # Imports, too, are for a core's spare time.

@@ -19,6 +19,7 @@ import numpy as np
 
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.calibration import Calibration
+from detectors.metrics.bundle.members import WINDOW_MODELS
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.on_columns import OnColumns
 from detectors.metrics.bundle.pace import Pace
@@ -103,8 +104,8 @@ def _joined(base: MetricVote, own: Mapping[str, MetricVote], provisional: Collec
     changes: dict[str, Any] = {}
     for name, vote in own.items():
         views |= {key: view for key, view in vote.config.views.items() if key == name}
-        if name == "neighbor_profile":
-            changes["neighbor_profile"] = vote.config.neighbor_profile
+        if name in WINDOW_MODELS:
+            changes[name] = getattr(vote.config, name)
         elif name == "dtw":
             changes |= {key: getattr(vote.config, key) for key in ("dtw", "dtw_samples", "dtw_stride")}
     weights = {

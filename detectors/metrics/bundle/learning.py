@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from detectors.metrics.bundle.calibration import Calibration
 from detectors.metrics.bundle.members import (
+    WINDOW_MODELS,
     NormalSeries,
     VoteConfig,
     by_name,
     fit_dtw,
-    fit_profile,
     fit_rows,
+    fit_windows,
     judged_every,
     thinned,
 )
@@ -68,8 +69,8 @@ def learn(
                 places = list(range(len(scaled)) if peers is True else peers or ())
                 if len(places) >= config.dtw.least_ranks:
                     models[name], held_out[name] = _fit_peers(scaled, places, every, config)
-            elif name == "neighbor_profile":
-                models[name], held_out[name] = fit_profile(normal, config, seed)
+            elif name in WINDOW_MODELS:
+                models[name], held_out[name] = fit_windows(name, normal, config, seed)
             else:
                 models[name], held_out[name] = fit_rows(name, normal, config, seed)
         except DetectorError as error:

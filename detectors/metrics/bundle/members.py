@@ -13,6 +13,7 @@ import numpy.typing as npt
 from detectors.metrics.bundle.preparation import PreparationConfig
 from detectors.metrics.bundle.trailing import trailing_mean
 from detectors.metrics.models.dtw import Dtw, DtwConfig
+from detectors.metrics.models.forecast import Forecast, ForecastConfig
 from detectors.metrics.models.kmeans import KMeans, KMeansConfig
 from detectors.metrics.models.lof import Lof, LofConfig
 from detectors.metrics.models.nearest import Nearest, NearestConfig
@@ -24,14 +25,14 @@ from trainwarden.settings import Config
 
 JUDGED_PER_ROW: Final = 4
 """Normal samples that are scored for each row of the calibration: enough that thinning loses nothing of the tail."""
-PROFILE_SAMPLES: Final = 100_000
-"""Samples that references are drawn from (1,600 are, by default): bounds memory at 16 times as many values a metric."""
-PROFILE_ROWS: Final = 8_192
+WINDOW_SAMPLES: Final = 100_000
+"""Samples that window models learn from: bounds memory, at 16 times as many values a metric for the profile's 1,600."""
+WINDOW_ROWS: Final = 8_192
 STRETCH: Final = 512
 DTW_WINDOWS: Final = 600
 """Windows that ranks are compared in while learning."""
 
-Member = Literal["zlength", "metric_change", "kmeans", "nearest", "pca", "lof", "neighbor_profile", "dtw"]
+Member = Literal["zlength", "metric_change", "kmeans", "nearest", "pca", "lof", "forecast", "neighbor_profile", "dtw"]
 Weight = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
 
 
@@ -56,12 +57,13 @@ class VoteConfig(Config, frozen=True, kw_only=True):
     """Members and how they are built; a member of weight 0 is scored and shown, but does not count.
 
     Views and weights were chosen on SMD machines 1-2, 1-4, 1-6 and the odd ASD servers; the length of the z-vector and
-    plain LOF did not earn a weight there.
+    plain LOF did not earn a weight there. Both members that look at how metrics go on weigh the same.
     """
 
     members: dict[Member, Weight] = msgspec.field(
         default_factory=lambda: {
             "metric_change": 2.0,
+            "forecast": 2.0,
             "kmeans": 1.0,
             "nearest": 1.0,
             "pca": 1.0,
@@ -88,6 +90,7 @@ class VoteConfig(Config, frozen=True, kw_only=True):
     nearest: NearestConfig = NearestConfig()
     pca: PcaConfig = PcaConfig()
     lof: LofConfig = LofConfig()
+    forecast: ForecastConfig = ForecastConfig()
     neighbor_profile: NeighborProfileConfig = NeighborProfileConfig()
     dtw: DtwConfig = DtwConfig()
     dtw_samples: Annotated[int, msgspec.Meta(ge=4, le=1024)] = 60
@@ -104,7 +107,9 @@ ROW_MODELS: Final[dict[str, Any]] = {
     "pca": Pca,
     "lof": Lof,
 }
-ALL_MODELS: Final[dict[str, Any]] = {**ROW_MODELS, "neighbor_profile": NeighborProfile, "dtw": Dtw}
+WINDOW_MODELS: Final[dict[str, Any]] = {"forecast": Forecast, "neighbor_profile": NeighborProfile}
+"""Their configs say how many samples they look at (`length`); what is held out is cut from a series before they fit."""
+ALL_MODELS: Final[dict[str, Any]] = {**ROW_MODELS, **WINDOW_MODELS, "dtw": Dtw}
 
 
 def by_name(table: Mapping[Any, Any]) -> dict[str, Any]:
@@ -158,10 +163,10 @@ def fit_rows(name: str, normal: NormalSeries, config: VoteConfig, seed: int) -> 
     return kind.fit(np.concatenate(seen), settings, seed), scores
 
 
-def fit_profile(normal: NormalSeries, config: VoteConfig, seed: int) -> tuple[NeighborProfile, list[Floats]]:
-    """The neighbor profile; a block held out is cut from its series before bags are drawn."""
+def fit_windows(name: str, normal: NormalSeries, config: VoteConfig, seed: int) -> tuple[Any, list[Floats]]:
+    """A window model and, per series, its scores by models that had not seen the block."""
     scaled, blocks, every = normal.scaled, normal.blocks, normal.every
-    settings = config.neighbor_profile
+    kind, settings = WINDOW_MODELS[name], getattr(config, name)
     scores = [np.full(one.shape[1], np.nan) for one in scaled]
     for fold in np.unique(np.concatenate(blocks)).tolist():
         pieces = [
@@ -170,29 +175,29 @@ def fit_profile(normal: NormalSeries, config: VoteConfig, seed: int) -> tuple[Ne
             for part in (block < fold, block > fold)
             if part.sum() >= settings.length
         ]
-        model = NeighborProfile.fit(_fewer(pieces), settings, seed)
+        model = kind.fit(_fewer(pieces), settings, seed)
         for one, block, out in zip(scaled, blocks, scores, strict=True):
             ends = np.flatnonzero(block == fold)
             ends = ends[settings.length - 1 :]
             ends = ends[ends % every == 0]
             views = np.lib.stride_tricks.sliding_window_view(one, settings.length, axis=1) if ends.size else None
-            for first in range(0, len(ends), PROFILE_ROWS):
-                part = ends[first : first + PROFILE_ROWS]
+            for first in range(0, len(ends), WINDOW_ROWS):
+                part = ends[first : first + WINDOW_ROWS]
                 if views is not None:
                     out[part] = model.score(views[:, part - settings.length + 1].transpose(1, 0, 2))
-    return NeighborProfile.fit(_fewer([one.T for one in scaled]), settings, seed), scores
+    return kind.fit(_fewer([one.T for one in scaled]), settings, seed), scores
 
 
 def _fewer(pieces: Sequence[Floats]) -> list[Floats]:
-    """Evenly spaced stretches of `pieces` ``[t, d]``, `PROFILE_SAMPLES` samples of them at most."""
+    """Evenly spaced stretches of `pieces` ``[t, d]``, `WINDOW_SAMPLES` samples of them at most."""
     total = sum(len(one) for one in pieces)
-    if total <= PROFILE_SAMPLES:
+    if total <= WINDOW_SAMPLES:
         return list(pieces)
     stretches = [one[first : first + STRETCH] for one in pieces for first in range(0, len(one), STRETCH)]
-    return stretches[:: -(-total // PROFILE_SAMPLES)]
+    return stretches[:: -(-total // WINDOW_SAMPLES)]
 
 
-def profile_block(model: NeighborProfile, scaled: Floats, newest: int) -> Floats:
+def window_block(model: Any, scaled: Floats, newest: int) -> Floats:
     """Scores ``[r, newest]`` of the subsequences that end at the newest times of ``scaled [r, d, t]``."""
     length, samples = model.config.length, scaled.shape[2]
     scores = np.full((len(scaled), newest), np.nan)

@@ -11,7 +11,15 @@ import numpy.typing as npt
 
 from detectors.metrics.bundle.calibration import Calibration, squeeze
 from detectors.metrics.bundle.learning import learn
-from detectors.metrics.bundle.members import ALL_MODELS, ROW_MODELS, VoteConfig, by_name, profile_block, view_of
+from detectors.metrics.bundle.members import (
+    ALL_MODELS,
+    ROW_MODELS,
+    WINDOW_MODELS,
+    VoteConfig,
+    by_name,
+    view_of,
+    window_block,
+)
 from detectors.metrics.bundle.on_columns import model_of
 from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.bundle.peers import ALONE, Beside, Held, RankComparison
@@ -69,7 +77,8 @@ class MetricVote:
         self.preparation = preparation
         self.models = dict(models)
         self.calibrations = dict(calibrations)  # one per member and "ensemble"
-        self._weights = {name: float(weight) for name, weight in by_name(config.members).items()}
+        # A member that the mean was not calibrated with (a newer version's) has its own vote, and no part in the mean.
+        self._weights = {**dict.fromkeys(models, 0.0), **by_name(config.members)}
 
     @classmethod
     def fit(
@@ -103,8 +112,7 @@ class MetricVote:
     def reach_samples(self) -> int:
         """Samples that decide the newest score of all members but dtw."""
         reach = [view_of(self.config, name).reach for name in self.models if name in ROW_MODELS]
-        if "neighbor_profile" in self.models:
-            reach.append(self.config.neighbor_profile.length)
+        reach += [model.config.length for name, model in self.models.items() if name in WINDOW_MODELS]
         return max(reach, default=1) + self.config.preparation.median_rows - 1
 
     @property
@@ -181,8 +189,8 @@ class MetricVote:
                 rows = view.rows(steady, width).transpose(0, 2, 1)
                 scores = model.score(rows.reshape(-1, rows.shape[2])).reshape(rows.shape[:2])
                 found[name] = np.where(filled(there, view.mean_rows, width), scores, np.nan)
-            elif name == "neighbor_profile":
-                found[name] = profile_block(model, steady, width)
+            elif name in WINDOW_MODELS:
+                found[name] = window_block(model, steady, width)
         return found
 
     def blame(self, scaled: Floats, groups: npt.ArrayLike | None = None) -> Floats:
@@ -198,7 +206,7 @@ class MetricVote:
                 parts[name] = model.blame(view_of(self.config, name).rows(steady, 1)[..., 0])
             elif name == "dtw":
                 parts[name] = model.blame(steady[:, :, -self.config.dtw_samples :], groups)
-            elif scaled.shape[2] >= self.config.neighbor_profile.length:
+            elif scaled.shape[2] >= model.config.length:
                 parts[name] = model.blame(steady)
         return shares_of(parts, self._weights, (len(scaled), len(self.preparation.names)))
 
@@ -206,15 +214,9 @@ class MetricVote:
         """For each rank the `first` most blamed metrics, each followed by the near-duplicates it stands for."""
         shares = self.blame(scaled, groups)
         order = np.argsort(-shares, axis=1, kind="stable")[:, :first]
-        return [
-            # Once each: models of two training runs may both see a metric, each on its own scale.
-            list(
-                dict.fromkeys(
-                    twin for column in row for twin in self.preparation.with_twins(self.preparation.names[column])
-                )
-            )
-            for row in order
-        ]
+        names, twins = self.preparation.names, self.preparation.with_twins
+        # Once each: models of two training runs may both see a metric, each on its own scale.
+        return [list(dict.fromkeys(twin for column in row for twin in twins(names[column]))) for row in order]
 
     def score_series(self, series: npt.ArrayLike, scale: Scale | None = None) -> tuple[Scores, Scale]:
         """Scores ``[t]`` at every time of one entity's ``[t, d_all]``, and the scale after it; causal, without dtw.
@@ -242,11 +244,9 @@ class MetricVote:
     def without(self, names: Collection[str]) -> Self:
         """The same vote without the members of `names`, which then have no score."""
         models = {name: model for name, model in self.models.items() if name not in names}
-        return (
-            self
-            if models == self.models
-            else type(self)(self.config, self.preparation, models, self.calibrations, self.pace)
-        )
+        if models == self.models:
+            return self
+        return type(self)(self.config, self.preparation, models, self.calibrations, self.pace)
 
     def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: Held | None) -> Scores:
         nats = {name: self.calibrations[name].nats(part) for name, part in raw.items()}

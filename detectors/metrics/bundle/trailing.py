@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-FILLED_SHARE: Final = 0.8
-"""A mean is judged once so much of it is measured: one of fewer samples varies more than those of training."""
+from detectors.metrics.models.rows import FILLED_SHARE, Floats
 
 
 def trailing_mean(values: Floats, rows: int, newest: int | None = None) -> Floats:

@@ -2,8 +2,8 @@
 
 Read `detectors.metrics.models.rows` first.
 
-Row models (`lof`, `pca`, `kmeans`, `nearest`, `zlength`) score ``rows [r, d]``; window models (`neighbor_profile`,
-`dtw`) score ``windows [r, d, m]``, newest sample last. All take prepared values (`bundle.preparation`): one unit is one
-normal spread, NaN is missing. `bundle.calibration` brings every raw score to 0..1 and `bundle.metric_vote` is the
-ensemble of them.
+Row models (`lof`, `pca`, `kmeans`, `nearest`, `zlength`) score ``rows [r, d]``; window models (`forecast`,
+`neighbor_profile`, `dtw`) score ``windows [r, d, m]``, newest sample last. All take prepared values
+(`bundle.preparation`): one unit is one normal spread, NaN is missing. `bundle.calibration` brings every raw score to
+0..1 and `bundle.metric_vote` is the ensemble of them.
 """

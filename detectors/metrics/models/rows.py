@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +15,8 @@ from trainwarden.settings import Config
 Floats = npt.NDArray[np.float64]
 C = TypeVar("C", bound=Config)
 Arrays = dict[str, npt.NDArray[Any]]
+FILLED_SHARE: Final = 0.8
+"""A mean is judged once so much of it is measured: one of fewer samples varies more than those of training."""
 
 
 class RowModel(Protocol):

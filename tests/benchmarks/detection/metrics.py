@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sklearn.metrics import average_precision_score
 
 from detectors import choice
-from detectors.metrics.bundle.members import VoteConfig, by_name
+from detectors.metrics.bundle.members import ROW_MODELS, VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.recorded.metrics import MetricScores, score_recorded
 from detectors.recorded.replay import replay
@@ -54,6 +54,8 @@ PRODUCT: Final = "incidents"
 TRANSOM: Final = "incidents_transom"  # by rule transom
 CHANCE: Final = "three_at_random"
 BLAMED: Final = 3
+LEARNT_ROWS: Final = {"smd": (500, 2_000, 6_000), "asd": (500, 2_000, 6_000), "nab": (500,)}
+"""Normal rows that the vote is also learnt from alone, the first ones: a cluster that has only begun."""
 ALONE: Final = "abstains: every machine is alone; it compares ranks (tables peers and mixed)"
 
 
@@ -119,12 +121,28 @@ def judge(dataset: str, name: str) -> Judged:
         out.scores[method] = baseline.scores
         if baseline.blame is not None and case.blamed:
             out.blamed[method] = blamed_share(case.blamed, baseline.blame, BLAMED)
+    if case.half == "report":
+        out.scores |= {of_first(rows): learnt_less(case, rows) for rows in LEARNT_ROWS[dataset]}
     out.alerts["always_off"] = np.zeros(len(case.test), dtype=np.bool_)
     if case.labels.any():
         for method, scores in out.scores.items():
             out.vus[method] = vus_pr(case.labels, scores)
             out.precision[method] = float(average_precision_score(case.labels, scores))
     return out
+
+
+def of_first(rows: int) -> str:
+    """The row of the table for the vote that has learnt so many rows."""
+    return f"ensemble of the first {rows} rows"
+
+
+def learnt_less(case: ServerCase, rows: int) -> Floats:
+    """Scores of the vote ``[t]`` that has learnt the first `rows` training rows alone (all where there are fewer)."""
+    few = replace(case, train=case.train[:rows])
+    counting = VoteConfig(members={name: weight for name, weight in VoteConfig().members.items() if weight})
+    scored = score_recorded(recorded(few), config=counting)
+    assert scored is not None
+    return np.nan_to_num(scored.ensemble[len(few.train) :])
 
 
 def alerts_of(incidents: Sequence[IncidentRecord], case: ServerCase, start: int) -> Flags:
@@ -157,7 +175,7 @@ def _blame_of_models(out: Judged, case: ServerCase, scored: MetricScores) -> Non
     out.blamed["ensemble"] = _hits(vote, case)
     for name, model in vote.models.items():
         alone = vote.config.__class__(members={name: 1.0})  # type: ignore[dict-item]
-        if name not in ("neighbor_profile", "dtw"):
+        if name in ROW_MODELS:
             out.blamed[name] = _hits(MetricVote(alone, vote.preparation, {name: model}, vote.calibrations), case)
 
 
@@ -226,7 +244,18 @@ def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
     for row in out:
         if "weight" in row and "vus_pr" in row:
             row["beats_plain"] = "yes" if row["vus_pr"] > best_plain else "no"
-    return [*out, *_chance(report, dataset)]
+    few = [of_first(rows) for rows in LEARNT_ROWS[dataset]]
+    less = [rounded(_less(method, report, dataset)) for method in few if method in report[0].vus]
+    return [*out, *less, *_chance(report, dataset)]
+
+
+def _less(method: str, report: Sequence[Judged], dataset: str) -> dict[str, Any]:
+    """How the vote ranks when it has learnt less."""
+    row: dict[str, Any] = {"table": "metrics", "row": method, "set": dataset, "machines": len(report)}
+    for name, values in (("vus_pr", "vus"), ("auprc", "precision")):
+        interval = bootstrap([getattr(one, values)[method] for one in report if method in getattr(one, values)])
+        row |= {name: interval.mean, f"{name}_ci": [interval.low, interval.high]}
+    return row
 
 
 def _figures(method: str, chosen: Sequence[Judged], report: Sequence[Judged]) -> dict[str, Any]:

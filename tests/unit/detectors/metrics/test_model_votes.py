@@ -226,7 +226,7 @@ def test_provisional_votes_support_others_and_open_nothing() -> None:
     assert believed({"metric_mean": sure}) == [[0]], "it opens by itself"
     assert believed({"metric_mean": unsure}) == [], "it does not while it is provisional"
     models = dict.fromkeys([name for name, role in ROLES.items() if role.reads == "scores"], unsure)
-    assert len(models) == 9
+    assert len(models) == 10
     assert believed(models) == [], "nor do all together"
     assert believed(models | {"still_metrics": sure}) == [], "nor with one other"
     assert believed(models | {"still_metrics": sure, "pca": sure}) == [[0]], "but they support what is nearly enough"

@@ -141,6 +141,21 @@ def test_the_threshold_of_a_score_comes_from_the_choosing_half() -> None:
     assert "skipped" in rows["dtw"]
 
 
+def test_a_vote_that_learnt_less_has_a_row_where_it_was_judged() -> None:
+    labels = flags(400, (100, 120))
+    machines = [Judged(half, "smd", half, 864.0, labels) for half in ("choose", "report")]  # type: ignore[arg-type]
+    for one in machines:
+        names = {"ensemble", "incidents", *BASELINES}
+        one.alerts = dict.fromkeys(names, labels)
+        one.scores = dict.fromkeys(BASELINES, np.zeros(400))
+        one.vus = one.precision = dict.fromkeys(one.scores, 0.5)
+    machines[1].vus = machines[1].precision = {**machines[1].vus, "ensemble of the first 500 rows": 0.25}
+    rows = {row["row"]: row for row in detection_metrics.table(machines, "nab")}
+    assert rows["ensemble of the first 500 rows"]["vus_pr"] == 0.25
+    machines[1].vus = machines[0].vus
+    assert not any("first" in row["row"] for row in detection_metrics.table(machines, "nab"))
+
+
 def test_a_detector_left_out_is_scored_by_what_is_said_without_it() -> None:
     whole = [(105.0, 110.0, "metric_anomaly"), (500.0, 501.0, "log_storm")]
     one = Outcome("job", "metric", (100.0, 200.0), 3700.0, {"all_detectors": whole, "without pca": whole[1:]})
