@@ -112,7 +112,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "annotate": Entry(
         "trainwarden.cli.learn.annotate:annotate",
-        "Say what a stretch of a job was: add, list, remove; suggest changes of level, confirm, refuse; propose roles.",
+        "Say what a stretch of a job was: add, list, remove; suggest what to say, confirm, refuse; propose roles.",
     ),
     "detect": Entry(
         "trainwarden.cli.ask.detect:detect",
