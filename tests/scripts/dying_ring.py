@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from tests.scripts.ring import main
+from ring import main  # beside this file, which is run as a script
 
 
 def die_later() -> None:

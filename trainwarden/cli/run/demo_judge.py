@@ -71,8 +71,8 @@ def _happened(incident: IncidentRecord, fault: Fault, view: JobView) -> bool:
     of_fault = fault.kind == "slow-rank" and incident.opened_at_s >= (fault.injected_at_s or math.inf)
     if incident.kind != "slow_job" or incident.onset_step is None or of_fault:
         return False
-    until_s = math.inf if incident.closed_at_s is None else incident.closed_at_s
-    last = max((step for (_, _, step), row in view.steps.items() if row["end_s"] <= until_s), default=0)
+    # It closes only with as many fast steps again.
+    last = max((step for (_, _, step), row in view.steps.items() if row["end_s"] <= incident.opened_at_s), default=0)
     before_s = view.iteration_s(WARM_UP_STEPS + 1, incident.onset_step - 1)
     slow_s = view.iteration_s(incident.onset_step, last)
     return before_s is not None and slow_s is not None and slow_s >= LEAST_SLOWDOWN * before_s

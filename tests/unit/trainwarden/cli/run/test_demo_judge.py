@@ -125,12 +125,12 @@ def test_a_slow_job_is_no_false_alarm_where_its_steps_were_slow(
     slow_s: float, false_alarms: int, tmp_path: Path
 ) -> None:
     view = JobView("j")
-    for record in [*iterations(0, 39, 0.4), *iterations(40, 50, slow_s), *iterations(51, 59, 0.4)]:
+    for record in [*iterations(0, 39, 0.4), *iterations(40, 47, slow_s), *iterations(48, 64, 0.4)]:
         view.feed(record)
     view.feed(
         IncidentRecord(
             id="i2", job="j", kind="slow_job", severity="sev3", state="closed", revision=1, opened_at_s=1045.0,
-            updated_at_s=1051.0, closed_at_s=1051.0, onset_step=40, opened_step=45, reason="steps take longer",
+            updated_at_s=1064.0, closed_at_s=1064.0, onset_step=40, opened_step=45, reason="steps take longer",
         )
     )  # fmt: skip
     assert judged(plan("none"), view, tmp_path)["false_alarms"] == false_alarms
