@@ -17,6 +17,14 @@ from tests.system.runs import demo
 from tests.torch_forks import TorchForks
 from tests.trained_models import TrainedModels
 
+# What takes longest begins first, or the last of them would be waited for with a processor idle (three minutes of 25).
+FIRST = ("swap_in_demo", "demo", "mlflow", "dask", "watch", "chaos_processes", "cluster_launch", "cluster_engine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}.py": place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
+
 
 @pytest.fixture(scope="session")
 def empty_registry(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], Any]) -> Path:
