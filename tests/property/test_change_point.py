@@ -120,6 +120,7 @@ def rows_of(seed: int, ranks: int, length: int, culprit: int) -> Floats:
     return rows
 
 
+@pytest.mark.thorough
 @given(seed=seeds, order=st.permutations(range(5)))
 @examples(20)
 def test_permuting_ranks_permutes_the_answers(seed: int, order: list[int]) -> None:
@@ -169,6 +170,7 @@ def cut_and_loaded(rows: Floats, cut: int) -> list[Any]:
     return found + [shift for seq, row in enumerate(rows[cut:], cut) for shift in second.update(seq, row)]
 
 
+@pytest.mark.thorough
 @given(seed=seeds, cut=st.integers(1, 119))
 @examples(16)
 def test_level_shifts_may_be_cut_anywhere(seed: int, cut: int) -> None:
@@ -332,6 +334,7 @@ def test_a_further_rank_that_never_changes_changes_nothing_for_the_others(seed: 
     assert left
 
 
+@pytest.mark.thorough
 @given(seed=seeds, planned=st.sampled_from([(), (150,), (300,)]), slower=st.booleans())
 @examples(15)
 def test_a_planned_change_is_marked_and_becomes_the_baseline(seed: int, planned: tuple[int, ...], slower: bool) -> None:

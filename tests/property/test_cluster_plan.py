@@ -81,6 +81,7 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-9, abs=1e-6)
 
 
+@pytest.mark.thorough
 @examples(400)
 @given(questions())
 def test_no_assignment_is_better(question: ClusterQuestion) -> None:

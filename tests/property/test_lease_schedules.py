@@ -148,6 +148,7 @@ class Minutes:
             self.after(self.under_way_s(), lambda: self.serve(one, life, sent_s, question))
 
 
+@pytest.mark.thorough
 @examples(60)
 @given(seed=st.integers(0, 2**32))
 def test_nobody_leads_beside_another_and_epochs_never_fall(seed: int) -> None:

@@ -91,6 +91,7 @@ def test_permuting_entities_permutes_scores(values, gaps, seed):
     np.testing.assert_allclose(mixed.ensemble, plain.ensemble[order], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @MODEST
 @given(values=blocks, level=st.floats(-1e6, 1e6))
 def test_a_constant_metric_changes_nothing(values, level):

@@ -68,6 +68,7 @@ def test_as_good_as_the_slow_twin_at_size(times: list[float], extra: int) -> Non
     assert finish_s(times, counts) == one_at_a_time(times, total)
 
 
+@pytest.mark.thorough
 @examples(100)
 @given(st.lists(SECONDS, min_size=64, max_size=120), st.integers(0, 600), st.booleans(), st.floats(0.0, 1.0))
 def test_ties_broken_by_arrays_are_broken_as_by_lists(

@@ -41,6 +41,7 @@ def test_the_size_of_windows_does_not_matter(seed, blocks, ratio):
     assert left
 
 
+@pytest.mark.thorough
 @given(seed=seeds, order=st.permutations(range(8)), ratio=ratios)
 @examples(25)
 def test_permuting_ranks_permutes_the_suspects(seed, order, ratio):
@@ -67,6 +68,7 @@ def test_constant_and_repeated_ranks_change_nobodys_guilt(seed, copies, ratio):
     assert {one.rank for one in watched(wider)} == {2}
 
 
+@pytest.mark.thorough
 @given(seed=seeds, share=st.floats(0.0, 0.15), ratio=ratios)
 @examples(20)
 def test_gaps_hide_nothing(seed, share, ratio):
@@ -75,6 +77,7 @@ def test_gaps_hide_nothing(seed, share, ratio):
     assert {one.rank for one in watched(work, block=1)} == {2}
 
 
+@pytest.mark.thorough
 @given(seed=seeds, rank=st.integers(0, 7), at=st.integers(0, 109), size=st.floats(1.5, 50.0), width=st.integers(1, 2))
 @examples(40)
 def test_a_spike_is_nobodys_fault(seed, rank, at, size, width):

@@ -285,6 +285,7 @@ def test_a_rebalanced_slow_rank_stays_visible_until_it_is_well() -> None:
     assert incident.closed_at_s > job.ends_s[119]
 
 
+@pytest.mark.thorough
 def test_everybody_slower_for_long_is_a_slow_job_without_suspects() -> None:
     run = played(Job(everyone=lambda step: 1.6 if 60 <= step < 160 else 1.0).run(230))
     (incident,) = run.incidents
@@ -423,6 +424,7 @@ def test_a_storm_of_errors_on_one_rank_is_named() -> None:
     assert (incident.kind, incident.suspects[0].rank) == ("log_storm", 3)
 
 
+@pytest.mark.thorough
 def test_ordinary_talk_is_no_storm() -> None:
     job = Job().run(120)
     for second in range(30):
@@ -450,6 +452,7 @@ def test_whether_a_rank_survived_is_asked_of_its_next_step(step_s: float) -> Non
     assert played(job).revisions == []
 
 
+@pytest.mark.thorough
 def test_what_a_rank_survived_once_may_be_its_end_the_next_time() -> None:
     job = Job(step_s=5.0).run(12)
     first_s, last_s = job.ends_s[8] - 4.0, job.end_s + 1.0

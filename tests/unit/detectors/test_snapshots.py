@@ -141,6 +141,7 @@ def test_a_job_that_is_begun_anew_counts_its_snapshots_on() -> None:
     assert found.snapshots[JOB].number == found.numbers[JOB]
 
 
+@pytest.mark.thorough
 def test_offsets_beyond_what_was_handled_are_not_believed() -> None:
     job = crash(Job().run(200))
     first = Run().play(job.records, job.end_s - 20.0)
@@ -154,6 +155,7 @@ def test_offsets_beyond_what_was_handled_are_not_believed() -> None:
     assert [one.kind for one in second.incidents] == ["crash"]
 
 
+@pytest.mark.thorough
 def test_what_another_member_has_told_in_between_is_not_told_again() -> None:
     job = slow_job(200)
     first = Run().play(job.records, START_S + 20.0)

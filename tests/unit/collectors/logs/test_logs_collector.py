@@ -153,6 +153,7 @@ def test_truncation_is_seen_even_if_the_file_has_grown_past_the_old_end(rig: Rig
     assert rig.lines() == ["b", "ccccccccccccc"]
 
 
+@pytest.mark.thorough
 def test_the_hole_that_a_truncated_writer_leaves_is_stepped_over(rig: Rig) -> None:
     path = rig.logs / "rank-0.log"
     with path.open("wb", buffering=0) as writer:

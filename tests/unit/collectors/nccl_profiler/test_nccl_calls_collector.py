@@ -313,6 +313,7 @@ def test_a_plug_in_of_somebody_else_s_is_said(run_dir: Path, watch: Watch, caplo
         child.communicate()
 
 
+@pytest.mark.thorough
 def test_what_the_plug_in_itself_wrote_is_told(built: tuple[Path, Path], run_dir: Path) -> None:
     watch = Watch(run_dir)
     with Player(built, run_dir / "hook") as player:

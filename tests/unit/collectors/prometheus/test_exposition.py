@@ -35,6 +35,7 @@ def test_lines(line, expected):
     assert list(samples_of(line, KNOWN)) == expected
 
 
+@pytest.mark.thorough
 def test_hostile_lines_cost_little():
     lines = [
         't{a="' + "\\" * 16_000 + "} 1",

@@ -153,6 +153,7 @@ def test_one_damaged_dump_does_not_spoil_the_others() -> None:
     assert incident.suspects[0].rank == 2
 
 
+@pytest.mark.thorough
 def test_bytes_that_unpack_to_far_too_much_are_left_alone() -> None:
     bomb = base64.b85encode(zlib.compress(b" " * (33 << 20))).decode()
     job = skipped(Job().run(40), without=(3,))

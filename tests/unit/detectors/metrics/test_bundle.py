@@ -39,6 +39,7 @@ def saved(bundle, tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_peers_are_those_that_share_their_times(bundle):
     assert "dtw" in bundle.votes["gpu"].models
     assert "dtw" not in bundle.votes[""].models
@@ -57,6 +58,7 @@ def test_what_was_saved_is_loaded(bundle, saved):
         np.testing.assert_array_equal(loaded.votes["gpu"].score(scaled).members[name], part)
 
 
+@pytest.mark.thorough
 def test_versions_tell_models_apart_and_are_the_same_for_the_same(bundle):
     again = ModelBundle.fit(
         {"gpu": series(4), "": series(1, metrics=3)}, {"gpu": ("a", "b"), "": tuple("xyz")}, SMALL, 0

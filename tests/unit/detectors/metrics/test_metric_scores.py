@@ -63,6 +63,7 @@ def test_a_family_without_models_abstains_and_the_others_do_not(bundle, values):
     assert set(scorer.abstained) == {"nic"}
 
 
+@pytest.mark.thorough
 def test_metrics_are_found_by_name_in_any_order(bundle, values):
     plain = MetricScorer(bundle).score((samples(values, 60),))[0]
     order = [3, 1, 0, 2]
@@ -158,6 +159,7 @@ def test_a_spike_hardly_moves_the_scale(bundle, values):
     assert np.abs(left - right)[0, 35:].max() < 0.15
 
 
+@pytest.mark.thorough
 def test_state_of_other_models_starts_afresh(bundle, values):
     scorer = MetricScorer(bundle)
     scorer.score((samples(values[:, :, :59], 59, end_s=58.0),))

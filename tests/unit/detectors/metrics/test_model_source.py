@@ -83,6 +83,7 @@ def served(verdicts):
     return {one.model_versions["pca"] for one in verdicts if "pca" in one.model_versions}
 
 
+@pytest.mark.thorough
 def test_models_are_swapped_without_losing_a_window(bundles):
     first, second = bundles
     service = Service(Source(ModelSet(first), ModelSet(second)))

@@ -306,6 +306,7 @@ def test_a_sick_gpu_becomes_one_incident_with_culprit_metrics_and_versions(bundl
     assert incident.model_versions
 
 
+@pytest.mark.thorough
 def test_a_healthy_job_opens_none(bundle: ModelBundle) -> None:
     assert not [one for one in played(bundle, sick=False) if isinstance(one, IncidentRecord)]
 

@@ -158,6 +158,7 @@ def test_search_refuses_more_neighbours_than_references():
         NeighborSearch(np.zeros((3, 1))).nearest(np.zeros((1, 1)), 4)
 
 
+@pytest.mark.thorough
 def test_lof_equals_its_definition(normal, rows):
     model = Lof.fit(normal, LofConfig(neighbors=10), seed=0)
     np.testing.assert_allclose(model.score(rows), plain_lof(normal, rows, 10), rtol=1e-9)

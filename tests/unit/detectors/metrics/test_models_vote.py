@@ -53,6 +53,7 @@ def test_every_member_speaks_and_the_sick_rank_is_first(vote, values):
         assert ((part >= 0.0) & (part < 1.0)).all()
 
 
+@pytest.mark.thorough
 def test_ensemble_is_the_calibrated_weighted_mean(vote, values):
     scores = vote.score(live(vote, values))
     weights = {name: weight for name, weight in VoteConfig().members.items() if weight}
@@ -172,6 +173,7 @@ def test_of_long_training_only_a_part_is_judged_and_the_calibration_is_nearly_th
         np.testing.assert_allclose(thin.calibrations[name].nats(raw), full.calibrations[name].nats(raw), atol=0.5)
 
 
+@pytest.mark.thorough
 def test_many_short_stretches_are_judged_at_the_same_places_by_all_members():
     # A sampled job comes as stretches of 128 samples; only some of them are peers of each other.
     series = [entity(seed, 128) for seed in range(11)]
@@ -181,6 +183,7 @@ def test_many_short_stretches_are_judged_at_the_same_places_by_all_members():
     assert all(calibration.nats([1e9])[0] > 10.0 for calibration in vote.calibrations.values())
 
 
+@pytest.mark.thorough
 def test_a_member_that_no_stretch_lets_judge_is_left_out():
     # One sample in sixty is judged, and in a fold of ten samples none of them ends a subsequence of ten.
     series = [entity(seed, 32) for seed in range(750)]

@@ -70,6 +70,7 @@ def pieces(one: FamilySamples, sizes: list[int]) -> list[FamilySamples]:
     return found
 
 
+@pytest.mark.thorough
 def test_what_is_sampled_less_often_than_in_training_is_not_judged_and_says_so(bundle: ModelBundle) -> None:
     vote = PcaVote(PcaVote.Config())
     scorer = MetricScorer(bundle)

@@ -111,6 +111,7 @@ def test_a_drift_is_one_entry_from_its_beginning() -> None:
     assert 430 <= reported <= 480
 
 
+@pytest.mark.thorough
 def test_a_drift_as_slow_as_a_growing_window_from_the_start_is_the_programs_own() -> None:
     values = noisy(1700) + np.arange(1700) * np.log(1.1) / 1000
     assert found_in(values) == []
@@ -160,6 +161,7 @@ def test_the_slow_start_after_a_restart_is_no_change() -> None:
     assert reported <= 220
 
 
+@pytest.mark.thorough
 def test_a_staircase_begins_with_its_first_stair() -> None:
     """Several noises: none may name an onset more than ten rows before the first stair."""
     values = np.column_stack([noisy(500, 0.012, seed) for seed in range(12)])  # judged at once, each by itself
@@ -253,6 +255,7 @@ def test_a_recorded_slowdown_is_one_incident_until_its_relief() -> None:
     assert 300 < closed.closed_at_s - 3_600.0 - 0.3 * 100 < 310
 
 
+@pytest.mark.thorough
 def test_neither_a_planned_change_nor_a_long_gap_is_an_incident() -> None:
     log_times = noisy(400)
     log_times[200:] += np.log(1.5)

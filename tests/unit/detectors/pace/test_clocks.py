@@ -97,6 +97,7 @@ def test_a_node_that_has_been_started_anew_begins_its_clock_anew() -> None:
     assert (incident.kind, incident.suspects[0].rank) == ("hang", 1)
 
 
+@pytest.mark.thorough
 def test_two_machines_under_one_name_keep_a_clock_each() -> None:
     def named(job: Job) -> list[tuple[float, Record]]:
         return [(at_s, msgspec.structs.replace(one, node="localhost")) for at_s, one in as_sent(job, "node1", agreed)]  # type: ignore[call-arg]

@@ -77,6 +77,7 @@ def test_what_the_host_explains_is_told_when_it_lasts_and_with_its_reason() -> N
     assert 110 <= incident.opened_step <= 180
 
 
+@pytest.mark.thorough
 def test_a_machine_that_is_as_busy_as_ever_explains_nothing() -> None:
     (incident,) = told(queued(slower(1.24, 80, 140, 180), 0.5, 0.5, 80, 140))
     assert "host" not in incident.reason

@@ -70,6 +70,7 @@ def test_calls_are_of_the_processes_that_the_iterations_name(tmp_path):
     assert [one["rank"] for one in found(folder)["stragglers"] if one["evidence"] == "collectives"] == [5]
 
 
+@pytest.mark.thorough
 def test_a_slow_pair_is_two_suspects_with_their_nodes(tmp_path):
     answer = found(written(tmp_path, Fault("pair", 5, 0.5, 30), iterations=True))
     (incident,) = answer["incidents"]
@@ -78,6 +79,7 @@ def test_a_slow_pair_is_two_suspects_with_their_nodes(tmp_path):
     assert answer["stragglers"] == []
 
 
+@pytest.mark.thorough
 def test_nobody_is_accused_while_all_is_well(tmp_path):
     answer = found(written(tmp_path))
     assert (answer["incidents"], answer["stragglers"]) == ([], [])

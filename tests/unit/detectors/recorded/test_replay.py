@@ -204,6 +204,7 @@ def test_one_missing_sample_is_held_and_a_longer_gap_stays_a_gap() -> None:
     np.testing.assert_array_equal(held(values, there)[0, :, 0], [0.0, 0.0, 2.0, 2.0, np.nan, 5.0])
 
 
+@pytest.mark.thorough
 def test_durations_of_hosts_before_a_device_accuse_nobody() -> None:
     """Where the file says that times are the host's and who waited is not in it, a device did the work."""
     table = recordings.iterations(180, ranks=6, noise=0.01)

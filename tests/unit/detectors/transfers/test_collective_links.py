@@ -40,6 +40,7 @@ def test_of_one_slow_group_all_nodes_are_as_likely():
     assert len({suspect.score for suspect in vote.suspects}) == 1
 
 
+@pytest.mark.thorough
 def test_many_groups_that_share_nobody_are_the_network():
     told = judged(Ranks(Layout(8, 2, 4), seed=1, faults=(Fault("fabric", 0, 0.3, 25),)), 60)
     vote = told.newest["links"]
@@ -64,6 +65,7 @@ def test_a_group_without_likes_and_a_slower_job_are_two_witnesses():
     assert ensemble.candidates(window_of(layout), {"links": link, "pace": usual}) == []
 
 
+@pytest.mark.thorough
 def test_relief_is_seen():
     ranks = Ranks(WIDE, seed=1, faults=(Fault("pair", 5, 0.3, 20),))
 

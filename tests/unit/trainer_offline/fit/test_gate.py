@@ -252,6 +252,7 @@ def test_what_is_needed_is_said_where_there_is_less(hours: float, days: float, s
     assert decide(quiet, None, GateConfig(), alone=True).passed == (found is None), "and it is what the gate goes by"
 
 
+@pytest.mark.thorough
 def test_a_provisional_version_that_serves_is_judged_again(data: TrainingData, bundle: ModelBundle) -> None:
     serving = Champion(replace(bundle, provisional=frozenset({"pca"})))
     anything = GateConfig(accuracy=0.0, injected_recall=0.0, false_alarms_per_machine_day=1e6)

@@ -60,6 +60,7 @@ def test_marks_overrule_everything_else(make: Callable[..., Hook], clock: HandCl
     assert header_of(target).step == 501
 
 
+@pytest.mark.thorough
 @given(data=st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_compute_wait_and_pause_add_up_whatever_happens(

@@ -137,6 +137,7 @@ def test_what_cannot_be_read_is_an_error_of_the_expected_kinds(broken: dict[str,
         jobs_of_json(broken)
 
 
+@pytest.mark.thorough
 def test_ten_thousand_nodes_are_read_while_nobody_notices() -> None:
     """Beside a plain search through the same text, for its time goes up and down with the machine's."""
     one = NODE_22_05.partition("\n\n")[0].format(state="IDLE", reason="x")

@@ -40,6 +40,7 @@ def slow_rank(tmp_path: Path) -> Path:
     return recordings.write(recordings.job("slow", iterations=table), tmp_path / "slow")
 
 
+@pytest.mark.thorough
 def test_a_finding_is_exit_code_1_and_one_object(
     slow_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

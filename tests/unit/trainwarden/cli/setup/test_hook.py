@@ -7,6 +7,7 @@ import pytest
 from trainwarden.cli.setup.hook import hook
 
 
+@pytest.mark.thorough
 def test_the_hook_is_printed_as_one_file_that_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert hook() == 0
     said = capsys.readouterr()
