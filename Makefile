@@ -58,13 +58,15 @@ first: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))
 first: check
 
 # Two processes; under three minutes on two cores; a quarter of the drawn cases and no test that takes seconds; no
-# network, no servers.
+# network, no servers. Types are looked at beside the tests, 50 s the first time, and are shown after them.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(QUICK)' $(EVERYWHERE) $(ONCE_MORE)
+	@mkdir -p .cache; $(BIN)/mypy > .cache/types.log 2>&1 & types=$$!; \
+	trap 'kill $$types; exit 130' INT TERM; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(QUICK)' $(EVERYWHERE) $(ONCE_MORE); \
+	code=$$?; wait $$types || code=$$?; cat .cache/types.log; exit $$code
 
 bench: install
 	$(BIN)/trainwarden bench

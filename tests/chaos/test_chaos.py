@@ -12,6 +12,7 @@ from tests.chaos.runs import QUICK, SEEDS, summed
 from tests.chaos.world import World
 
 
+@pytest.mark.thorough
 def test_twenty_runs_break_no_rule_and_come_to_every_kind_of_fault() -> None:
     """Runs that come to nothing would show nothing."""
     total = summed(World(seed).run() for seed in QUICK)

@@ -66,6 +66,7 @@ def asked() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("package", NAMED)
 def test_the_product_is_built_with_what_its_design_names(package: str) -> None:
     assert [one for one in importers().get(package, []) if one.startswith(f"{NAMED[package]}/")] != []

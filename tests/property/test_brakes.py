@@ -8,6 +8,7 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import given, settings
 
 from tests.engine_doubles import Killed, Rig
@@ -174,6 +175,7 @@ class Engines:
         self.rigs[self.draw.randrange(2)].restart_engine()
 
 
+@pytest.mark.thorough
 @settings(examples(120))
 @given(seed=st.integers(0, 2**32))
 def test_no_brake_is_ever_broken(seed: int) -> None:
@@ -185,7 +187,7 @@ def test_no_brake_is_ever_broken(seed: int) -> None:
 
 def test_the_histories_drawn_come_to_the_brakes() -> None:
     """Else the test above would show nothing."""
-    for seed in range(10):
+    for seed in range(15):
         test_no_brake_is_ever_broken.hypothesis.inner_test(seed)
     assert SEEN["taken"] > 20
     assert SEEN["latched"] > 3

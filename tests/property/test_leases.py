@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from actions.launchers.leases.elector import LeaderElector, retry_s
@@ -17,6 +18,8 @@ from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import Answer, Ask
 from tests.examples import examples
+
+pytestmark = pytest.mark.thorough
 
 DURATION_S: Final = 6.0
 NODES: Final = 3

@@ -120,6 +120,7 @@ def test_equal_groups_get_the_even_split_up_to_order(groups: int, extra: int) ->
     assert sorted(solve([0.05] * groups, total), reverse=True) == list(even(groups, total))
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=20), st.integers(0, 10**9))
 def test_extreme_times_and_totals_still_add_up(times: list[float], extra: int) -> None:

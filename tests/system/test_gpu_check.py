@@ -49,6 +49,7 @@ def test_every_row_is_filled_by_exactly_one_part() -> None:
     assert len(set(NAMES)) == len(CHECKS)
 
 
+@pytest.mark.thorough
 def test_a_job_is_not_judged_by_what_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "torchrun", lambda job, truth: ["false"])
     job = Job("job", 2, ())

@@ -238,6 +238,7 @@ def stamped_by(stamp: Callable[[float, Record], float], *, stamped: bool = True)
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lasts_s", [5.0, LASTS_S])
 @pytest.mark.parametrize("off_s", [-90.0, 90.0])
 @pytest.mark.parametrize("story", [two_crashes, storm])

@@ -198,6 +198,7 @@ def test_a_sleeping_rank_gets_more_patience_and_a_busy_one_most() -> None:
     assert 30.0 <= busy.opened_at_s - job.end_s < 32.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation", "data"])
 def test_a_known_phase_may_last_a_minute(phase: str) -> None:
     assert played(standstill(Job().run(40), 0, 30.0, phase=phase), 30.0).revisions == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -100,6 +101,7 @@ def test_nothing_is_told_that_the_table_does_not_name():
     assert {name.removesuffix("_total").removesuffix("_created") for name in own} <= names
 
 
+@pytest.mark.thorough
 def test_1500_nodes_are_told_in_fewer_than_50000_series():
     series = sum(len(samples) for name, samples in told(fleet()).items() if not name.endswith("_created"))
     assert 25_000 < series < 50_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from dashboards.overview import job as job_module
 from dashboards.overview.job import MAX_INCIDENTS
 from dashboards.overview.overview import FORGET_S
@@ -32,6 +34,7 @@ def test_of_many_incidents_the_first_closed_ones_go(monkeypatch) -> None:
     assert [one.id for one in job.open_incidents()] == ["i0"]
 
 
+@pytest.mark.thorough
 def test_ten_times_as_many_incidents_take_ten_times_as_long() -> None:
     """Not a hundred times: looking for the oldest among ten thousand took 1.5 ms for each that came."""
 

@@ -208,6 +208,7 @@ def test_what_a_person_asked_for_leads_to_no_incident() -> None:
     assert "its fan is loud</td>" in page.text
 
 
+@pytest.mark.thorough
 def test_what_a_person_asked_for_waits_for_nobody_and_breaks_no_page() -> None:
     """Anybody may write an action down so, with the digest of a plan."""
     action = ActionRecord(

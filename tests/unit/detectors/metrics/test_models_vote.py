@@ -61,6 +61,7 @@ def test_ensemble_is_the_calibrated_weighted_mean(vote, values):
     np.testing.assert_allclose(scores.ensemble, vote.calibrations["ensemble"].score(mean), rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_blame_names_the_metric_and_its_twin(vote, values):
     values[1, 0, -20:] += 5.0
     scaled = live(vote, values)

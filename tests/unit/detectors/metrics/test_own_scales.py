@@ -180,6 +180,7 @@ def test_what_has_been_strange_for_a_day_teaches_again(unlike: ModelBundle, monk
     assert np.nanmax(own[1000:]) < 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 7, 97])
 def test_a_fault_in_parts_is_what_it_is_at_once(unlike: ModelBundle, step: int) -> None:
     values = np.concatenate([faulty(100, 260, 420), faulty(130, 150, 420), faulty(420, 420, 420)])

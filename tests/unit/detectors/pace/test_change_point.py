@@ -77,6 +77,7 @@ def test_a_drift_is_told_from_ten_per_cent_on(percent: float, told: int) -> None
     assert len(found_in(values)) == told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("apart", [0.0, 0.2])
 @pytest.mark.parametrize("size", [-0.15, -0.6])
 def test_a_few_fast_steps_of_a_slow_job_are_no_relief(apart: float, size: float) -> None:

@@ -158,6 +158,7 @@ def test_ranks_that_wait_on_a_machine_that_is_robbed_of_its_processors_hang_only
     assert 8.0 <= told <= 9.0, "2 s of patience are 8.3 s"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("beat", "step_s", "latest_s"), [(busy, 20.0, 61.0), (computing, 20.0, 61.0), (busy, 40.0, 121.0)]
 )
@@ -186,6 +187,7 @@ def test_a_compiler_at_work_in_the_first_steps_is_no_hang() -> None:
     assert standing_still(computing, until_s=150.0, steps=5)[1] is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beat", [busy, computing])
 def test_work_that_was_called_a_hang_and_went_over_is_called_none_the_next_time(beat: Beat) -> None:
     watch, job, state = HangWatch(HangConfig()), Job(ranks=4, step_s=STEP_S).run(30), JobState("job")

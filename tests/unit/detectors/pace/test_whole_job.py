@@ -86,6 +86,7 @@ def test_a_machine_that_is_as_busy_as_ever_explains_nothing() -> None:
     assert incident.opened_step <= 96
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("then", "why"), [(0.5, "; rank 2 waited for a CPU 50% of the time, 5% before"), (0.06, "")])
 def test_a_slow_rank_that_others_take_the_processor_from_is_named_with_that(then: float, why: str) -> None:
     job = Job(slow=lambda rank, step: 1.6 if rank == 2 and step >= 80 else 1.0, noise=0.02).run(120)

@@ -157,6 +157,7 @@ def test_relief_ends_the_spell():
     assert detector.score(base).opinion == "normal"
 
 
+@pytest.mark.thorough
 def test_lost_and_missing_calls_cost_steps_and_accuse_nobody():
     """Of one rank nothing is known, of another the older half of its calls is lost now and then."""
     random = np.random.default_rng(0)

@@ -122,6 +122,7 @@ def test_killed_at_any_step_of_writing(after: bool, tmp_path: Path) -> None:
         assert not list((root / ".staging").rglob("*.parquet"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("atomic", [True, False])
 def test_killed_at_any_step_of_compaction(

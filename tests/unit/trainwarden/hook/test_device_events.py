@@ -334,6 +334,7 @@ def test_events_that_raise_now_and_then_leave_gaps(make: Make, clock: HandClock,
     assert header_of(target).timing == "on"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("switched", [False, True])
 def test_events_that_always_raise_are_given_up(make: Make, clock: HandClock, device: Device, *, switched: bool) -> None:
     target = make()

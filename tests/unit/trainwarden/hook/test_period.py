@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def calls_of_a_step(source: random.Random) -> list[tuple[str, int]]:
     ])  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_period_of_a_hundred_simulated_jobs_is_within_half_a_percent() -> None:
     """With jitter of 3 %, equal calls of layers within a step, and evaluations; after the first thirty steps."""
     for seed in range(1_000, 1_100):

@@ -248,6 +248,7 @@ def test_what_waits_for_its_turn_is_never_forgotten_for_what_comes_later() -> No
     assert job.submit("pause").state == "accepted"
 
 
+@pytest.mark.thorough
 @examples(40)
 @given(st.lists(st.sampled_from(["pause", "resume", "restart", "leader", "fail", "wait", "lost"]), max_size=14))
 def test_whatever_is_asked_and_whoever_leads_a_job_that_is_not_paused_runs_in_the_end(events: list[Any]) -> None:
