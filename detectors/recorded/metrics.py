@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -15,14 +15,21 @@ import numpy.typing as npt
 
 from detectors.job.samples import Entity, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.bundle.calibration import squeeze, unsqueeze
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.scores import MetricScorer
+from detectors.metrics.votes import MetricMeanVote
 from detectors.recorded.grids import MetricGrid, metric_grids, roles_by_rank
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
 Idle = Callable[[Mapping[str, float], Mapping[str, Mapping[str, float]]], frozenset[str]]
+
+HALF_LIFE_SAMPLES: Final = 10
+"""Of what lasts in the file's ranking; 5 to 40 were tried on the choosing halves (docs/detection.md)."""
+LASTING_NATS: Final = 100.0
+"""What lasts of one sample at most, so that a single wild value is forgotten within a few half-lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,10 @@ class MetricScores:
         Families without scores, with the reason.
     idle : frozenset of str
         Models that were not asked for their scores.
+    mean : float array [rows]
+        The calibrated mean of all models at each row of the table, which opens incidents.
+    ensemble : float array [rows]
+        The same as it lasts (`lasting`), which ranks times and entities in the file of scores.
     """
 
     table: MetricTable
@@ -54,6 +65,7 @@ class MetricScores:
     training: npt.NDArray[np.bool_]
     idle: frozenset[str] = frozenset()
     by_model: dict[str, Floats] = field(default_factory=dict)
+    mean: Floats = field(default_factory=lambda: np.zeros(0))
     ensemble: Floats = field(default_factory=lambda: np.zeros(0))
 
     def columns(self, names: Sequence[str]) -> dict[str, Any]:
@@ -66,7 +78,8 @@ class MetricScores:
         devices = np.array(table.devices, dtype=object)[entity]
         columns: dict[str, Any] = {"time_s": table.times_s, "node": nodes, "rank": ranks, "device": devices}
         columns["training"] = self.training.astype(np.int64)
-        columns |= {name: self.by_model[name] for name in self.by_model if name in names}
+        by_name = self.by_model | {MetricMeanVote.member: self.mean}
+        columns |= {name: column for name, column in by_name.items() if name in names}
         return columns | {"ensemble": self.ensemble}
 
 
@@ -169,7 +182,8 @@ def _score(
     assert job.metrics is not None
     rows = job.metrics.times_s.size
     training = np.zeros(rows, dtype=np.bool_)
-    scores = MetricScores(job.metrics, bundle, (), {}, training, idle, {}, np.full(rows, np.nan))
+    mean, ensemble = np.full((2, rows), np.nan)
+    scores = MetricScores(job.metrics, bundle, (), {}, training, idle, {}, mean, ensemble)
     if until_s is not None:
         training[:] = job.metrics.times_s < until_s
     roles_of = roles_by_rank(job)
@@ -189,6 +203,10 @@ def _score(
                 if new == split:
                     kept.append(ScoredGrid(part, grid.column_s[new:end]))
             scores.abstained.update(scorer.abstained)
+        there = grid.place >= 0
+        found = np.full(grid.place.shape, np.nan)
+        found[there] = mean[grid.place[there]]
+        ensemble[grid.place[there]] = lasting(found)[there]
     return replace(scores, scored=tuple(kept))
 
 
@@ -197,6 +215,29 @@ def _spread(scores: MetricScores, grid: MetricGrid, part: ScoredSamples, new: in
     place = grid.place[:, new:end]
     there = place >= 0
     for name, values in part.scores.items():
-        column = scores.by_model.setdefault(name, np.full(scores.ensemble.size, np.nan))
+        column = scores.by_model.setdefault(name, np.full(scores.mean.size, np.nan))
         column[place[there]] = values[there]
-    scores.ensemble[place[there]] = part.ensemble[there]
+    scores.mean[place[there]] = part.ensemble[there]
+
+
+def lasting(scores: Floats) -> Floats:
+    """Calibrated ``scores [r, k]`` that fall off slowly: at least the exponential mean of what was until then, in nats.
+
+    A fault is a stretch of time in which single samples look normal now and then; one threshold on these scores has
+    more of its stretch for the same share of normal time. No score becomes less or comes later. NaN stays, and counts
+    neither way.
+
+    References
+    ----------
+    Roberts: Control Chart Tests Based on Geometric Moving Averages, Technometrics 1 (1959).
+
+    Examples
+    --------
+    >>> lasting(np.array([[0.1, 0.8, 0.1, np.nan, 0.1]])).round(2).tolist()
+    [[0.1, 0.8, 0.6, nan, 0.58]]
+    """
+    import pandas as pd
+
+    nats = unsqueeze(scores)
+    means = pd.DataFrame(np.minimum(nats, LASTING_NATS).T).ewm(halflife=HALF_LIFE_SAMPLES, ignore_na=True).mean()
+    return np.where(np.isnan(scores), np.nan, np.fmax(scores, squeeze(means.to_numpy().T)))

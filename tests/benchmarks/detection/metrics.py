@@ -41,7 +41,7 @@ from tests.benchmarks.detection.protocol import (
     summary,
 )
 from tests.benchmarks.detection.servers import DATASETS, Half, ServerCase, listed, load
-from tests.benchmarks.detection.voices import WEIGHTED, by_votes, measured, opened, plain
+from tests.benchmarks.detection.voices import WEIGHTED, WHOLE, by_votes, measured, opened, plain
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
@@ -107,8 +107,9 @@ def judge(dataset: str, name: str) -> Judged:
     start = len(case.train)
     for member, column in scored.by_model.items():
         out.scores[member] = np.nan_to_num(column[start:])
-    out.scores["ensemble"] = np.nan_to_num(scored.ensemble[start:])
+    out.scores["ensemble"] = np.nan_to_num(scored.mean[start:])
     out.votes = {method: opened(column, case.every_s) for method, column in out.scores.items()}
+    out.scores |= {"ensemble": np.nan_to_num(scored.ensemble[start:]), WHOLE: np.nan_to_num(scored.mean[start:])}
     incidents = replay(job, DetectionSettings(), scores=scored).incidents
     out.alerts[PRODUCT] = alerts_of(incidents, case, start)
     transom = replay(job, DetectionSettings(ensemble={"rule": "transom"}), scores=scored).incidents
@@ -224,7 +225,7 @@ def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
     chosen, report = ([one for one in judged if one.half == half] for half in ("choose", "report"))
     weights, votes = by_name(VoteConfig().members), choice.chosen(DetectionSettings())
     by_rule = by_votes(chosen, report)
-    methods = [PRODUCT, TRANSOM, *by_rule, "ensemble", *weights, *BASELINES]
+    methods = [PRODUCT, TRANSOM, *by_rule, "ensemble", WHOLE, *weights, *BASELINES]
     for variant, found in by_rule.items():
         for one, alerts in zip(report, found, strict=True):
             one.alerts[variant] = alerts

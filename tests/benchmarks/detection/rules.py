@@ -37,7 +37,7 @@ def judged(dataset: str, name: str) -> Judged:
     out = Judged(case.name, case.dataset, case.half, case.every_s, case.labels)
     scores = score_recorded(job)
     assert scores is not None
-    columns = {**scores.by_model, "ensemble": scores.ensemble}
+    columns = {**scores.by_model, "ensemble": scores.mean}
     out.votes = {key: opened(np.nan_to_num(column[start:]), case.every_s) for key, column in columns.items()}
     for row, settings in zip((PRODUCT, TRANSOM), RULES.values(), strict=True):
         out.alerts[row] = alerts_of(replay(job, settings, scores=scores).incidents, case, start)
