@@ -61,10 +61,12 @@ def best_move(slowness: Slowness, placed: Placed, accused: Collection[frozenset[
     if iteration_s is None or healthy_s is None or iteration_s <= healthy_s:
         raise DataError("how much longer an iteration takes than it did is not known")
     byte_s = byte_s_between(nodes, measured.links, accused)
-    found = best_order(_grid(layout, measured, compute_s, byte_s), _ranks(layout))
-    if not iteration_s / AGREES <= found.before_s <= iteration_s * AGREES:
-        said = f"an iteration is predicted to take {found.before_s:.3g} s today, and takes {iteration_s:.3g} s"
+    grid, ranks = _grid(layout, measured, compute_s, byte_s), _ranks(layout)
+    today_s = float(placement.iteration_s(grid, ranks[None])[0])
+    if not iteration_s / AGREES <= today_s <= iteration_s * AGREES:
+        said = f"an iteration is predicted to take {today_s:.3g} s today, and takes {iteration_s:.3g} s"
         raise DataError(f"{said}: what was measured does not explain this job")
+    found = best_order(grid, ranks)
     gain_s = min(found.before_s - found.after_s, iteration_s - healthy_s)
     return Move(
         today=nodes,
