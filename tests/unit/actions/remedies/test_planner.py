@@ -148,3 +148,24 @@ def test_a_restart_of_a_slow_job_that_a_brake_held_back_goes_ahead_when_it_is_of
     rig.tick(3000.0)
     rig.tell(rig.command("resume"))
     assert rig.story()[-2:] == [("i1/restart/1", "started"), ("i1/restart/1", "done")]
+
+
+def test_an_incident_that_is_taken_for_something_else_later_has_the_remedies_of_that() -> None:
+    rig = Rig()
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_job", evidence={**SLOW, "slow_iterations": 2})
+    rig.tell(incident)
+    assert rig.story() == [("i1/person/1", "skipped")]
+    rig.tell(rig.later(incident, kind="slow_compute", evidence=SLOW))
+    rig.tick(20.0)
+    assert rig.story()[1:] == [("i1/rebalance/1", "started"), ("i1/rebalance/1", "done")]
+    assert next(iter(rig.engine._memory.cases.values())).ladder.impact_s == pytest.approx(1.5), "five times 0.3 s"
+
+
+def test_of_two_remedies_that_no_launcher_offers_both_are_said_and_the_next_has_its_turn() -> None:
+    rig = Rig({"gpu_lost": [{"action": "ignore"}, {"action": "evict_node"}, {"action": "restart_process"}]})
+    rig.tell(rig.incident(kind="gpu_lost", suspects=SUSPECTS))
+    rig.tick()
+    rig.tick()
+    told = [("i1/person/1", "skipped"), ("i1/person/2", "skipped")]
+    assert rig.story() == [*told, ("i1/restart/1", "started"), ("i1/restart/1", "done")]
