@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from detectors.barrier import Barrier
+from detectors.calls.links import Carried, Loads
 from detectors.collectives.live import Dump, LiveCollectives
 from detectors.job.board import HISTORY
 from detectors.job.packed import pack, unpack
@@ -35,7 +36,7 @@ from trainwarden.self_metrics import SelfMetrics
 log = logging.getLogger("trainwarden.detection")
 
 MAX_ROUNDS: Final = 8  # findings of different kinds that one window may show
-_PLAIN: Final = Plain(Dump, LogLine, OpenIncident, Pending)
+_PLAIN: Final = Plain(Carried, Dump, Loads, LogLine, OpenIncident, Pending)
 _KIND: Final = "job"
 _SETTINGS: Final = ("_config",)  # of the joiner: these come from the settings, not from memory
 

@@ -124,7 +124,8 @@ class MemoryLauncher:
         if operation.kind == "rebalance":
             self.micro_batches = operation.plan.micro_batches
             self.splits.append(self.micro_batches)
-        elif operation.kind == "restart":
+        elif operation.kind in ("restart", "move"):
+            self._number(operation.job, operation.plan.node_order)
             self.phase = "running"
             self.attempt += 1
             self.starts += self._ranks if operation.targets.ranks is None else len(operation.targets.ranks)
@@ -136,6 +137,12 @@ class MemoryLauncher:
             self._found[name] = self.findings
         elif operation.kind == "stop":
             self.phase = "ended"
+
+    def _number(self, job: str, node_order: tuple[str, ...]) -> None:
+        """Ranks on nodes in that order, if one was asked for."""
+        ranks = sorted(node.ranks for node in self._nodes(job) if node.ranks)
+        if node_order:
+            self.nodes[job] = tuple(NodeState(node=one, ranks=own) for one, own in zip(node_order, ranks, strict=True))
 
     def _reach(self) -> None:
         if self.unreachable:
@@ -151,6 +158,9 @@ class MemoryLauncher:
         counts, total = operation.plan.micro_batches, sum(self.micro_batches)
         if operation.kind == "rebalance" and (len(counts) != self._ranks or (total and sum(counts) != total)):
             return refused(operation, "unfit", "the counts do not fit the job")
+        placed = sorted(node.node for node in self._nodes(operation.job) if node.ranks)
+        if operation.kind == "move" and sorted(operation.plan.node_order) != placed:
+            return refused(operation, "unfit", "that is no order of the job's nodes")
         nodes = operation.targets.nodes
         own = {node.node for node in self._nodes(operation.job)}
         if operation.kind in NODE_VERBS and (not nodes or (operation.kind in ALONE and not own.issuperset(nodes))):

@@ -8,6 +8,8 @@ from typing import Final
 from trainwarden.records import ActionKind, ActionRecord, IncidentRecord
 
 RESTARTS: Final[frozenset[ActionKind]] = frozenset({"restart_process", "restart_job"})
+MOVES: Final[frozenset[ActionKind]] = frozenset({"move_topology"})
+"""Actions that start all ranks again elsewhere."""
 NODES_OUT: Final[frozenset[ActionKind]] = frozenset({"evict_node"})
 """Actions of engines that take nodes out of use."""
 UNDONE: Final = "undone"

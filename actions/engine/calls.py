@@ -204,6 +204,7 @@ def operation_of(action: ActionRecord, generation: int, by: str) -> Operation:
         plan=Plan(
             micro_batches=tuple(int(count) for count in action.plan.get("micro_batches", ())),
             checks=tuple(action.plan.get("checks", ())),
+            node_order=tuple(action.plan.get("node_order", ())),
         ),
         why=action.why[:MAX_SENTENCE_CHARS],
         by=by,

@@ -51,6 +51,10 @@ class Ladder:
             self._slow_iterations = slow_iterations
             self.impact_s += new * max(0.0, iteration_s - healthy_s)
 
+    def go_on_from(self, before: Ladder) -> None:
+        """Count on from what the same incident has cost while it was taken for something else."""
+        self.impact_s, self._slow_iterations = before.impact_s, before._slow_iterations
+
     def due(self, applied: Collection[ActionKind]) -> Strategy | None:
         """The cheapest remedy not in `applied`, if the impact has reached its overhead."""
         for strategy in self.strategies:

@@ -40,6 +40,8 @@ class Layout(NamedTuple):
         Seconds per byte, symmetric.
     tp_bytes, dp_bytes, pp_bytes : float
         What a rank exchanges in an iteration in its tensor-parallel and data-parallel group, and with the next stage.
+    stage_work : float array [pp], optional
+        What a stage has to compute, where stages differ; `compute_s` is then that of a GPU in a stage with 1.
     """
 
     tp: int
@@ -52,6 +54,7 @@ class Layout(NamedTuple):
     tp_bytes: float
     dp_bytes: float
     pp_bytes: float
+    stage_work: Floats | None = None
 
     @property
     def ranks(self) -> int:
@@ -124,6 +127,8 @@ def terms(layout: Layout, placements: Ints) -> Terms:
     grid = placements.reshape(len(placements), layout.pp, layout.dp, layout.tp)
     nodes = layout.node[grid]
     group_s = layout.compute_s[grid].max(axis=3)
+    if layout.stage_work is not None:
+        group_s = group_s * layout.stage_work[:, None]
     if layout.tp_bytes and layout.tp > 1:
         group_s = group_s + slowest(layout.byte_s, nodes) * (layout.tp_bytes / layout.micro_batches)
     if (nodes == nodes[..., :1]).all():

@@ -10,6 +10,7 @@ import msgspec
 
 from actions.planners.microbatches import even
 from actions.planners.replicas import Replica, refusal, replicas, split
+from actions.planners.transfers import Transfers
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import Layout
 
@@ -22,7 +23,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     `basis` says where the times come from, `accelerator` what the ranks compute on behind the host's back, if anything.
     `compute_s` and `micro_batches` are by the place of the rank in `ranks`; compute time is that of a whole iteration,
     as it is with the present split. `slow_iterations` counts since onset. `layout` is that of the job's ranks, as far
-    as anybody has told; where nobody has, each rank is a data-parallel replica.
+    as anybody has told; where nobody has, each rank is a data-parallel replica. `transfers` are those between nodes.
     """
 
     healthy_iteration_s: Seconds | None = None
@@ -34,6 +35,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
     accelerator: str = ""
     layout: Layout | None = None
+    transfers: Transfers | None = None
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

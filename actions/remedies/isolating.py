@@ -1,4 +1,4 @@
-"""Suspects out of the job: measured first where the row asks for it, evicted, or a person's; links moved.
+"""Suspects out of the job: measured first where the row asks for it, evicted, or a person's.
 
 What a launcher cannot do is recorded in its own words.
 """
@@ -14,7 +14,6 @@ from actions.brakes.history import NODES_OUT, carried_out, ended_s
 from actions.brakes.nodes import targets
 from actions.nodes.past import cleared_text
 from actions.remedies.by_launcher import out_already
-from actions.remedies.slow_job import unmeasured
 from actions.remedies.table import EvictNode, RestartProcess, Validate
 from actions.remedies.view import Intent, View
 from actions.validation.question import question
@@ -70,14 +69,6 @@ def _taken_out(view: View, node: str) -> ActionRecord | None:
             if action.outcome == "started" or (action.outcome == "done" and newer):
                 return action
     return None
-
-
-def move(view: View) -> Intent | None:
-    """Ranks to other places: what the launcher, or else a plan, is short of."""
-    able = view.capabilities()
-    if able is None:
-        return None
-    return view.for_a_person("move_topology", able.refusal("move") or unmeasured(view))
 
 
 def validate(view: View, rung: Validate) -> Intent | None:

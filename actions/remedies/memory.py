@@ -45,8 +45,11 @@ class Case:
         """Whether the incident still lasts."""
         return self.incident.state != "closed"
 
-    def take(self, incident: IncidentRecord) -> None:
-        """A newer revision. Damaged evidence leaves the last good one in place."""
+    def take(self, incident: IncidentRecord, ladder: Ladder | None = None) -> None:
+        """A newer revision, with a `ladder` if of another kind. Damaged evidence leaves the last good one in place."""
+        if ladder is not None:
+            ladder.go_on_from(self.ladder)
+            self.ladder = ladder
         self.fresh = incident is self.incident or incident.evidence != self.incident.evidence
         self.incident = incident
         self.slowness = slow.read(incident.evidence) or self.slowness
@@ -112,7 +115,8 @@ class Memory:
                 if case is None:
                     case = self.cases[record.id] = Case(record, self._new_ladder(record.kind))
                 elif record.revision > case.incident.revision:
-                    case.take(record)
+                    another = record.kind != case.incident.kind
+                    case.take(record, self._new_ladder(record.kind) if another else None)
                 if record == case.incident:
                     case.said_s = at_s
                 case.first_said_s = at_s if case.first_said_s is None else case.first_said_s

@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import carried_out, ended_s
-from actions.remedies.isolating import asks_again, evict, move, unproved, validate
+from actions.remedies.isolating import asks_again, evict, unproved, validate
+from actions.remedies.moving import move
 from actions.remedies.rebalancing import rebalance, relief
 from actions.remedies.slow_job import checkpoint, restart_running
 from actions.remedies.stopped_job import awaited, restart, restarts_in_vain, stop
@@ -61,7 +62,7 @@ def _by(view: View, rung: AnyRung) -> Intent | None:
         case EvictNode():
             return evict(view, rung, restarts_in_vain(view, rung))
         case MoveTopology():
-            return move(view)
+            return move(view, rung)
         case Validate():
             return validate(view, rung)
         case Ignore():

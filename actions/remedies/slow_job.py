@@ -32,16 +32,3 @@ def restart_running(view: View) -> Intent | None:
         why += "; the checkpoint before it failed, so steps since the newest one are lost"
     intent = Intent(id=view.next_id("restart"), kind="restart_job", why=why, plan=plan)
     return view.answered(intent) or view.cooled(intent)
-
-
-def unmeasured(view: View) -> str:
-    """What a plan of places (`actions.planners.placement`) would need that nobody has told.
-
-    A plan by compute times alone would take the ranks of a tensor-parallel group to different nodes.
-    """
-    layout = view.case.slowness.layout
-    if layout is None or not layout.whole:
-        told = "nobody has told it" if layout is None else layout.said()
-        return f"where ranks should go follows from the job's layout, which is not known whole ({told}); a person must"
-    measured = "what its groups exchange and its links carry, which nobody measures yet"
-    return f"where ranks should go follows from {measured}; a person may ask trainwarden plan topology"

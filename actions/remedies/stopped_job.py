@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actions.brakes.history import (
     BY_LAUNCHER,
+    MOVES,
     NODES_OUT,
     RESTARTS,
     carried_out,
@@ -59,7 +60,7 @@ def _down(view: View, persist_s: float) -> bool:
     later_s = [] if (began_s := view.restarted_s()) is None else [began_s]
     if view.case.incident.attempt is None or state.attempt_age_s is None:  # else attempts tell of all that was done
         of_job = view.memory.of_job(view.case.incident.job)
-        restarts = [a for a in of_job if a.kind in RESTARTS | NODES_OUT and took_effect(a)]  # ranks start elsewhere
+        restarts = [a for a in of_job if a.kind in RESTARTS | NODES_OUT | MOVES and took_effect(a)]
         later_s += [ended_s(action) for action in restarts if _after_opening(view, action)]
     return view.now_s - max(later_s, default=float("-inf")) > persist_s
 

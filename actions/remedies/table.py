@@ -23,7 +23,7 @@ SHIPPED = "remedies.toml"
 SEVERITY_OF: Final[Mapping[ActionKind, Severity]] = {
     "ignore": "sev3",  # reattempt: what is lost is sent again, what is slow goes on
     "rebalance": "sev3",
-    "move_topology": "sev3",
+    "move_topology": "sev2",  # all ranks start again
     "checkpoint_job": "sev2",  # nothing by itself, but the first half of a restart
     "validate": "sev3",
     "restart_process": "sev2",
@@ -102,7 +102,7 @@ class EvictNode(Cure, frozen=True, kw_only=True, tag="evict_node"):
 
 
 class MoveTopology(Cure, frozen=True, kw_only=True, tag="move_topology"):
-    """Ranks change places."""
+    """The nodes are numbered anew, so that slow links and ranks cost less; all ranks start again."""
 
 
 class Validate(Rung, frozen=True, kw_only=True, tag="validate"):
@@ -135,7 +135,7 @@ class Remedies:
     --------
     >>> table = load(None)
     >>> [rung.action for rung in table.rungs("slow_compute")], table.rungs("pipeline")
-    (['rebalance', 'validate', 'evict_node', 'checkpoint_job', 'restart_job'], ())
+    (['rebalance', 'validate', 'evict_node', 'move_topology', 'checkpoint_job', 'restart_job'], ())
     >>> table.ladder("slow_compute").strategies[0]
     Strategy(kind='rebalance', overhead_s=0.5)
     """

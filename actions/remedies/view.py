@@ -153,5 +153,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def for_a_person(self, kind: ActionKind, why: str) -> Intent:
-        """`kind` would help or nothing does; a person is told `why` we do not do it."""
-        return Intent(id=self.next_id("person"), kind=kind, why=self.case.incident.reason, refused=why)
+        """`kind` would help or nothing does; a person is told `why` we do not do it, once of each kind."""
+        told = self.attempts("person")
+        first = f"{self.case.incident.id}/person/{1 + len(told)}"
+        name = next((action.id for action in told if action.kind == kind), first)
+        return Intent(id=name, kind=kind, why=self.case.incident.reason, refused=why)

@@ -43,16 +43,21 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of the suspicion, the nodes that are at fault by themselves, and one sentence."""
+    """What became of the suspicion, the nodes that are at fault by themselves, and one sentence.
+
+    `links` are pairs of nodes that are well, and the link between them is not.
+    """
 
     verdict: Verdict
     nodes: tuple[str, ...]
     said: str
+    links: tuple[tuple[str, ...], ...] = ()
 
     @property
     def plan(self) -> dict[str, Any]:
         """As the record of an action has it."""
-        return {"verdict": self.verdict, "confirmed": list(self.nodes)}
+        links = {"links": [list(pair) for pair in self.links]} if self.links else {}
+        return {"verdict": self.verdict, "confirmed": list(self.nodes), **links}
 
 
 def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
@@ -83,7 +88,7 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     >>> asked = Question(("n1",), (3,), ("gemm",)).plan
     >>> slow = Accused(kind="slow_compute", text="rank 3 on n1 is slow", ranks=(3,), nodes=("n1",))
     >>> answer(asked, Findings(accused=(slow,), judged=("gemm",), nodes=("n0", "n1")))
-    Answer(verdict='confirmed', nodes=('n1',), said='confirmed: rank 3 on n1 is slow')
+    Answer(verdict='confirmed', nodes=('n1',), said='confirmed: rank 3 on n1 is slow', links=())
     >>> answer(asked, Findings(judged=("gemm",), nodes=("n0", "n1"))).verdict
     'cleared'
     >>> answer(asked, Findings(nodes=("n0", "n1"))).said
@@ -98,7 +103,8 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     if against:
         guilty = {node for one in against if one.link is None for node in one.nodes}
         named = tuple(node for node in nodes if node in guilty)
-        return Answer("confirmed", named, f"confirmed: {_texts(against)}")
+        links = tuple(one.nodes for one in against if one.link is not None and len(one.nodes) == 2)
+        return Answer("confirmed", named, f"confirmed: {_texts(against)}", links)
     if (why := _doubt(findings, nodes, ranks, checks)) is not None:
         return Answer("undecided", (), f"undecided: {why}")
     others = f"; accused are others: {_texts(findings.accused)}" if findings.accused else ""

@@ -13,6 +13,7 @@ from detectors.calls.counts import MAX_COUNT, MAX_TIME_S, Counts, CountTable
 from detectors.calls.exchanges import with_all_to_alls
 from detectors.calls.functions import FUNCTIONS, RECV, SEND, code_of
 from detectors.calls.joined import Calls, JoinedStep, join
+from detectors.calls.links import Carried
 from trainwarden.records import CollectivesRecord
 
 Ints = npt.NDArray[np.int64]
@@ -21,6 +22,7 @@ LATE_S: Final = 5.0  # a step is not waited for longer than this after a rank ha
 MAX_OPEN: Final = 64  # steps that are told at the same time, where every one is sampled for a while; more is damage
 MAX_ROWS: Final = 6_000_000  # of open steps: 16,384 ranks with 360 calls each
 MAX_DEVICE_S: Final = 1e6  # longer kernels are damage
+KEPT_STEPS: Final = 5  # of whose loads a median is taken: two odd ones do not matter
 _MIX: Final = np.int64(0x9E3779B97F4A7C15 - (1 << 64))  # 2^64 / golden ratio, odd (Knuth, TAOCP 3, 6.4)
 _COMM, _FUNCTION, _SEQ, _BYTES, _PEER = range(5)
 Chunk = tuple[Ints, Floats]
@@ -37,10 +39,13 @@ class CallBoard:
     counts : Counter
         ``late`` and ``duplicates`` (calls), ``odd`` (records that contradict themselves), ``lost`` (calls that were
         overwritten on their node before they were read).
+    carried : list of Carried
+        The newest joined steps of the processes that run.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.carried: list[Carried] = []
         self._table = CountTable()
         self._open: dict[int, dict[int, list[Chunk]]] = {}
         self._told_at: dict[int, Floats] = {}  # by open step: when each rank last told of it [columns]
@@ -74,7 +79,7 @@ class CallBoard:
         self._table.new_life(column)
         self._newest_s[column], self._tells[column] = np.nan, False
         self._begun[:, column] = np.nan
-        self._closed = -1
+        self._closed, self.carried = -1, []
         for step in list(self._open):
             if self._table.generation != generation:
                 self._drop(step)
@@ -95,6 +100,7 @@ class CallBoard:
             return False
         if not self._table.has_room(len(record.comms)):  # those that have come and gone are forgotten
             self._table.reset()
+            self.carried = []
             for step in list(self._open):
                 self._drop(step)
         codes = self._table.feed(record, column)
@@ -124,6 +130,11 @@ class CallBoard:
             if 2 * np.isfinite(told_s).sum() > np.isfinite(newest_s[live]).sum():  # else one damaged number may be all
                 self._closed = max(self._closed, step)
         return tuple(out)
+
+    def told(self) -> dict[str, Any]:
+        """What a window has of it: the counts of all ranks now, and the newest steps that were joined."""
+        counts = self.view() if self.heard else None
+        return {"counts": counts, "carried": tuple(self.carried)}
 
     def view(self) -> Counts:
         """The counts of all ranks now."""
@@ -218,6 +229,7 @@ class CallBoard:
         apart = self._begun[2, :ranks]
         known = apart[np.isfinite(apart)]
         period_s = float(np.median(known)) if known.size else float("nan")
+        self.carried = [*self.carried[1 - KEPT_STEPS :], Carried(step, period_s, found.kernel_s, found.loads)]
         return replace(found, period_s=period_s, among_all=among_all)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.calls.functions import FUNCTIONS, RECV, SEND, SYNCHRONISES
+from detectors.calls.links import Links, Loads
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -49,32 +50,6 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """How long a byte took in the shortest durations, for each communicator (or pair), function and size of call.
-
-    Attributes
-    ----------
-    comm, function, bucket, source, target : int arrays
-        `bucket` is log2 of the bytes; `source` and `target` are the columns of a pair, -1 of a whole communicator.
-    slowness : float array
-        Median of the calls' log seconds per byte.
-    """
-
-    comm: Ints
-    function: Ints
-    bucket: Ints
-    source: Ints
-    target: Ints
-    slowness: Floats
-
-    @classmethod
-    def none(cls) -> Links:
-        """No link at all."""
-        empty = np.zeros(0, dtype=np.int64)
-        return cls(empty, empty, empty, empty, empty, np.zeros(0))
-
-
-@dataclass(frozen=True, slots=True)
 class JoinedStep:
     """One sampled step, all ranks together; arrays over the job's columns.
 
@@ -94,6 +69,8 @@ class JoinedStep:
         Communicators whose synchronising calls were told and not measured.
     among_all : int array
         Communicators whose sends and receives were all-to-alls.
+    loads : Loads
+        What passed each communicator or pair, and for how long.
     period_s : float
         How long a step takes by the calls' own clocks; NaN if they do not tell.
     """
@@ -108,6 +85,7 @@ class JoinedStep:
     turns: Ints
     kinds: Flags
     links: Links = field(default_factory=Links.none)
+    loads: Loads = field(default_factory=Loads.none)
     blind: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     among_all: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     period_s: float = float("nan")
@@ -129,6 +107,7 @@ def join(calls: Calls, sizes: Ints, trusted: Flags, ranks: int, *, at: tuple[int
     paired = np.isin(calls.function, (SEND, RECV))
     stamped = calls.part((paired | SYNCHRONISES[calls.function]) & np.isfinite(calls.device_s) & trusted[calls.comm])
     kernel_s, wait_s, joined, links = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks, dtype=np.int64), []
+    loads: list[Loads] = []
     kernel_s += np.bincount(stamped.column, weights=stamped.device_s, minlength=ranks)
     for found in (_collectives(stamped.part(SYNCHRONISES[stamped.function]), sizes), _pairs(stamped)):
         if found is not None:
@@ -136,8 +115,10 @@ def join(calls: Calls, sizes: Ints, trusted: Flags, ranks: int, *, at: tuple[int
             wait_s += np.bincount(used.column, weights=used.device_s - shortest_s, minlength=ranks)
             joined += np.bincount(used.column, minlength=ranks)
             links.append(of_links)
+            loads.append(_loads(used, shortest_s, sizes))
     return JoinedStep(
         step=at[0], time_s=at[1], kernel_s=kernel_s, wait_s=wait_s, joined=joined, links=_merged(links),
+        loads=Loads.merged(loads),
         measured=np.bincount(stamped.column, minlength=ranks), told=np.bincount(calls.column, minlength=ranks),
         turns=_turns(calls.part(paired), sizes, ranks), kinds=_kinds(stamped, sizes, ranks),
         blind=_blind(calls, sizes.size),
@@ -251,6 +232,18 @@ def _pairs(calls: Calls) -> Joined | None:
         calls.device_s[both], calls.peer[both],
     )  # fmt: skip
     return used, np.concatenate((shortest_s, shortest_s)), links
+
+
+def _loads(used: Calls, shortest_s: Floats, sizes: Ints) -> Loads:
+    """What passed the communicators of collectives, or the pairs, whose rows count."""
+    if not used.comm.size:
+        return Loads.none()
+    if SYNCHRONISES[used.function[0]]:
+        return Loads.of_groups(used.comm, used.function, used.call_bytes, shortest_s, sizes=sizes)
+    out = used.function == SEND
+    return Loads.of_pairs(
+        used.comm[out], used.column[out], used.peer[out], used.call_bytes[out], took_s=shortest_s[out]
+    )
 
 
 def _turns(calls: Calls, sizes: Ints, ranks: int) -> Ints:

@@ -113,7 +113,7 @@ class JobState:
             events=events,
             metrics=metrics,
             calls=calls,
-            counts=self._calls.view() if self._calls.heard else None,
+            **self._calls.told(),
             samples=tuple(self._samples.take(self._roster.said_roles(), history)) if with_samples else (),
             last=last,
             finished=self.finished,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from detectors.calls.counts import Counts
 from detectors.calls.joined import JoinedStep
+from detectors.calls.links import Carried
 from detectors.job.board import MetricBoard
 from detectors.job.common_mode import quiet_median
 from detectors.job.rings import HeartbeatBoard
@@ -68,6 +69,8 @@ class Window:
         The job's parallel groups, as far as anybody has told.
     calls : tuple of JoinedStep
         Sampled steps whose collective calls have been joined over the ranks; shown once.
+    carried : tuple of Carried
+        What passed between ranks in the newest of them.
     counts : Counts or None
         How many collective calls each rank has begun and ended, by its newest word; None where none tells.
     board : MetricBoard
@@ -130,6 +133,7 @@ class Window:
     attempt: int | None = None
     bases: tuple[tuple[str, str], ...] = ()
     layout: Layout | None = None
+    carried: tuple[Carried, ...] = ()
 
     @property
     def asynchronous(self) -> npt.NDArray[np.bool_]:

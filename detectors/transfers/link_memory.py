@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.calls.counts import Counts
-from detectors.calls.joined import Links
+from detectors.calls.links import Links
 from detectors.job.common_mode import noise, quiet_median
 from detectors.peers.roles import Codes, median_of_peers
 

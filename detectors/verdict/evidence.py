@@ -10,6 +10,7 @@ import numpy as np
 
 from detectors.job.common_mode import quiet_median
 from detectors.job.window import Window, job_duration_s
+from detectors.verdict.transfers import transfers
 
 RECENT: Final = 10  # steps that a level is taken over
 
@@ -21,8 +22,8 @@ def slowness(window: Window, onset_step: int | None) -> dict[str, Any]:
     -------
     dict
         ``healthy_iteration_s``, ``iteration_s``, ``slow_iterations``, ``ranks``, ``compute_s`` (not normalised),
-        ``micro_batches`` (absent if not declared), ``ratio``, ``basis`` and ``accelerator`` of most ranks, ``layout``;
-        unknown values are left out.
+        ``micro_batches`` (absent if not declared), ``ratio``, ``basis`` and ``accelerator`` of most ranks, ``layout``,
+        ``transfers`` between nodes; unknown values are left out.
     """
     if len(window.steps) == 0:
         return {}
@@ -40,7 +41,7 @@ def slowness(window: Window, onset_step: int | None) -> dict[str, Any]:
     if out.get("healthy_iteration_s") and out.get("iteration_s"):
         out["ratio"] = out["iteration_s"] / out["healthy_iteration_s"]
     rows = slice(max(split, len(window.steps) - RECENT), None)
-    return out | _basis(window) | _layout(window) | _per_rank(window, rows)
+    return out | _basis(window) | _layout(window) | _per_rank(window, rows) | transfers(window, onset_step)
 
 
 def _basis(window: Window) -> dict[str, Any]:

@@ -72,8 +72,9 @@ class Caller:
         return msgspec.structs.replace(self.stage.launcher.state(self.stage.job), attempt_age_s=None)
 
     def operation(
-        self, kind: Verb, name: str = "", *, split: tuple[int, ...] = (), ranks: tuple[int, ...] | None = None
-    ) -> Operation:
+        self, kind: Verb, name: str = "", *, split: tuple[int, ...] = (), order: tuple[str, ...] = (),
+        ranks: tuple[int, ...] | None = None,
+    ) -> Operation:  # fmt: skip
         """One of a fresh name, planned from what is true now."""
         self.names.append(name or f"op-{len(self.names)}")
         nodes = (self.state().nodes[0].node,) if kind in NODE_VERBS else ()
@@ -83,7 +84,7 @@ class Caller:
             kind=kind,
             expected_generation=self.state().generation,
             targets=Targets(ranks=ranks, nodes=nodes),
-            plan=Plan(micro_batches=split),
+            plan=Plan(micro_batches=split, node_order=order),
             why="the contract",
         )
 
@@ -282,6 +283,32 @@ class LauncherContract:
         assert (report.state, report.reason) == ("refused", "unfit")
         assert caller.state().micro_batches == good
 
+    # --- moves -------------------------------------------------------------------------------------------------------
+
+    def test_after_a_move_all_nodes_have_their_ranks_in_the_order_that_was_asked_for(self, caller: Caller) -> None:
+        caller.need("move")
+        wanted = tuple(reversed(in_order(caller.state())))
+        operation = caller.operation("move", order=wanted)
+        for _ in range(3):
+            assert caller.stage.launcher.submit(operation).state in ("accepted", "running", "done")
+        assert caller.end(caller.stage.launcher.submit(operation)).state == "done"
+        caller.until(lambda: caller.stage.starts() == 2 * caller.stage.ranks and caller.state().phase == "running")
+        after = caller.state()
+        assert (in_order(after), after.attempt, after.under_way) == (wanted, 1, ())
+        assert list(after.ranks_running) == list(range(caller.stage.ranks))
+
+    @pytest.mark.parametrize("wrong", ["none", "short", "twice", "stranger", "today"])
+    def test_an_order_that_does_not_fit_is_refused(self, caller: Caller, wrong: str) -> None:
+        caller.need("move")
+        before, today = caller.state(), in_order(caller.state())
+        orders: dict[str, tuple[str, ...]] = {
+            "none": (), "short": today[1:], "twice": (today[-1], *today[1:]), "stranger": ("nobody", *today[1:]),
+            "today": today,
+        }  # fmt: skip
+        report = caller.stage.launcher.submit(caller.operation("move", order=orders[wrong]))
+        assert (report.state, report.reason, bool(report.text)) == ("refused", "unfit", True)
+        assert caller.state() == before
+
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def test_a_stop_ends_the_job_and_its_last_word_outlives_it(self, caller: Caller) -> None:
@@ -302,6 +329,11 @@ class LauncherContract:
         ):
             with pytest.raises(LauncherUnavailable):
                 question()
+
+
+def in_order(state: LauncherState) -> tuple[str, ...]:
+    """Nodes that have ranks, in the order of these."""
+    return tuple(node.node for node in sorted(state.nodes, key=lambda one: one.ranks) if node.ranks)
 
 
 def gone(caller: Caller) -> bool:

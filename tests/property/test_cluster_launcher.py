@@ -23,7 +23,7 @@ from actions.launchers.cluster.words import Attempt, AttemptId, Order, Patience,
 from actions.launchers.leases.fence import EpochFence
 from actions.launchers.local.control import Submit
 from tests.examples import examples
-from trainwarden.launching import Operation, Targets, Verb
+from trainwarden.launching import Operation, Plan, Targets, Verb
 
 TICK_S: Final = 0.25
 TROUBLE_S: Final = 180.0
@@ -224,11 +224,13 @@ class Asked(World):
         table = None if self.leader is None or not self.leader.on else self.leader.leads
         if table is None or not table.settled(self.now_s) or len(self.operations) >= KEPT_OPERATIONS:
             return
-        kind: Verb = self.words.choice(("evict", "evict", "cordon", "uncordon", "restart"))
-        nodes = () if kind == "restart" else (self.words.choice(self.nodes).life.partition("/")[0],)
+        kind: Verb = self.words.choice(("evict", "evict", "cordon", "uncordon", "restart", "move"))
+        of_ranks = kind in ("restart", "move")
+        nodes = () if of_ranks else (self.words.choice(self.nodes).life.partition("/")[0],)
+        placed = [] if table.attempt is None else [life.partition("/")[0] for life in table.attempt.roster]
         operation = Operation(
             id=f"o{len(self.operations)}", job="j", kind=kind, expected_generation=table.asked.generation,
-            targets=Targets(nodes=nodes),
+            targets=Targets(nodes=nodes), plan=Plan(node_order=tuple(placed[::-1]) if kind == "move" else ()),
         )  # fmt: skip
         said = answered(Submit(operation), "j", table, self.now_s).report
         if said is not None and said.state == "accepted":

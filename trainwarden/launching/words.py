@@ -95,11 +95,13 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a verb needs to know besides its targets: `micro_batches` by rank for ``rebalance``.
 
-    For ``validate`` the `checks` to be made, of the targets and of whoever is measured beside them.
+    For ``validate`` the `checks` to be made, of the targets and of whoever is measured beside them. For ``move`` the
+    `node_order`: all nodes that have ranks, in the order in which their ranks are to be numbered.
     """
 
     micro_batches: tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...] = ()
     checks: tuple[Check, ...] = ()
+    node_order: tuple[str, ...] = ()
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

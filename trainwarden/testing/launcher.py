@@ -24,7 +24,8 @@ from trainwarden.launching import NODE_VERBS, Capabilities, Launcher, LauncherSt
 from trainwarden.protocols import Scope
 from trainwarden.testing.plugin import check_page, check_plugin, refused
 
-_LAST: Final[tuple[Verb, ...]] = ("pause", "resume", "stop")  # a paused job takes part in little
+# A move is of all nodes, which what is under way may change; a paused job takes part in little.
+_TURN: Final[Mapping[Verb, int]] = {"move": -1, "pause": 1, "resume": 2, "stop": 3}
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 NO_PLAN: Final = Plan()
 WELL: Final = frozenset({"accepted", "running", "done"})
@@ -58,11 +59,14 @@ class Case:
         return launcher
 
     def operation(self, number: int, kind: Verb, state: LauncherState) -> Operation:
-        """One that was planned from `state`."""
+        """One that was planned from `state`; a move turns the order of the nodes round."""
         named = tuple(node.node for node in state.nodes[:1])
+        placed = sorted((node for node in state.nodes if node.ranks), key=lambda node: node.ranks, reverse=True)
+        order = tuple(node.node for node in placed) if kind == "move" else ()
+        plan = msgspec.structs.replace(self.plan, node_order=order)
         return Operation(
             id=f"contract/{kind}/{number}", job=self.job, kind=kind, expected_generation=state.generation,
-            targets=Targets(nodes=named) if kind in NODE_VERBS else Targets(), plan=self.plan, why="the contract",
+            targets=Targets(nodes=named) if kind in NODE_VERBS else Targets(), plan=plan, why="the contract",
         )  # fmt: skip
 
 
@@ -136,7 +140,7 @@ def an_operation_is_done_once_by_its_id(case: Case) -> None:
     """Asked again, also by a new one, it tells how far it is; the generation rises once."""
     able = case.made().capabilities().can
     nodes = case.made().state(case.job).nodes
-    for verb in sorted(able, key=lambda verb: (_LAST.index(verb) if verb in _LAST else -1, verb)):
+    for verb in sorted(able, key=lambda verb: (_TURN.get(verb, 0), verb)):
         launcher = case.made()
         before = launcher.state(case.job)
         if verb == "validate" and before.phase != "failed" and not before.pausable:

@@ -25,12 +25,11 @@ from trainwarden.launching import (
 )
 
 CAPABILITIES: Final = Capabilities(
-    can=frozenset({"restart", "stop", "pause", "resume", "cordon", "uncordon", "evict"}),
+    can=frozenset({"restart", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move"}),
     restarts_itself=True,
     cannot={
         "rebalance": "this launcher hands no split of micro-batches to several nodes",
         "validate": "this launcher cannot validate several nodes; run `trainwarden validate` on them",
-        "move": "this launcher cannot move ranks; a person must",
         "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",
         "replace": "this launcher brings no new machine; who is evicted is replaced by a spare that waits",
     },
@@ -66,7 +65,8 @@ def _submit(operation: Operation, table: LeaderTable, now_s: float) -> Report:
         return known
     if (no := refusal(operation, CAPABILITIES, table.asked.generation) or _misfit(operation, table, now_s)) is not None:
         return no
-    table.asked.accept(operation, 0 if table.attempt is None else table.attempt.number)
+    order = _order_of(operation, table) if operation.kind == "move" else ()
+    table.asked.accept(operation, 0 if table.attempt is None else table.attempt.number, order or ())
     return table.asked.report(operation.id)
 
 
@@ -90,9 +90,31 @@ def _misfit_of_ranks(operation: Operation, table: LeaderTable) -> Report | None:
         return refused(operation, "unknown_target", f"rank {strangers[0]} is not one of the job's {len(ranks)}")
     if operation.targets.nodes or targets != set(ranks):
         return refused(operation, "unfit", f"all ranks {operation.kind} together on several nodes, or none")
-    if operation.kind == "restart" and table.asked.holds:
+    if operation.kind in ("restart", "move") and table.asked.holds:
         return refused(operation, "unfit", "the job is paused, or is about to be: whoever did so resumes it")
+    return _misfit_of_order(operation, table) if operation.kind == "move" else None
+
+
+def _misfit_of_order(operation: Operation, table: LeaderTable) -> Report | None:
+    """A move is of the attempt that runs: what waits for its turn before it could begin another one."""
+    order = _order_of(operation, table)
+    if order is None:
+        return refused(operation, "unfit", "the order has to name all nodes that train, each once, and no others")
+    if order == tuple(range(len(order))):
+        return refused(operation, "unfit", "the nodes have that order already")
+    if table.asked.turn is not None:
+        return refused(operation, "unfit", "something else that was asked for is not done yet")
     return None
+
+
+def _order_of(operation: Operation, table: LeaderTable) -> tuple[int, ...] | None:
+    """The wanted order of the attempt's nodes by their node ranks; None if it is not one of just these nodes."""
+    roster = () if table.attempt is None else table.attempt.roster
+    place = {node_of(life): number for number, life in enumerate(roster)}
+    wanted = operation.plan.node_order
+    if not roster or not len(wanted) == len(place) == len(roster) or place.keys() != set(wanted):
+        return None
+    return tuple(place[node] for node in wanted)
 
 
 def _misfit_of_node(operation: Operation, table: LeaderTable, now_s: float) -> Report | None:

@@ -14,7 +14,7 @@ from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found, given_up
 from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
-from actions.launchers.cluster.obeying import next_step, sentence_of
+from actions.launchers.cluster.obeying import next_step, order_after, sentence_of
 from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, place_of
 
 _LATE_REPORTS: Final = 4
@@ -242,7 +242,7 @@ class LeaderTable:
 
     def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by rank or name, 2 before 10."""
-        place = {life: number for number, life in enumerate(self._placed)}
+        place = {life: number for number, life in enumerate(order_after(self.asked, self.attempt))}
         aside = self.asked.aside
         free = [one for one in self.living(now_s) if not one.alive and one.over is None and one.node not in aside]
         return sorted(free, key=lambda one: (place.get(one.life, len(place)), place_of(one)))

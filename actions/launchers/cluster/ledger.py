@@ -28,6 +28,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         The number of the newest attempt then; 0 if there was none.
     node : str, optional
         That it is about.
+    order : tuple of int
+        Of a move that is not done: the node ranks of that attempt, in the order that the next one is to have.
     why : str
         Who asked for it, and why.
     done : bool
@@ -35,9 +37,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     id: OperationId
-    kind: Literal["restart", "stop", "pause", "resume", "cordon", "uncordon", "evict"]
+    kind: Literal["restart", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move"]
     attempt: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     node: Name | None = None
+    order: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**31)], ...] = ()
     why: Annotated[str, msgspec.Meta(max_length=300)] = ""
     done: bool = False
 
@@ -129,11 +132,15 @@ class LedgerKeeper:
         turn = self.turn
         return self.paused or (turn is not None and turn.kind in ("pause", "stop"))
 
-    def accept(self, operation: Operation, attempt: int) -> None:
-        """Write `operation` down, of a kind that a `LedgerEntry` has; what was done long ago makes room."""
+    def accept(self, operation: Operation, attempt: int, order: tuple[int, ...] = ()) -> None:
+        """Write `operation` down, of a kind that a `LedgerEntry` has; what was done long ago makes room.
+
+        `order` is a move's; see `LedgerEntry`.
+        """
         why, node = f"{operation.by}: {operation.why}"[:300], next(iter(operation.targets.nodes), None)
         entry = msgspec.convert(
-            {"id": operation.id, "kind": operation.kind, "attempt": attempt, "why": why, "node": node}, LedgerEntry
+            {"id": operation.id, "kind": operation.kind, "attempt": attempt, "order": order, "why": why, "node": node},
+            LedgerEntry,
         )
         done = [one for one in self._entries if one.done]
         full = len(self._entries) >= KEPT_OPERATIONS and bool(done)
@@ -174,7 +181,9 @@ class LedgerKeeper:
         turn = self.turn
         assert turn is not None
         assert self.ledger is not None
-        entries = tuple(msgspec.structs.replace(one, done=True) if one is turn else one for one in self._entries)
+        entries = tuple(
+            msgspec.structs.replace(one, done=True, order=()) if one is turn else one for one in self._entries
+        )
         paused = {"pause": True, "resume": False}.get(turn.kind, self.ledger.paused)
         self._write(entries=entries, paused=paused)
 

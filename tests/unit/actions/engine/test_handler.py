@@ -455,6 +455,7 @@ def test_restart_is_the_last_rung_and_costs_its_overhead_first() -> None:
     rig.clock.sleep(600.0)
     rig.tell(rig.later(incident, evidence=slow_evidence(slow_iterations=6100, **still)))
     rig.tick()
+    rig.tick()
     assert rig.launcher.asked[1:] == [("restart", "i1/restart/1")]
     skipped = next(action for action in rig.bus.actions() if action.kind == "checkpoint_job")
     assert (skipped.outcome, skipped.why) == ("skipped", "this launcher does not offer checkpoint")

@@ -113,7 +113,8 @@ def test_congestion_that_nobody_is_suspected_of_is_looked_for_everywhere(
     findings: Findings, verdict: str, moved: bool
 ) -> None:
     one = rig(findings)
-    one.tell(one.incident(kind="congestion"))
+    lost = {"healthy_iteration_s": 0.3, "iteration_s": 0.6, "slow_iterations": 3000}
+    one.tell(one.incident(kind="congestion", evidence=lost))
     one.tick(1.0)
     (asked,) = one.launcher.operations
     assert (asked.kind, asked.targets.nodes, asked.plan.checks) == ("validate", (), ("links",))

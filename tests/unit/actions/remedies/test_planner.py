@@ -22,16 +22,17 @@ SUSPECTS = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "action", "verb"), [("gpu_lost", "evict_node", "evict"), ("slow_link", "move_topology", "move")]
+    ("kind", "action", "verb", "rung"),
+    [("gpu_lost", "evict_node", "evict", "person"), ("slow_link", "move_topology", "move", "move")],
 )
-def test_what_a_launcher_cannot_do_is_said_in_its_own_words(kind: str, action: str, verb: str) -> None:
+def test_what_a_launcher_cannot_do_is_said_in_its_own_words(kind: str, action: str, verb: str, rung: str) -> None:
     rig = Rig()
     rig.launcher.able = Capabilities(can=frozenset({"restart"}), cannot={verb: "not on this desk"})  # type: ignore[dict-item]
-    rig.tell(rig.incident(kind=kind, suspects=SUSPECTS))
+    rig.tell(rig.incident(kind=kind, suspects=SUSPECTS, evidence={**SLOW, "slow_iterations": 3000}))  # 900 s are lost
     rig.tick(1.0)
     record = rig.bus.actions()[-1]
     assert (record.id, record.kind, record.outcome, record.why) == (
-        "i1/person/1",
+        f"i1/{rung}/1",
         action,
         "skipped",
         "not on this desk",
@@ -140,37 +141,31 @@ def test_a_restart_of_a_slow_job_that_a_brake_held_back_goes_ahead_when_it_is_of
     rig.restart_engine(actions_per_hour=1)
     still = {**SLOW, "compute_s": [0.35, 0.35, 0.3, 0.35], "micro_batches": [7, 7, 3, 7], "iteration_s": 0.9}
     rig.tell(rig.later(incident, evidence={**still, "slow_iterations": 3000}))
-    for _ in range(2):
+    for _ in range(3):
         rig.tick(1.0)
-    assert rig.story()[2:] == [(f"i1/{name}/1", "skipped") for name in ("validate", "checkpoint", "restart")]
+    assert rig.story()[2:] == [(f"i1/{name}/1", "skipped") for name in ("validate", "move", "checkpoint", "restart")]
     rig.tell(rig.command("stop"))
     rig.tick(3000.0)
     rig.tell(rig.command("resume"))
     assert rig.story()[-2:] == [("i1/restart/1", "started"), ("i1/restart/1", "done")]
 
 
-@pytest.mark.parametrize(
-    ("layout", "said"),
-    [
-        (None, "the job's layout, which is not known whole (nobody has told it); a person must"),
-        (
-            {"world_size": 4, "sizes": {"tp": 2}, "sources": ["settings"]},
-            "the job's layout, which is not known whole (tp 2; context and data and pipeline not known; from settings);"
-            " a person must",
-        ),
-        (
-            {"world_size": 4, "sizes": {"tp": 2, "cp": 1, "dp": 1, "pp": 2}, "sources": ["settings"]},
-            "what its groups exchange and its links carry, which nobody measures yet; a person may ask"
-            " trainwarden plan topology",
-        ),
-    ],
-)
-def test_a_launcher_that_moves_ranks_is_given_no_plan_that_was_guessed(
-    layout: dict[str, Any] | None, said: str
-) -> None:
+def test_an_incident_that_is_taken_for_something_else_later_has_the_remedies_of_that() -> None:
     rig = Rig()
-    rig.launcher.able, rig.launcher.phase = Capabilities(can=frozenset({"move"})), "running"
-    rig.tell(rig.incident(kind="slow_link", evidence=SLOW if layout is None else {**SLOW, "layout": layout}))
-    rig.tick(100.0)
-    moves = [action.why for action in rig.bus.actions() if action.kind == "move_topology"]
-    assert (rig.launcher.asked, moves) == ([], [f"where ranks should go follows from {said}"])
+    rig.launcher.phase = "running"
+    incident = rig.incident(kind="slow_job", evidence={**SLOW, "slow_iterations": 2})
+    rig.tell(incident)
+    assert rig.story() == [("i1/person/1", "skipped")]
+    rig.tell(rig.later(incident, kind="slow_compute", evidence=SLOW))
+    rig.tick(20.0)
+    assert rig.story()[1:] == [("i1/rebalance/1", "started"), ("i1/rebalance/1", "done")]
+    assert next(iter(rig.engine._memory.cases.values())).ladder.impact_s == pytest.approx(1.5), "five times 0.3 s"
+
+
+def test_of_two_remedies_that_no_launcher_offers_both_are_said_and_the_next_has_its_turn() -> None:
+    rig = Rig({"gpu_lost": [{"action": "ignore"}, {"action": "evict_node"}, {"action": "restart_process"}]})
+    rig.tell(rig.incident(kind="gpu_lost", suspects=SUSPECTS))
+    rig.tick()
+    rig.tick()
+    told = [("i1/person/1", "skipped"), ("i1/person/2", "skipped")]
+    assert rig.story() == [*told, ("i1/restart/1", "started"), ("i1/restart/1", "done")]

@@ -41,7 +41,9 @@ def test_what_is_done_about_what() -> None:
     evictions = {kind for kind in get_args(IncidentKind) if actions_against(kind) == ["evict_node"]}
     assert evictions == {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_down"}
     assert actions_against("user_error") == ["stop_job"]
-    assert actions_against("slow_compute") == ["rebalance", "validate", "evict_node", "checkpoint_job", "restart_job"]
+    assert actions_against("slow_compute") == [
+        "rebalance", "validate", "evict_node", "move_topology", "checkpoint_job", "restart_job",
+    ]  # fmt: skip
     assert actions_against("slow_link") == actions_against("congestion") == ["validate", "move_topology"]
     assert actions_against("metric_anomaly") == ["validate", "evict_node"]
 
@@ -52,7 +54,10 @@ def test_the_shipped_numbers_are_those_that_a_rung_without_any_has() -> None:
     assert SHIPPED.find("hang", StopJob) == StopJob(after_restarts=3)
     strategies = SHIPPED.ladder("slow_compute").strategies
     first = (Strategy("rebalance", 0.5), Strategy("validate", 60.0))
-    assert strategies == (*first, *(Strategy(kind, 600.0) for kind in ("evict_node", "checkpoint_job", "restart_job")))
+    assert strategies == (
+        *first,
+        *(Strategy(kind, 600.0) for kind in ("evict_node", "move_topology", "checkpoint_job", "restart_job")),
+    )
     assert SHIPPED.find("slow_compute", Validate) == Validate(overhead_s=60.0)
 
 

@@ -16,7 +16,7 @@ from actions.launchers.local.control import AskState, Poll, Submit
 from tests.examples import examples
 from tests.unit.actions.launchers.cluster.test_leader import LOST_S, PATIENCE, Job
 from tests.unit.actions.launchers.cluster.test_leading import report as node_report
-from trainwarden.launching import LauncherState, Operation, Report, Targets, Verb
+from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 
 NODES: Final = ("a", "b", "c", "d")
 
@@ -202,6 +202,12 @@ def test_an_attempt_that_nobody_asked_for_makes_older_plans_stale() -> None:
         ({"kind": "restart", "targets": Targets(ranks=(6,))}, "unknown_target"),
         ({"kind": "restart", "targets": Targets(ranks=(0,))}, "unfit"),
         ({"kind": "pause", "targets": Targets(nodes=("a",))}, "unfit"),
+        ({"kind": "move"}, "unfit"),
+        ({"kind": "move", "plan": Plan(node_order=("a", "b", "c"))}, "unfit"),  # it has that order
+        ({"kind": "move", "plan": Plan(node_order=("b", "a"))}, "unfit"),
+        ({"kind": "move", "plan": Plan(node_order=("b", "a", "a"))}, "unfit"),
+        ({"kind": "move", "plan": Plan(node_order=("b", "a", "d"))}, "unfit"),  # d waits
+        ({"kind": "move", "plan": Plan(node_order=("b", "a", "c")), "targets": Targets(ranks=(0,))}, "unfit"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(what: dict[str, Any], reason: str) -> None:
@@ -220,6 +226,89 @@ def test_a_paused_job_is_not_restarted() -> None:
     assert (refused.reason, "resumes it" in refused.text) == ("unfit", True)
 
 
+def moved(job: Asked, *order: str) -> Report:
+    return job.submit("move", plan=Plan(node_order=order))
+
+
+def test_a_move_gives_all_nodes_another_place_and_all_attempts_after_it_keep_that() -> None:
+    job = Asked()
+    assert moved(job, "c", "a", "b").state == "accepted"
+    assert job.table.runs, "not before all know it"
+    job.pass_s(0.5)
+    assert "a move was asked for by ann" in job.table.news()[-1]
+    job.stop()
+    job.pass_s(0.5)
+    attempt = job.run()
+    job.pass_s(0.5)
+    assert (attempt.number, attempt.failures, attempt.roster, attempt.master) == (2, 0, ("c", "a", "b"), "host-c")
+    assert (job.poll("o1"), job.state().phase) == ("done", "running")
+    assert [one.node for one in job.state().nodes if one.ranks] == ["c", "a", "b"]
+    job.fail("a")
+    assert job.run().roster == ("c", "a", "b")
+    job.next_leader()
+    job.pass_s(2 * LOST_S)
+    job.fail("b")
+    assert job.run().roster == ("c", "a", "b")
+    ledger = job.table.asked.ledger
+    assert ledger is not None
+    assert [one.order for one in ledger.entries] == [()], "what is done takes no room"
+
+
+def test_a_move_happens_once_wherever_it_was_cut_short() -> None:
+    for moment in range(4):
+        job = Asked()
+        operation = Operation(
+            id="m", job="j", kind="move", expected_generation=job.state().generation,
+            plan=Plan(node_order=("b", "c", "a")),
+        )  # fmt: skip
+        assert job.again_submit(operation).state == "accepted"
+        job.pass_s(0.25 * moment)
+        if moment == 3:
+            job.stop()
+        job.next_leader()
+        job.pass_s(2 * LOST_S)
+        if moment == 0:
+            assert job.poll("m") == "unknown", "nobody has heard of it, and nothing of it was begun"
+            continue
+        if moment < 3:
+            job.stop()
+        job.pass_s(1.0)
+        assert job.run().roster == ("b", "c", "a")
+        job.pass_s(0.5)
+        assert job.again_submit(operation).state == "done"
+        job.pass_s(5.0)
+        assert (job.table.runs, job.state().attempt) == (True, 1)
+
+
+def test_ranks_that_fail_while_a_move_waits_for_its_turn_start_again_in_the_new_order() -> None:
+    job = Asked()
+    moved(job, "c", "b", "a")
+    job.fail("b")
+    assert job.run().roster == ("c", "b", "a")
+    job.pass_s(0.5)
+    assert (job.poll("o1"), job.table.runs) == ("done", True)
+
+
+def test_a_node_that_is_lost_in_a_move_leaves_the_others_in_their_new_order() -> None:
+    job = Asked()
+    moved(job, "c", "b", "a")
+    job.pass_s(0.5)
+    job.stop()
+    del job.said["b"]
+    job.pass_s(2 * LOST_S + PATIENCE.join_s)
+    assert job.run().roster == ("c", "a", "d")
+    job.pass_s(0.5)
+    assert job.poll("o1") == "done"
+
+
+def test_a_move_comes_after_nothing_that_is_not_done() -> None:
+    job = Asked()
+    job.submit("restart")
+    assert "not done yet" in moved(job, "c", "b", "a").text
+    assert isinstance(paused := Asked().paused(), Asked)
+    assert "resumes it" in moved(paused, "c", "b", "a").text
+
+
 def test_every_verb_is_offered_or_refused_in_words() -> None:
     assert not CAPABILITIES.can & set(CAPABILITIES.cannot)
 
@@ -232,6 +321,9 @@ def test_a_ledger_forgets_the_oldest_and_fits_into_a_question_beside_the_largest
     ledger = job.table.asked.ledger
     assert ledger is not None
     assert (len(ledger.entries), ledger.entries[0].id[-2:]) == (KEPT_OPERATIONS, "o5")
+    order = tuple(reversed(range(MOST_NODES)))
+    move = msgspec.structs.replace(ledger.entries[-1], kind="move", order=order)
+    ledger = msgspec.structs.replace(ledger, entries=(*ledger.entries[:-1], move))
     roster = tuple(f"{'n' * 200}{number}/{'0' * 12}" for number in range(MOST_NODES))
     attempt = Attempt(epoch=2**52, number=2**52, roster=roster, master="m", port=65_535, checkpoint="c" * 4096)
     assert len(msgspec.json.encode(node_report("a", newest=attempt, ledger=ledger))) < MAX_BYTES

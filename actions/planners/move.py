@@ -1,0 +1,152 @@
+"""From an incident's evidence and the places of a job's ranks to the order of its nodes that loses least (Falcon, 5.3).
+
+What is not known is not guessed: one sentence says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from actions.planners import placement
+from actions.planners.measured_links import byte_s_between
+from actions.planners.node_order import best_order
+from actions.planners.slow import Slowness
+from actions.planners.transfers import Kind, Transfers
+from trainwarden.errors import DataError
+from trainwarden.parallelism.layout import WORDS, Layout
+
+AGREES: Final = (
+    1.25  # times as long as measured, or as short, may a prediction of today be; else it explains another job
+)
+_KINDS: Final[tuple[Kind, ...]] = ("tp", "dp", "pp")
+Placed = Sequence[tuple[str, tuple[int, ...]]]
+"""Nodes and the ranks on them."""
+
+
+class Move(NamedTuple):
+    """Nodes in today's order and in the best one, an iteration's seconds measured and predicted, and if that is exact.
+
+    `predicted_s` is what was measured less what the model says is gained, and never less than the healthy time.
+    """
+
+    today: tuple[str, ...]
+    node_order: tuple[str, ...]
+    iteration_s: float
+    predicted_s: float
+    removed: float
+    exact: bool
+
+
+def best_move(slowness: Slowness, placed: Placed, accused: Collection[frozenset[str]] = ()) -> Move:
+    """The best order of the nodes for what was measured; today's, where none is predicted to be better.
+
+    Parameters
+    ----------
+    accused : collection of pairs of nodes
+        Links that a validation has found to be slow.
+
+    Raises
+    ------
+    DataError
+        If something needed is not known, or the prediction does not fit what is measured today.
+    """
+    layout = _whole(slowness)
+    nodes = _in_order(placed, layout.world_size)
+    measured, compute_s = _measured(slowness, layout, nodes)
+    iteration_s, healthy_s = slowness.iteration_s, slowness.healthy_iteration_s
+    if iteration_s is None or healthy_s is None or iteration_s <= healthy_s:
+        raise DataError("how much longer an iteration takes than it did is not known")
+    byte_s = byte_s_between(nodes, measured.links, accused)
+    grid, ranks = _grid(layout, measured, compute_s, byte_s), _ranks(layout)
+    today_s = float(placement.iteration_s(grid, ranks[None])[0])
+    if not iteration_s / AGREES <= today_s <= iteration_s * AGREES:
+        said = f"an iteration is predicted to take {today_s:.3g} s today, and takes {iteration_s:.3g} s"
+        raise DataError(f"{said}: what was measured does not explain this job")
+    found = best_order(grid, ranks)
+    gain_s = min(found.before_s - found.after_s, iteration_s - healthy_s)
+    return Move(
+        today=nodes,
+        node_order=tuple(nodes[place] for place in found.order),
+        iteration_s=iteration_s,
+        predicted_s=iteration_s - gain_s,
+        removed=gain_s / (iteration_s - healthy_s),
+        exact=found.exact,
+    )
+
+
+def _whole(slowness: Slowness) -> Layout:
+    """The job's layout, if it is one that the prediction knows."""
+    layout = slowness.layout
+    if layout is None or not layout.whole:
+        told = "nobody has told it" if layout is None else layout.said()
+        raise DataError(f"the job's layout is not known whole ({told})")
+    for axis in ("cp", "ep"):
+        if layout.sizes.get(axis, 1) > 1:
+            raise DataError(f"{WORDS[axis]} parallel groups are not in the prediction of an iteration")
+    return layout
+
+
+def _in_order(placed: Placed, ranks: int) -> tuple[str, ...]:
+    """The nodes by their ranks, as many on each."""
+    nodes = sorted((tuple(sorted(own)), node) for node, own in placed if own)
+    told = [rank for own, _ in nodes for rank in own]
+    if told != list(range(ranks)) or len({len(own) for own, _ in nodes}) > 1:
+        raise DataError("the launcher does not tell of as many ranks on each node, one node after the other")
+    return tuple(node for _, node in nodes)
+
+
+def _measured(slowness: Slowness, layout: Layout, nodes: Sequence[str]) -> tuple[Transfers, placement.Floats]:
+    """What was measured of the groups that lie on several nodes, and seconds of computing by rank."""
+    measured = slowness.transfers
+    if measured is None:
+        raise DataError("what groups exchange between nodes is not measured: NCCL's profiler plug-in has told nothing")
+    per_node = layout.world_size // len(nodes)
+    for kind in _KINDS:
+        spans = any(len({rank // per_node for rank in group}) > 1 for group in layout.groups(kind))
+        if spans and not measured.bytes_of(kind):
+            raise DataError(f"what {WORDS[kind]} parallel groups exchange between nodes is not measured")
+    if layout.sizes["pp"] > 1 and not measured.micro_batches:
+        raise DataError("the number of micro-batches is not known")
+    by_rank = dict(zip(measured.ranks, measured.working_s, strict=False))
+    compute_s = [by_rank.get(rank) for rank in range(layout.world_size)]
+    known = [one for one in compute_s if one is not None]
+    if len(known) != len(compute_s):
+        raise DataError(f"how long rank {compute_s.index(None)} computes is not known")
+    return measured, np.array(known)
+
+
+def _grid(
+    layout: Layout, measured: Transfers, compute_s: placement.Floats, byte_s: placement.Floats
+) -> placement.Layout:
+    """The question of `actions.planners.placement`; GPUs are numbered as today's ranks.
+
+    What a stage has to compute is what its fastest GPU takes, as the first and the last differ from others by design.
+    """
+    sizes, world = layout.sizes, layout.world_size
+    micro_batches = measured.micro_batches if sizes["pp"] > 1 else 1
+    stage = np.array(layout.stages())
+    work_s = np.array([compute_s[stage == one].min() for one in range(sizes["pp"])])
+    return placement.Layout(
+        tp=sizes["tp"],
+        dp=sizes["dp"],
+        pp=sizes["pp"],
+        micro_batches=micro_batches,
+        compute_s=compute_s / work_s[stage],
+        node=np.arange(world) // (world // len(byte_s)),
+        byte_s=byte_s,
+        tp_bytes=measured.tp_bytes,
+        dp_bytes=measured.dp_bytes,
+        pp_bytes=measured.pp_bytes,
+        stage_work=work_s / micro_batches,
+    )
+
+
+def _ranks(layout: Layout) -> npt.NDArray[np.int64]:
+    """The number of each rank of the grid: tensor fastest, then data, then pipeline."""
+    slowest_first = [axis for axis in reversed(layout.order) if axis != "cp"]
+    numbers = np.arange(layout.world_size).reshape([layout.sizes[axis] for axis in slowest_first])
+    return numbers.transpose([slowest_first.index(axis) for axis in ("pp", "dp", "tp")]).reshape(-1)
