@@ -6,24 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 
 from actions.launchers.local.ranks import EXEC, Place
+from actions.launchers.restart_check.words import Outcome
 from trainwarden import rundir
 from trainwarden.launching import Accused, Check, Findings
 
 _READY = b"ready"  # trainwarden.cli.run.validate
-
-
-class Outcome(NamedTuple):
-    """How a validation ended: `findings`, or one sentence why there are none."""
-
-    findings: Findings | None
-    error: str | None = None
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -37,22 +30,31 @@ class _Result(msgspec.Struct, frozen=True):
 class Measurement:
     """A validation of the places of all ranks of `place`, which waits for `begin`; it ends with the launcher.
 
+    Parameters
+    ----------
+    words : sequence of str
+        More options of `trainwarden validate`.
+    environ : mapping, optional
+        More of its environment.
+
     Raises
     ------
     OSError
         If there is no memory or process slot for it.
     """
 
-    def __init__(self, place: Place, checks: Sequence[Check]) -> None:
+    def __init__(
+        self, place: Place, checks: Sequence[Check], words: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", str(EXEC), str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
-        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told"]
-        environ = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
+        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told", *words]
+        own = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1", **(environ or {})}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                command, env=own, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         self.pid = self._process.pid
 
