@@ -22,9 +22,12 @@ from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.host import LeaseHost
 from actions.launchers.leases.questions import LOOPBACK, QuestionServer
+from actions.launchers.local.measuring import Measurement, among
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command
 from actions.launchers.local.run_events import EventFile
+from actions.launchers.restart_check.trial import Trial, TrialPart
+from actions.launchers.restart_check.words import Suspicions
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
@@ -65,6 +68,8 @@ class NodeLauncher:
         Its monotonic seconds go on while the machine sleeps (`trainwarden.clock.BootClock`).
     environ : mapping
         Environment to build the ranks' on.
+    suspicions : Suspicions, optional
+        Who is to be measured between two attempts; nobody, if there are none.
 
     Raises
     ------
@@ -73,8 +78,9 @@ class NodeLauncher:
     """
 
     def __init__(
-        self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float
-    ) -> None:
+        self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float,
+        suspicions: Suspicions | None = None,
+    ) -> None:  # fmt: skip
         if meeting.token is None and places.split(meeting.rdzv)[0] not in LOOPBACK:
             raise ConfigError("--rdzv: nodes on other machines are answered only with a token; name a --token-file")
         self._place = msgspec.structs.replace(place, command=check_command(place.command))
@@ -87,6 +93,7 @@ class NodeLauncher:
         self._events = EventFile(self._place)
         self._kept = _kept(place.run_dir / ALLEGIANCE)
         self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
+        self._trial, self._suspicions = TrialPart(self._life, self._measure, clock), suspicions
         self._lock = threading.Lock()  # of the orders and of what is told of the ranks
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
@@ -108,6 +115,7 @@ class NodeLauncher:
         self._leading = Leading(
             job, self._life, self._keeper, clock,
             shape=meeting.shape, patience=meeting.patience, checkpoints=self._place.checkpoints,
+            suspicions=self._suspicions,
         )  # fmt: skip
         routes.update(self._leading.routes())
         self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, tls=meeting.tls)
@@ -152,6 +160,7 @@ class NodeLauncher:
         return over.code
 
     def _close(self) -> None:
+        self._trial.close()
         self._runner.kill_all()
         self._reporter.close()
         self._keeper.close()
@@ -189,8 +198,9 @@ class NodeLauncher:
             self._ranks, self._first_step = ranks, first
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
             changed = before != (self._orders.state, ranks, first)
-            obeys = self._orders.obeys
+            obeys, trial = self._orders.obeys, self._orders.trial if self._orders.over is None else None
         self._keep(obeys)
+        changed |= self._trial.follow(trial, idle=not ranks.alive and not isinstance(todo, Attempt))
         if todo == "stop":
             self._runner.ask_to_stop(list(self._runner.running))
         elif isinstance(todo, Attempt):
@@ -198,13 +208,18 @@ class NodeLauncher:
         if changed:
             self._reporter.wake()
 
-    def _start(self, attempt: Attempt) -> None:
-        node_rank = attempt.roster.index(self._life)
-        world = World(
-            node_rank=node_rank, nodes=len(attempt.roster), master=attempt.master, port=attempt.port,
+    def _world(self, step: Attempt | Trial) -> World:
+        return World(
+            node_rank=step.roster.index(self._life), nodes=len(step.roster), master=step.master, port=step.port,
             interface=places.interface_of(self._host),
         )  # fmt: skip
-        first, folder = node_rank * self._place.ranks, self._place.checkpoints
+
+    def _measure(self, trial: Trial) -> Measurement:
+        return among(self._place, trial.checks, trial.nodes, self._world(trial))
+
+    def _start(self, attempt: Attempt) -> None:
+        world, folder = self._world(attempt), self._place.checkpoints
+        first = world.node_rank * self._place.ranks
         resume_from = None if folder is None or attempt.checkpoint is None else folder / attempt.checkpoint
         ranks = range(first, first + self._place.ranks)
         if attempt.number > 1:
@@ -249,7 +264,7 @@ class NodeLauncher:
             code=orders.code, first_step=self._first_step, newest=orders.newest, start_s=self._start_s,
             age_s=self._clock.monotonic_s() - self._began_s if self._ranks.alive else None,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
-            ledger=orders.ledger, over=orders.over,
+            ledger=orders.ledger, trial=self._trial.said, over=orders.over,
         )  # fmt: skip
 
     def _keep(self, obeys: Allegiance | None) -> None:

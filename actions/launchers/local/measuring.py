@@ -8,14 +8,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
-from actions.launchers.local.ranks import EXEC, Place
+from actions.launchers.local.ranks import EXEC, Place, World
 from actions.launchers.restart_check.words import Outcome
 from trainwarden import rundir
 from trainwarden.launching import Accused, Check, Findings
 
+JOIN_S: Final = 120.0  # each imports torch by itself, some on busy machines
 _READY = b"ready"  # trainwarden.cli.run.validate
 
 
@@ -27,6 +29,22 @@ class _Result(msgspec.Struct, frozen=True):
     judged: tuple[Check, ...] = ()
 
 
+def among(place: Place, checks: Sequence[Check], nodes: Sequence[str], world: World) -> Measurement:
+    """This node's part of a validation of the nodes of `world`, about `nodes`, or about all if none is named.
+
+    Raises
+    ------
+    OSError
+        See `Measurement`.
+    """
+    words = ["--nnodes", str(world.nodes), "--node-rank", str(world.node_rank), "--master-addr", world.master]
+    words += ["--port", str(world.port), "--join", f"{JOIN_S:.0f}"]
+    if nodes and not any("," in node for node in nodes):
+        words += ["--nodes", ",".join(nodes)]
+    interface = {} if world.interface is None else {"GLOO_SOCKET_IFNAME": world.interface}
+    return Measurement(place, checks, words, {**interface, **os.environ})
+
+
 class Measurement:
     """A validation of the places of all ranks of `place`, which waits for `begin`; it ends with the launcher.
 
@@ -35,7 +53,7 @@ class Measurement:
     words : sequence of str
         More options of `trainwarden validate`.
     environ : mapping, optional
-        More of its environment.
+        Its environment; default this process's.
 
     Raises
     ------
@@ -51,7 +69,7 @@ class Measurement:
         command = [sys.executable, "-I", "-S", str(EXEC), str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
         command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told", *words]
-        own = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1", **(environ or {})}
+        own = {**(os.environ if environ is None else environ), "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, env=own, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True

@@ -156,6 +156,7 @@ def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
 def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
     from actions.launchers.cluster.launcher import NodeLauncher
     from actions.launchers.local.ranks import Place
+    from actions.suspicions.on_bus import SuspicionsOnBus
     from collectors.nccl_profiler import build as nccl_profiler
     from trainwarden.clock import BootClock, SystemClock
     from trainwarden.self_metrics import log_to_stderr
@@ -174,7 +175,11 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
         raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
     meeting = _meeting(asked, settings, here.nproc)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
-    launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
+    bus = run.bus_address if elsewhere(settings, here.config) else None
+    launcher = NodeLauncher(
+        place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s,
+        suspicions=SuspicionsOnBus.of(settings, SystemClock(), bus),
+    )  # fmt: skip
     engine = EngineBeside(run.stack, launcher.leads, SystemClock()) if acts else None
 
     def asked_to_stop() -> bool:
