@@ -8,12 +8,12 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from actions.launchers.cluster import places
-from actions.launchers.cluster.leading import Leading
+from actions.launchers.cluster.leading import ROLES, Leading
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.reporter import Reporter
 from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
@@ -21,8 +21,8 @@ from actions.launchers.leases.client import LeaseClient, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.host import LeaseHost
-from actions.launchers.leases.questions import LOOPBACK, QuestionServer
-from actions.launchers.local.measuring import Measurement, among
+from actions.launchers.leases.questions import LOOPBACK, QuestionServer, Route
+from actions.launchers.local.measuring import among
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command
 from actions.launchers.local.run_events import EventFile
@@ -32,6 +32,7 @@ from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.state import load_json, save_json
 
@@ -46,12 +47,13 @@ FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS.
 
-    `node_rank` is this node's place among them, where a person has named one.
+    `node_rank` is this node's place, where a person has named one. `people` may ask by tokens of their own.
     """
 
     rdzv: str
     shape: Shape
     token: str | None = None
+    people: Tokens | None = None
     tls: PeerTls | None = None
     patience: Patience = Patience()
     node_rank: int | None = None
@@ -93,7 +95,8 @@ class NodeLauncher:
         self._events = EventFile(self._place)
         self._kept = _kept(place.run_dir / ALLEGIANCE)
         self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
-        self._trial, self._suspicions = TrialPart(self._life, self._measure, clock), suspicions
+        self._trial = TrialPart(self._life, lambda t: among(self._place, t.checks, t.nodes, self._world(t)), clock)
+        self._suspicions = suspicions
         self._lock = threading.Lock()  # of the orders and of what is told of the ranks
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
@@ -107,9 +110,11 @@ class NodeLauncher:
     def _connect(self) -> None:
         """Make the leader's part and the ways to others; nothing of it begins yet."""
         meeting, job, clock = self._meeting, self._place.job, self._clock
-        routes: dict[tuple[str, str], Callable[[bytes], bytes]] = {}
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        self._server = QuestionServer(f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, tls=meeting.tls)
+        shown, routes = f"[{self._host}]" if ":" in self._host else self._host, dict[Route, Callable[[bytes], bytes]]()
+        own: dict[str, Any] = {"people": meeting.people, "tls": meeting.tls}
+        self._server = QuestionServer(
+            f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, roles=ROLES, **own
+        )
         elector = LeaderElector(job, self._life, self._server.address)
         self._keeper = LeaseKeeper(elector, LeaseClient(meeting.rdzv, meeting.token, tls=meeting.tls).ask, clock)
         self._leading = Leading(
@@ -118,7 +123,7 @@ class NodeLauncher:
             suspicions=self._suspicions,
         )  # fmt: skip
         routes.update(self._leading.routes())
-        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, tls=meeting.tls)
+        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, **own)
         self._reporter = Reporter(
             self._orders, self._keeper, self.report, self._lock, clock, token=meeting.token, tls=meeting.tls
         )
@@ -213,9 +218,6 @@ class NodeLauncher:
             node_rank=step.roster.index(self._life), nodes=len(step.roster), master=step.master, port=step.port,
             interface=places.interface_of(self._host),
         )  # fmt: skip
-
-    def _measure(self, trial: Trial) -> Measurement:
-        return among(self._place, trial.checks, trial.nodes, self._world(trial))
 
     def _start(self, attempt: Attempt) -> None:
         world, folder = self._world(attempt), self._place.checkpoints

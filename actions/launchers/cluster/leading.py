@@ -6,7 +6,7 @@ import logging
 import threading
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,15 +17,17 @@ from actions.launchers.cluster.growing import CheckpointWatch
 from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.cluster.ledger import MOST_ASIDE
 from actions.launchers.cluster.words import Order, Patience, Report, Shape, believable
-from actions.launchers.leases.questions import Refusal, Routes, decoded
+from actions.launchers.leases.questions import Refusal, Roles, Routes, decoded
 from actions.launchers.leases.words import Lease
-from actions.launchers.local.control import Reply, Request
+from actions.launchers.local.control import Reply, Request, Submit
 from actions.launchers.restart_check.trials import Trials
 from actions.launchers.restart_check.words import Suspicions
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 
 log = logging.getLogger("trainwarden.cluster")
+
+ROLES: Final[Roles] = {("POST", "/v1/job"): "act", ("POST", "/v1/look"): "observe"}
 
 
 class Leadership(Protocol):
@@ -68,7 +70,11 @@ class Leading:
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
-        return {("POST", "/v1/node"): self._question, ("POST", "/v1/job"): self._asked}
+        return {
+            ("POST", "/v1/node"): self._question,
+            ("POST", "/v1/job"): self._asked,
+            ("POST", "/v1/look"): self._looks,
+        }
 
     def _question(self, question: bytes) -> bytes:
         report = decoded(question, Report)
@@ -78,6 +84,12 @@ class Leading:
 
     def _asked(self, question: bytes) -> bytes:
         return msgspec.json.encode(self.control(decoded(question, Question).ask))
+
+    def _looks(self, question: bytes) -> bytes:
+        ask = decoded(question, Question).ask
+        if isinstance(ask, Submit):
+            raise Refusal(HTTPStatus.BAD_REQUEST, "who looks on asks for nothing; POST /v1/job does")
+        return msgspec.json.encode(self.control(ask))
 
     def control(self, request: Request) -> Reply:
         """What is answered to a person or an engine; nothing at all by who does not lead, or does not know yet."""

@@ -45,6 +45,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     grow: Literal["worth", "now", "restart"] | None = None
     token_file: Path | None = None
+    tokens: Path | None = None
     node_rank: int | None = None
 
     def check(self) -> None:
@@ -60,6 +61,8 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
+        if self.tokens is not None and self.token_file is None:
+            raise ConfigError("--tokens: without --token-file whoever is on this machine may do all anyway")
         there = self.nnodes + (self.spares or 0)
         if self.node_rank is not None and self.node_rank >= there:
             raise ConfigError(f"--node-rank {self.node_rank}: counted from 0 there are {there}, spares among them")
@@ -70,7 +73,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         said = {
             "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
             "--max-restarts": self.max_restarts, "--grow": self.grow, "--token-file": self.token_file,
-            "--node-rank": self.node_rank,
+            "--tokens": self.tokens, "--node-rank": self.node_rank,
         }  # fmt: skip
         for option, value in said.items():
             if value is not None:
@@ -194,6 +197,7 @@ def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
     from actions.launchers.cluster.launcher import Meeting
     from actions.launchers.cluster.words import Patience
     from actions.launchers.leases.server import read_token
+    from trainwarden.metrics_http.access import Tokens
     from trainwarden.metrics_http.tls import peer_tls
 
     assert asked.rdzv is not None
@@ -202,6 +206,7 @@ def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
         rdzv=asked.rdzv,
         shape=asked.shape(ranks),
         token=None if asked.token_file is None else read_token(asked.token_file),
+        people=None if asked.tokens is None else Tokens.of_file(asked.tokens),
         tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key),
         patience=Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s),
         node_rank=asked.node_rank,
