@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from dashboards.overview.overview import Overview
-from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from tests.doubles import ManualClock
 from trainwarden.errors import BusUnavailable, ConfigError
+from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.protocols import Message
 from trainwarden.records import (
     ActionRecord,

@@ -72,12 +72,11 @@ class EngineSettings(Config, frozen=True, kw_only=True):
 class LaunchSettings(Config, frozen=True, kw_only=True):
     """The local launcher: how long it waits for whom, and where the job's checkpoints lie.
 
-    After a failure the other ranks are left for the engine, in ``auto`` mode for `engine_grace_s`, in ``confirm`` mode
-    for `person_grace_s`; in ``observe`` mode the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie
-    `stop_grace_s`. A restart is done when the job has gone on from its newest checkpoint, or cannot be seen to within
-    `resume_s`. Where somebody else has taken the port that the ranks were to meet at, all start again with another one,
-    at most `port_tries` times a start, before that counts as a failure. Several nodes speak TLS with those alone whose
-    certificate `tls_ca` has signed, and show `tls_certificate`.
+    After a failure the other ranks are left for the engine: `engine_grace_s` in mode ``auto``, `person_grace_s` in
+    ``confirm``; in ``observe`` the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie `stop_grace_s`. A
+    restart is done when the job goes on from its newest checkpoint, or is not seen to within `resume_s`. Where its port
+    was taken all start with another, `port_tries` times. Before a restart is measured whom `validate_restarts` names.
+    Nodes speak TLS with those whose certificate `tls_ca` has signed, and show `tls_certificate`.
     """
 
     checkpoints: str | None = None
@@ -87,6 +86,7 @@ class LaunchSettings(Config, frozen=True, kw_only=True):
     cascade_grace_s: PositiveSeconds = 3.0
     stop_grace_s: PositiveSeconds = 3.0
     port_tries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    validate_restarts: Literal["off", "suspects", "always"] = "suspects"
     tls_ca: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None

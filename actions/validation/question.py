@@ -112,6 +112,19 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     return Answer("cleared", (), f"cleared: {well}{others}")
 
 
+def at_fault(findings: Findings) -> tuple[str, ...]:
+    """Nodes whose devices or links were measured to be at fault by themselves, whoever was suspected.
+
+    Examples
+    --------
+    >>> slow = Accused(kind="slow_compute", text="rank 3 on n1 is slow", ranks=(3,), nodes=("n1",))
+    >>> at_fault(Findings(accused=(slow, Accused(kind="crash", text="rank 0 ended", nodes=("n0",)))))
+    ('n1',)
+    """
+    measured = (one for one in findings.accused if one.kind in _DEVICE | _LINK and one.link is None)
+    return tuple(dict.fromkeys(node for one in measured for node in one.nodes))
+
+
 def _hits(one: Accused, nodes: Collection[str], ranks: set[int]) -> bool:
     """Whether `one` is among the suspects: by rank where both sides name ranks, else by node; all are, if none is."""
     if not nodes:

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from dashboards.exposition.jobs import JobsText
 from dashboards.overview.overview import Overview
-from dashboards.web.access import Tokens
 from dashboards.web.acts import Acts
 from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
@@ -26,6 +25,7 @@ from dashboards.web.openapi.document import document
 from dashboards.web.problems import Problem, answer, problem
 from dashboards.web.reads import Reads
 from trainwarden.clock import Clock
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 

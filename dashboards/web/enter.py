@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from dashboards.page.render import render
-from dashboards.web.access import Tokens
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.self_metrics import SelfMetrics
 
 MAX_TOKEN_CHARS: Final = 1_024

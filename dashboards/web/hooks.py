@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards.web.access import Person
 from dashboards.web.acts import Acts
 from dashboards.web.alerts import Alert, Alerts, Useless, WordOnAction, asks_for
 from dashboards.web.asked import SilenceAsked, parsed
 from dashboards.web.problems import Problem, answer
 from dashboards.web.signatures import check_grafana, check_slack
 from trainwarden.clock import Clock
+from trainwarden.metrics_http.access import Person
 from trainwarden.self_metrics import SelfMetrics
 
 MAX_DONE: Final = 10_000

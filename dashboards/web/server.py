@@ -22,7 +22,6 @@ from dashboards.notices.targets import targets_of
 from dashboards.overview.overview import Overview
 from dashboards.page.lines import of_bus
 from dashboards.page.pages import Pages
-from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
 from trainwarden.bus.address import connect
@@ -30,6 +29,7 @@ from trainwarden.clock import SystemClock
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, signed
 from trainwarden.errors import ConfigError, WardenError
+from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.metrics_http.tls import ServerContext, server_context
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord

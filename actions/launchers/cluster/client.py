@@ -29,7 +29,7 @@ class LeaderClient:
     Parameters
     ----------
     token : str, optional
-        That the nodes share, where they have one.
+        That the nodes share, where they have one, or a person's.
     timeout_s : float
         For one question, to the lease service or the leader, in seconds.
     """
@@ -71,10 +71,11 @@ class LeaderClient:
         return reply.report
 
     def _ask(self, request: Request) -> Reply:
-        lease = self._leases.ask(Ask(job=self._job, holder=self._name, want="look")).lease
+        lease = self._leases.look(Ask(job=self._job, holder=self._name, want="look")).lease
         if lease is None:
             raise LauncherUnavailable(f"the lease service at {self._rdzv} knows no leader of job '{self._job}'")
-        reply = self._asker.ask(lease.address, "/v1/job", Question(request), Reply)
+        path = "/v1/job" if isinstance(request, Submit) else "/v1/look"
+        reply = self._asker.ask(lease.address, path, Question(request), Reply)
         if reply == Reply():
             raise LauncherUnavailable(f"{lease.holder} does not lead job '{self._job}' now, or does not know it yet")
         return reply

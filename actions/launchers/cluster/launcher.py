@@ -8,12 +8,12 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from actions.launchers.cluster import places
-from actions.launchers.cluster.leading import Leading
+from actions.launchers.cluster.leading import ROLES, Leading
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.reporter import Reporter
 from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
@@ -21,14 +21,18 @@ from actions.launchers.leases.client import LeaseClient, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.leases.host import LeaseHost
-from actions.launchers.leases.questions import LOOPBACK, QuestionServer
+from actions.launchers.leases.questions import LOOPBACK, QuestionServer, Route
+from actions.launchers.local.measuring import among
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command
 from actions.launchers.local.run_events import EventFile
+from actions.launchers.restart_check.trial import Trial, TrialPart
+from actions.launchers.restart_check.words import Suspicions
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.state import load_json, save_json
 
@@ -43,12 +47,13 @@ FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """How the nodes of a job find each other: `rdzv` is the lease service's ``HOST:PORT``; with `tls` all speak TLS.
 
-    `node_rank` is this node's place among them, where a person has named one.
+    `node_rank` is this node's place, where a person has named one. `people` may ask by tokens of their own.
     """
 
     rdzv: str
     shape: Shape
     token: str | None = None
+    people: Tokens | None = None
     tls: PeerTls | None = None
     patience: Patience = Patience()
     node_rank: int | None = None
@@ -65,6 +70,8 @@ class NodeLauncher:
         Its monotonic seconds go on while the machine sleeps (`trainwarden.clock.BootClock`).
     environ : mapping
         Environment to build the ranks' on.
+    suspicions : Suspicions, optional
+        Who is to be measured between two attempts; nobody, if there are none.
 
     Raises
     ------
@@ -73,8 +80,9 @@ class NodeLauncher:
     """
 
     def __init__(
-        self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float
-    ) -> None:
+        self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float,
+        suspicions: Suspicions | None = None,
+    ) -> None:  # fmt: skip
         if meeting.token is None and places.split(meeting.rdzv)[0] not in LOOPBACK:
             raise ConfigError("--rdzv: nodes on other machines are answered only with a token; name a --token-file")
         self._place = msgspec.structs.replace(place, command=check_command(place.command))
@@ -87,6 +95,8 @@ class NodeLauncher:
         self._events = EventFile(self._place)
         self._kept = _kept(place.run_dir / ALLEGIANCE)
         self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
+        self._trial = TrialPart(self._life, lambda t: among(self._place, t.checks, t.nodes, self._world(t)), clock)
+        self._suspicions = suspicions
         self._lock = threading.Lock()  # of the orders and of what is told of the ranks
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
@@ -100,17 +110,20 @@ class NodeLauncher:
     def _connect(self) -> None:
         """Make the leader's part and the ways to others; nothing of it begins yet."""
         meeting, job, clock = self._meeting, self._place.job, self._clock
-        routes: dict[tuple[str, str], Callable[[bytes], bytes]] = {}
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        self._server = QuestionServer(f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, tls=meeting.tls)
+        shown, routes = f"[{self._host}]" if ":" in self._host else self._host, dict[Route, Callable[[bytes], bytes]]()
+        own: dict[str, Any] = {"people": meeting.people, "tls": meeting.tls}
+        self._server = QuestionServer(
+            f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, roles=ROLES, **own
+        )
         elector = LeaderElector(job, self._life, self._server.address)
         self._keeper = LeaseKeeper(elector, LeaseClient(meeting.rdzv, meeting.token, tls=meeting.tls).ask, clock)
         self._leading = Leading(
             job, self._life, self._keeper, clock,
             shape=meeting.shape, patience=meeting.patience, checkpoints=self._place.checkpoints,
+            suspicions=self._suspicions,
         )  # fmt: skip
         routes.update(self._leading.routes())
-        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, tls=meeting.tls)
+        self._leases = LeaseHost(meeting.rdzv, meeting.token, clock, **own)
         self._reporter = Reporter(
             self._orders, self._keeper, self.report, self._lock, clock, token=meeting.token, tls=meeting.tls
         )
@@ -152,6 +165,7 @@ class NodeLauncher:
         return over.code
 
     def _close(self) -> None:
+        self._trial.close()
         self._runner.kill_all()
         self._reporter.close()
         self._keeper.close()
@@ -189,8 +203,9 @@ class NodeLauncher:
             self._ranks, self._first_step = ranks, first
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
             changed = before != (self._orders.state, ranks, first)
-            obeys = self._orders.obeys
+            obeys, trial = self._orders.obeys, self._orders.trial if self._orders.over is None else None
         self._keep(obeys)
+        changed |= self._trial.follow(trial, idle=not ranks.alive and not isinstance(todo, Attempt))
         if todo == "stop":
             self._runner.ask_to_stop(list(self._runner.running))
         elif isinstance(todo, Attempt):
@@ -198,13 +213,15 @@ class NodeLauncher:
         if changed:
             self._reporter.wake()
 
-    def _start(self, attempt: Attempt) -> None:
-        node_rank = attempt.roster.index(self._life)
-        world = World(
-            node_rank=node_rank, nodes=len(attempt.roster), master=attempt.master, port=attempt.port,
+    def _world(self, step: Attempt | Trial) -> World:
+        return World(
+            node_rank=step.roster.index(self._life), nodes=len(step.roster), master=step.master, port=step.port,
             interface=places.interface_of(self._host),
         )  # fmt: skip
-        first, folder = node_rank * self._place.ranks, self._place.checkpoints
+
+    def _start(self, attempt: Attempt) -> None:
+        world, folder = self._world(attempt), self._place.checkpoints
+        first = world.node_rank * self._place.ranks
         resume_from = None if folder is None or attempt.checkpoint is None else folder / attempt.checkpoint
         ranks = range(first, first + self._place.ranks)
         if attempt.number > 1:
@@ -249,7 +266,7 @@ class NodeLauncher:
             code=orders.code, first_step=self._first_step, newest=orders.newest, start_s=self._start_s,
             age_s=self._clock.monotonic_s() - self._began_s if self._ranks.alive else None,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
-            ledger=orders.ledger, over=orders.over,
+            ledger=orders.ledger, trial=self._trial.said, over=orders.over,
         )  # fmt: skip
 
     def _keep(self, obeys: Allegiance | None) -> None:

@@ -111,7 +111,7 @@ class LeaderTable:
             self._growing.see(len(self._placed), len(self._waiting(now_s)) if self.runs else 0, now_s)
         elif self.asked.holds:
             self._gathering_s = now_s  # nobody is waited for
-        elif now_s - self._gathering_s >= self._patience.give_up_s:
+        elif now_s - self._gathering_s >= self._patience.give_up_s and not self.ready(now_s):
             there = len(self._free(now_s))
             why = f"{there} of {self.shape.nodes} nodes were there within {self._patience.give_up_s:.0f} s"
             self._end(Over(LOST_JOB_CODE, why), now_s)
@@ -133,7 +133,7 @@ class LeaderTable:
         """Begin an attempt that goes on from `checkpoint`; does nothing if it is no longer `ready`."""
         if not self.ready(now_s):
             return
-        roster = self._free(now_s)[: self.shape.nodes]
+        roster = self.free(now_s)[: self.shape.nodes]
         self.attempt = following(self.attempt, self.epoch, roster, checkpoint)
         self.runs = True
         self.asked.begins()
@@ -239,6 +239,10 @@ class LeaderTable:
     def usable(self, now_s: float) -> set[str]:
         """Names of nodes that are there and not set aside; others may have come in the place of those that are."""
         return {one.node for one in self.living(now_s)}.difference(self.asked.aside)
+
+    def free(self, now_s: float) -> list[Report]:
+        """Nodes that could take part now, those that would first."""
+        return self._free(now_s)
 
     def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by rank or name, 2 before 10."""

@@ -6,7 +6,7 @@ import logging
 import threading
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -15,14 +15,19 @@ from actions.launchers.checkpoints.resumption import SEARCH_S
 from actions.launchers.cluster.control import Question, answered
 from actions.launchers.cluster.growing import CheckpointWatch
 from actions.launchers.cluster.leader import LeaderTable
+from actions.launchers.cluster.ledger import MOST_ASIDE
 from actions.launchers.cluster.words import Order, Patience, Report, Shape, believable
-from actions.launchers.leases.questions import Refusal, Routes, decoded
+from actions.launchers.leases.questions import Refusal, Roles, Routes, decoded
 from actions.launchers.leases.words import Lease
-from actions.launchers.local.control import Reply, Request
+from actions.launchers.local.control import Reply, Request, Submit
+from actions.launchers.restart_check.trials import Trials
+from actions.launchers.restart_check.words import Suspicions
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 
 log = logging.getLogger("trainwarden.cluster")
+
+ROLES: Final[Roles] = {("POST", "/v1/job"): "act", ("POST", "/v1/look"): "observe"}
 
 
 class Leadership(Protocol):
@@ -42,11 +47,13 @@ class Leading:
         This launcher's process.
     checkpoints : Path, optional
         The folder in which an attempt's checkpoint is looked for.
+    suspicions : Suspicions, optional
+        Who is to be measured between two attempts; nobody, if there are none.
     """
 
     def __init__(
         self, job: str, holder: str, leadership: Leadership, clock: Clock,
-        *, shape: Shape, patience: Patience, checkpoints: Path | None,
+        *, shape: Shape, patience: Patience, checkpoints: Path | None, suspicions: Suspicions | None = None,
     ) -> None:  # fmt: skip
         self._job, self._holder, self._leadership, self._clock = job, holder, leadership, clock
         self._shape, self._patience, self._folder = shape, patience, checkpoints
@@ -57,12 +64,17 @@ class Leading:
         self._search: Search | None = None
         self._search_s = 0.0
         self._watch: CheckpointWatch | None = None
+        self._trials = Trials(suspicions, clock)
         self._wrong: str | None = None
         self._stop_heard: str | None = None  # id of a stop of whose end somebody has heard
 
     def routes(self) -> Routes:
         """For a `QuestionServer`."""
-        return {("POST", "/v1/node"): self._question, ("POST", "/v1/job"): self._asked}
+        return {
+            ("POST", "/v1/node"): self._question,
+            ("POST", "/v1/job"): self._asked,
+            ("POST", "/v1/look"): self._looks,
+        }
 
     def _question(self, question: bytes) -> bytes:
         report = decoded(question, Report)
@@ -72,6 +84,12 @@ class Leading:
 
     def _asked(self, question: bytes) -> bytes:
         return msgspec.json.encode(self.control(decoded(question, Question).ask))
+
+    def _looks(self, question: bytes) -> bytes:
+        ask = decoded(question, Question).ask
+        if isinstance(ask, Submit):
+            raise Refusal(HTTPStatus.BAD_REQUEST, "who looks on asks for nothing; POST /v1/job does")
+        return msgspec.json.encode(self.control(ask))
 
     def control(self, request: Request) -> Reply:
         """What is answered to a person or an engine; nothing at all by who does not lead, or does not know yet."""
@@ -105,8 +123,8 @@ class Leading:
                 table.hear(report, now_s)
             return Order(
                 holder=lease.holder, epoch=lease.epoch, left_s=self._leadership.left_s(), attempt=table.attempt,
-                run=table.runs and over is None, ledger=table.asked.ledger, over=over or table.over,
-                next_s=table.next_s,
+                run=table.runs and over is None, ledger=table.asked.ledger, trial=self._trials.ordered,
+                over=over or table.over, next_s=table.next_s,
             )  # fmt: skip
 
     def _alone(self, now_s: float) -> bool:
@@ -132,14 +150,17 @@ class Leading:
             lease = self._leadership.leads()
             if lease is None:
                 self._table = self._search = self._watch = None
+                self._trials.cut()
                 return
             now_s = self._clock.monotonic_s()
             table = self._table_of(lease, now_s)
             table.advance(now_s)
             self._grow(table, now_s)
+            if table.runs or table.asked.holds or table.over is not None:
+                self._trials.cut()
             if not table.ready(now_s):
                 self._search = None  # what it found may be old by the time another attempt can be formed
-            elif self._looked(now_s):
+            elif self._looked(now_s) and self._tried(table, now_s):
                 table.form(self._found(), now_s)
             self._tell(table)
 
@@ -167,6 +188,21 @@ class Leading:
             self._watch = CheckpointWatch(self._folder, now_s)
         elif (newer := self._watch.newer(now_s)) is not None:
             table.grow(newer, now_s)
+
+    def _tried(self, table: LeaderTable, now_s: float) -> bool:
+        """Whether what is to be measured before the next attempt is; who is at fault then takes no part in it."""
+        if table.attempt is None:  # before the first one nodes are tested by themselves
+            return True
+        found = self._trials.advance(table.attempt.id, table.epoch, table.free(now_s))
+        if found is not None and found.said:
+            log.info("the leader says", extra={"fields": {"what": f"measured before the restart: {found.said}"}})
+        for node in () if found is None else found.confirmed:
+            enough = len(table.usable(now_s) - {node}) >= self._shape.least_nodes
+            if enough := enough and len(table.asked.aside) < MOST_ASIDE:
+                table.asked.put(node, aside=True)
+            what = f"{node} is set aside" if enough else f"{node} takes part all the same: too few would be left"
+            log.info("the leader says", extra={"fields": {"what": what}})
+        return found is not None
 
     def _looked(self, now_s: float) -> bool:
         """Whether the folder has been looked through, or does not answer; looks if nobody does yet."""

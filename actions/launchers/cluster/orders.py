@@ -13,6 +13,7 @@ import msgspec
 from actions.launchers.cluster.ledger import Ledger
 from actions.launchers.cluster.words import Attempt, AttemptId, Order, Over, Patience
 from actions.launchers.leases.fence import Allegiance, EpochFence
+from actions.launchers.restart_check.trial import Trial
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -51,6 +52,7 @@ class NodeOrders:
         self._stopping = False
         self.newest: Attempt | None = None
         self.ledger: Ledger | None = None
+        self.trial: Trial | None = None
         self.ran: AttemptId | None = None
         self.state: Literal["idle", "running", "done", "failed", "stopped"] = "idle"
         self.code: int | None = None
@@ -80,6 +82,7 @@ class NodeOrders:
             self.newest = order.attempt
         if order.ledger is not None and (self.ledger is None or order.ledger.id >= self.ledger.id):
             self.ledger = order.ledger
+        self.trial = order.trial
         taking_part = order.run and order.attempt is not None and self._life in order.attempt.roster
         self._wanted = order.attempt if taking_part else None
         if order.over is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from actions.launchers.cluster.ledger import Ledger, Number
 from actions.launchers.leases.words import MOST_EPOCH, Epoch, Name, SeenEpoch
+from actions.launchers.restart_check.trial import Trial, TrialSaid
 
 MOST_NODES: Final = 1024
 MOST_PAUSE_S: Final = 60.0
@@ -194,6 +195,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         The leader that is obeyed here, or was last.
     ledger : Ledger, optional
         The newest that was heard of.
+    trial : TrialSaid, optional
+        How the newest measurement between two attempts has ended here.
     over : Over, optional
         The job is over: a leader has said so, or a person wishes it here.
     """
@@ -216,6 +219,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     obeyed_epoch: SeenEpoch = 0
     obeyed_holder: Annotated[str, msgspec.Meta(max_length=256)] = ""
     ledger: Ledger | None = None
+    trial: TrialSaid | None = None
     over: Over | None = None
 
 
@@ -234,6 +238,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Its ranks are to run, on the nodes of its roster; no others anywhere.
     ledger : Ledger, optional
         To be kept and reported.
+    trial : Trial, optional
+        What is to be measured while no ranks run.
     over : Over, optional
         The job is over: end what runs, say so once more, and go.
     next_s : float
@@ -248,6 +254,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: Attempt | None = None
     run: bool = False
     ledger: Ledger | None = None
+    trial: Trial | None = None
     over: Over | None = None
     next_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 0.25
 

@@ -52,6 +52,10 @@ class LeaseClient:
         """
         return self._asker.ask(self._address, "/v1/lease", ask, Answer)
 
+    def look(self, ask: Ask) -> Answer:
+        """The same for a person who only looks on."""
+        return self._asker.ask(self._address, "/v1/look", ask, Answer)
+
 
 class LeaseKeeper:
     """Asks again and again, so that the lease stays, or comes here when its holder is gone.

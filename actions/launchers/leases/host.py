@@ -8,6 +8,7 @@ import threading
 from actions.launchers.leases.server import LeaseServer
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.cluster")
@@ -20,9 +21,11 @@ class LeaseHost:
     """
 
     def __init__(
-        self, address: str, token: str | None, clock: Clock, between_s: float = 1.0, *, tls: PeerTls | None = None
-    ) -> None:
+        self, address: str, token: str | None, clock: Clock, between_s: float = 1.0,
+        *, people: Tokens | None = None, tls: PeerTls | None = None,
+    ) -> None:  # fmt: skip
         self._address, self._token, self._clock, self._between_s, self._tls = address, token, clock, between_s, tls
+        self._people = people
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-host", daemon=True)
 
@@ -38,7 +41,7 @@ class LeaseHost:
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                server = LeaseServer(self._address, self._token, self._clock, tls=self._tls)
+                server = LeaseServer(self._address, self._token, self._clock, people=self._people, tls=self._tls)
             except ConfigError:  # another machine's address, or somebody serves there already
                 self._closed.wait(self._between_s)
                 continue

@@ -17,6 +17,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import msgspec
 
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.metrics_http.access import Person, Role, Tokens
 from trainwarden.metrics_http.server import MetricsServer
 from trainwarden.metrics_http.tls import PeerTls, trouble
 
@@ -25,8 +26,13 @@ MOST_DIGITS: Final = 9  # of a length; a number cut short would be another one
 _STOP_S: Final = 0.2  # between two looks at whether to stop
 
 T = TypeVar("T")
-Routes = Mapping[tuple[str, str], Callable[[bytes], bytes]]
+Route = tuple[str, str]
+Routes = Mapping[Route, Callable[[bytes], bytes]]
 """By method and path: what answers the bytes of a question (none of a GET), or raises `Refusal`."""
+
+
+Roles = Mapping[Route, Role]
+"""What a person needs for a question of that method and path."""
 
 
 class Refusal(Exception):
@@ -38,9 +44,12 @@ class Refusal(Exception):
 
 
 def application(
-    routes: Routes, token: str | None, most_bytes: int, *, observe_token: str | None = None
+    routes: Routes, token: str | None, most_bytes: int, *, people: Tokens | None = None, roles: Roles | None = None
 ) -> WSGIApplication:
-    """Answers by `routes`; without `token` everybody, else all but ``GET /healthz`` want it, a GET that or another."""
+    """Answers by `routes`; without `token` everybody, else all but ``GET /healthz`` want it or that of a person.
+
+    The launchers' own `token` may do all; one of `people` a GET and what `roles` names, if it has the role.
+    """
     known = ", ".join(f"{method} {path}" for method, path in routes)
 
     def body_of(environ: WSGIEnvironment) -> bytes:
@@ -50,10 +59,11 @@ def application(
         # Read before it is refused: a connection closed with bytes unread takes the refusal along.
         question = _read(environ, most_bytes) if route[0] == "POST" else b""
         if token is not None:
-            said = environ.get("HTTP_AUTHORIZATION", "").encode("utf-8", "surrogateescape")
-            good = [token, observe_token] if route[0] == "GET" and observe_token is not None else [token]
-            if not any([hmac.compare_digest(said, b"Bearer " + one.encode()) for one in good]):
-                raise Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the one that is wanted here")
+            said = environ.get("HTTP_AUTHORIZATION", "")
+            if not hmac.compare_digest(said.encode("utf-8", "surrogateescape"), b"Bearer " + token.encode()):
+                needed = "observe" if route[0] == "GET" else (roles or {}).get(route)
+                word = said.removeprefix("Bearer ")
+                _check_person(None if people is None or word == said else people.who(word), needed)
         if route not in routes:
             raise Refusal(HTTPStatus.NOT_FOUND, f"there are {known} and GET /healthz")
         return routes[route](question)
@@ -68,6 +78,14 @@ def application(
         return [body]
 
     return answer
+
+
+def _check_person(person: Person | None, needed: Role | None) -> None:
+    if person is None:
+        raise Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the one that is wanted here")
+    if needed is None or not person.may(needed):
+        wants = "the launchers' own token" if needed is None else f"the role {needed}"
+        raise Refusal(HTTPStatus.FORBIDDEN, f"{person.name} has the role {person.role}; this needs {wants}")
 
 
 def _read(environ: WSGIEnvironment, most_bytes: int) -> bytes:
@@ -111,8 +129,8 @@ class QuestionServer:
 
     Parameters
     ----------
-    observe_token : str, optional
-        By which a GET is answered as well.
+    people, roles : Tokens, mapping, optional
+        Who else is answered; see `application`.
     tls : PeerTls, optional
         Answers those alone whose certificate the same authority has signed.
 
@@ -130,7 +148,8 @@ class QuestionServer:
         *,
         token: str | None,
         most_bytes: int,
-        observe_token: str | None = None,
+        people: Tokens | None = None,
+        roles: Roles | None = None,
         tls: PeerTls | None = None,
     ) -> None:
         host, _, port = listen.rpartition(":")
@@ -141,7 +160,7 @@ class QuestionServer:
             raise ConfigError(f"without a token only this machine is answered; {host} is open to others")
         context = None if tls is None else tls.serving()
         try:
-            answers = application(routes, token, most_bytes, observe_token=observe_token)
+            answers = application(routes, token, most_bytes, people=people, roles=roles)
             self._server = _Server(host, int(port), answers, None)
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error

@@ -1,7 +1,7 @@
 """The lease service over HTTP: one question a request, answered from memory at once.
 
-``POST /v1/lease`` takes an `Ask` and gives an `Answer`; ``GET /v1/leases`` says which leases stand; both want the
-token. ``GET /healthz`` wants none.
+``POST /v1/lease`` takes an `Ask` and gives an `Answer` to launchers; ``POST /v1/look`` gives what ``look`` does, and
+``GET /v1/leases`` says which leases stand, to people as well. All want a token. ``GET /healthz`` wants none.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from wsgiref.types import WSGIApplication
 import msgspec
 
 from actions.launchers.leases import questions
-from actions.launchers.leases.questions import QuestionServer, Refusal, Routes, decoded
+from actions.launchers.leases.questions import QuestionServer, Refusal, Roles, Routes, decoded
 from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import DURATION_S, MOST_EPOCH, Ask
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
 
 log = logging.getLogger("trainwarden.lease")
 
 LEAST_CHARS: Final = 16  # a token that can be guessed is none
 MAX_BYTES: Final = 16_384
+LOOK: Final = ("POST", "/v1/look")
+ROLES: Final[Roles] = {LOOK: "observe"}
 
 
 def read_token(path: Path) -> str:
@@ -65,13 +68,19 @@ def _routes(table: LeaseTable, clock: Clock) -> Routes:
         with lock:
             return msgspec.json.encode(table.answer(ask, clock.monotonic_s()))
 
+    def look(question: bytes) -> bytes:
+        ask = decoded(question, Ask)
+        asked = Ask(job=ask.job, holder=ask.holder, want="look")  # what else a person says of leases is not believed
+        with lock:
+            return msgspec.json.encode(table.answer(asked, clock.monotonic_s()))
+
     def leases(_nothing: bytes) -> bytes:
         with lock:
             standing = table.standing(clock.monotonic_s())
         said = [{**msgspec.structs.asdict(lease), "left_s": left_s} for lease, left_s in standing.values()]
         return msgspec.json.encode({"leases": said})
 
-    return {("POST", "/v1/lease"): lease, ("GET", "/v1/leases"): leases}
+    return {("POST", "/v1/lease"): lease, LOOK: look, ("GET", "/v1/leases"): leases}
 
 
 class LeaseServer:
@@ -90,13 +99,13 @@ class LeaseServer:
         clock: Clock,
         duration_s: float = DURATION_S,
         *,
-        observe_token: str | None = None,
+        people: Tokens | None = None,
         tls: PeerTls | None = None,
     ) -> None:
         routes = _routes(LeaseTable(duration_s, clock.monotonic_s()), clock)
         try:
             self._server = QuestionServer(
-                listen, routes, token=token, most_bytes=MAX_BYTES, observe_token=observe_token, tls=tls
+                listen, routes, token=token, most_bytes=MAX_BYTES, people=people, roles=ROLES, tls=tls
             )
         except ConfigError as error:
             raise ConfigError(f"lease: {error}") from error

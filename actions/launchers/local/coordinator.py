@@ -14,21 +14,16 @@ from typing import Literal
 from actions.launchers.checkpoints.resumption import Resumption
 from actions.launchers.local.control import CAPABILITIES, Poll, Reply, Request, Submit
 from actions.launchers.local.journal import CUT_SHORT, Journal
+from actions.launchers.local.measuring import Measurement
 from actions.launchers.local.microbatch_plan import PlanFile
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.run_events import EventFile
 from actions.launchers.local.validating import Runner, Validating
+from actions.launchers.restart_check.here import CheckHere
+from actions.launchers.restart_check.words import Suspicions
 from trainwarden import rundir
 from trainwarden.clock import Clock
-from trainwarden.launching import (
-    JobPhase,
-    LauncherState,
-    NodeState,
-    Operation,
-    Report,
-    refusal,
-    refused,
-)
+from trainwarden.launching import JobPhase, LauncherState, NodeState, Operation, Report, refusal, refused
 from trainwarden.settings import LaunchSettings
 
 log = logging.getLogger("trainwarden.supervisor")
@@ -52,12 +47,15 @@ class SupervisorConfig(LaunchSettings, frozen=True, kw_only=True):
 class Coordinator:
     """The job's state machine; `exit_code` is the job's once `over`."""
 
-    def __init__(self, place: Place, runner: Runner, clock: Clock, config: SupervisorConfig) -> None:
+    def __init__(
+        self, place: Place, runner: Runner, clock: Clock, config: SupervisorConfig, suspicions: Suspicions | None = None
+    ) -> None:
         self._place, self._runner, self._clock, self._config = place, runner, clock, config
         self._plan = PlanFile(place.run_dir / rundir.PLAN)
         self._journal = Journal(place, self._plan.operation)
         self._events = EventFile(place)
         self._validating = Validating(place, runner, clock)
+        self._check = CheckHere(place.node, runner, clock, lambda one: Measurement(place, one.checks), suspicions)
         self._validated_s = float("-inf")  # a job that is down waits again for whom may restart it
         self._waiting: deque[Operation] = deque()
         self._current: Operation | None = None
@@ -104,11 +102,13 @@ class Coordinator:
         if self._ending is None:
             self._ending = self._runner.failure.code if self._runner.failure is not None else code
             self._validating.cancel()
+            self._check.cancel()
             self._runner.ask_to_stop(range(self._place.ranks))
 
     def close(self) -> None:
         """Note that nothing more will come of what is under way."""
         self._validating.cancel()
+        self._check.cancel()
         for operation in self._journal.under_way:
             self._journal.end(operation, CUT_SHORT)
 
@@ -202,10 +202,16 @@ class Coordinator:
             if left:  # waits for the ends of ranks that were asked to stop
                 self._journal.running(self._current, f"waits for {len(left)} ranks to end")
                 return
-            if self._current.kind == "restart" and not self._resumption.ready():
-                self._journal.running(self._current, "looks for the newest checkpoint")
+            if self._current.kind == "restart" and (waits := self._waits(self._current)) is not None:
+                self._journal.running(self._current, waits)
                 return
             self._finish(self._current)
+
+    def _waits(self, restart: Operation) -> str | None:
+        """What ranks that are gone wait for before they start again; nobody is measured beside others that run."""
+        if not self._resumption.ready():
+            return "looks for the newest checkpoint"
+        return None if self._runner.running else self._check.advance(restart.id)
 
     def _targets(self, operation: Operation) -> Sequence[int]:
         if operation.kind in ("rebalance", "validate"):
@@ -231,6 +237,7 @@ class Coordinator:
         if operation.kind == "restart":
             self._prove("it was restarted again before its first step")
             self._events.restart(operation, "started", self._journal.attempt + 1, self._clock.now_s())
+            self._check.begin(operation.id)
         elif operation.kind == "validate":
             self._validating.begin(operation)
         self._runner.ask_to_stop(self._targets(operation))

@@ -6,24 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final
 
 import msgspec
 
-from actions.launchers.local.ranks import EXEC, Place
+from actions.launchers.local.ranks import EXEC, Place, World
+from actions.launchers.restart_check.words import Outcome
 from trainwarden import rundir
 from trainwarden.launching import Accused, Check, Findings
 
+JOIN_S: Final = 120.0  # each imports torch by itself, some on busy machines
 _READY = b"ready"  # trainwarden.cli.run.validate
-
-
-class Outcome(NamedTuple):
-    """How a validation ended: `findings`, or one sentence why there are none."""
-
-    findings: Findings | None
-    error: str | None = None
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -34,8 +29,31 @@ class _Result(msgspec.Struct, frozen=True):
     judged: tuple[Check, ...] = ()
 
 
+def among(place: Place, checks: Sequence[Check], nodes: Sequence[str], world: World) -> Measurement:
+    """This node's part of a validation of the nodes of `world`, about `nodes`, or about all if none is named.
+
+    Raises
+    ------
+    OSError
+        See `Measurement`.
+    """
+    words = ["--nnodes", str(world.nodes), "--node-rank", str(world.node_rank), "--master-addr", world.master]
+    words += ["--port", str(world.port), "--join", f"{JOIN_S:.0f}"]
+    if nodes and not any("," in node for node in nodes):
+        words += ["--nodes", ",".join(nodes)]
+    interface = {} if world.interface is None else {"GLOO_SOCKET_IFNAME": world.interface}
+    return Measurement(place, checks, words, {**interface, **os.environ})
+
+
 class Measurement:
     """A validation of the places of all ranks of `place`, which waits for `begin`; it ends with the launcher.
+
+    Parameters
+    ----------
+    words : sequence of str
+        More options of `trainwarden validate`.
+    environ : mapping, optional
+        Its environment; default this process's.
 
     Raises
     ------
@@ -43,16 +61,18 @@ class Measurement:
         If there is no memory or process slot for it.
     """
 
-    def __init__(self, place: Place, checks: Sequence[Check]) -> None:
+    def __init__(
+        self, place: Place, checks: Sequence[Check], words: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", str(EXEC), str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
-        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told"]
-        environ = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
+        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told", *words]
+        own = {**(os.environ if environ is None else environ), "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                command, env=own, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         self.pid = self._process.pid
 

@@ -13,6 +13,7 @@ from actions.launchers.local.control import ControlServer
 from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place
+from actions.launchers.restart_check.words import Suspicions
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
@@ -33,6 +34,8 @@ class Supervisor:
         Environment to build the ranks' on; default this process's.
     adopt : bool
         This process has no other children than the ranks: what they leave behind ends with them.
+    suspicions : Suspicions, optional
+        Who is to be measured before all ranks start again; nobody, if there are none.
 
     Raises
     ------
@@ -48,6 +51,7 @@ class Supervisor:
         config: SupervisorConfig | None = None,
         *,
         adopt: bool = False,
+        suspicions: Suspicions | None = None,
     ) -> None:
         if not place.command or place.ranks < 1:
             words = list(place.command)
@@ -61,7 +65,7 @@ class Supervisor:
             self._place, environ, self._selector, clock,
             stop_grace_s=config.stop_grace_s, port_tries=config.port_tries, adopt=adopt,
         )  # fmt: skip
-        self._coordinator = Coordinator(self._place, self._runner, clock, config)
+        self._coordinator = Coordinator(self._place, self._runner, clock, config, suspicions)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> int:
         """Start the ranks and look after them until the job is over or `stop()` is true.

@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from actions.launchers.local.measuring import Measurement, Outcome
+from actions.launchers.local.measuring import Measurement
 from actions.launchers.local.node_runner import Failure
 from actions.launchers.local.ranks import Place
+from actions.launchers.restart_check.bounded import LIMIT_S, START_S
+from actions.launchers.restart_check.words import Outcome
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
@@ -20,9 +22,7 @@ from trainwarden.state import save_json
 
 log = logging.getLogger("trainwarden.supervisor")
 
-START_S: Final = 120.0  # imports of torch take 3 s of a processor, on busy machines many times that
 STAND_S: Final = 60.0  # the ranks agree on a pause a step ahead: two steps of half a minute
-LIMIT_S: Final = 300.0  # measured: 15 s for eight ranks on two busy cores; training stands still meanwhile
 SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so much later
 
 

@@ -75,8 +75,10 @@ def _run_line(run: kept_runs.KeptRun) -> str:
     if run.about.result is None:
         said = "running" if run.running else "its command was killed"
     else:
-        said = f"exit code {run.about.result['exit_code']}, {run.about.result['steps']} steps, "
-        said += f"{len(run.about.result['incidents'])} incident(s)"
+        steps = run.about.result["steps"]
+        counted = "steps not counted" if steps is None else f"{steps} steps"
+        incidents = len(run.about.result["incidents"])
+        said = f"exit code {run.about.result['exit_code']}, {counted}, {incidents} incident(s)"
     return f"run {begun} {run.about.job}: {said}; {run.path}"
 
 

@@ -28,7 +28,9 @@ def job(
     *,
     name: Annotated[str, typer.Option("--job", help="Name of the job.")],
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where its nodes find each other.")],
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds the nodes' token, or one's own.")
+    ] = None,
     why: Annotated[str, typer.Option(help="Why; the launchers' logs say it.")] = "",
     wait: Annotated[
         float, typer.Option(min=0.0, max=3600.0, metavar="SECONDS", help="For a leader, and for the end.")

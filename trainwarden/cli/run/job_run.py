@@ -132,7 +132,7 @@ class JobRun:
             self._discard()
             raise
         self.started_at_s = time.time()
-        self._blind = False
+        self._blind = self._followed = False
         self._page: PageBeside | None = None
 
     @staticmethod
@@ -212,6 +212,7 @@ class JobRun:
             return
         try:
             self.follower.poll(LOOK_S)
+            self._followed = True
         except Exception as error:  # noqa: BLE001 - of anything at all
             self._blind = True
             voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
@@ -251,7 +252,7 @@ class JobRun:
         made = {
             "job": self.settings.job,
             "exit_code": exit_code,
-            "steps": view.steps_done(),
+            "steps": view.steps_done() if self._followed else None,  # of a job on several nodes nobody counts them
             "iteration_s": {"median": view.iteration_s()},
             "incidents": view.incident_objects(),
             "actions": view.action_objects(),

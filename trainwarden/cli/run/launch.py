@@ -50,6 +50,9 @@ def launch(
         typer.Option(help="When fewer nodes take in more: at a checkpoint, if worth a restart (default), or at once."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Lines of NAME ROLE TOKEN: who may look on or act by `job`.")
+    ] = None,
     preload: Preload = None,
     checkpoints: Checkpoints = None,
     job: JobName = None,
@@ -66,7 +69,7 @@ def launch(
     here = Here(nproc=nproc, preload=tuple(preload or ()), checkpoints=checkpoints, job=job, keep=keep, config=config)
     asked = NodesAsked(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
-        max_restarts=max_restarts, grow=grow, token_file=token_file, node_rank=node_rank,
+        max_restarts=max_restarts, grow=grow, token_file=token_file, tokens=tokens, node_rank=node_rank,
     )  # fmt: skip
     asked.check()
     if rdzv is None:

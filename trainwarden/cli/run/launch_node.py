@@ -45,6 +45,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     grow: Literal["worth", "now", "restart"] | None = None
     token_file: Path | None = None
+    tokens: Path | None = None
     node_rank: int | None = None
 
     def check(self) -> None:
@@ -60,6 +61,8 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             raise ConfigError(f"--min-nodes {self.min_nodes}: that is more than --nnodes {self.nnodes}")
+        if self.tokens is not None and self.token_file is None:
+            raise ConfigError("--tokens: without --token-file whoever is on this machine may do all anyway")
         there = self.nnodes + (self.spares or 0)
         if self.node_rank is not None and self.node_rank >= there:
             raise ConfigError(f"--node-rank {self.node_rank}: counted from 0 there are {there}, spares among them")
@@ -70,7 +73,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         said = {
             "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
             "--max-restarts": self.max_restarts, "--grow": self.grow, "--token-file": self.token_file,
-            "--node-rank": self.node_rank,
+            "--tokens": self.tokens, "--node-rank": self.node_rank,
         }  # fmt: skip
         for option, value in said.items():
             if value is not None:
@@ -156,6 +159,7 @@ def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
 def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
     from actions.launchers.cluster.launcher import NodeLauncher
     from actions.launchers.local.ranks import Place
+    from actions.suspicions.on_bus import SuspicionsOnBus
     from collectors.nccl_profiler import build as nccl_profiler
     from trainwarden.clock import BootClock, SystemClock
     from trainwarden.self_metrics import log_to_stderr
@@ -174,7 +178,11 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
         raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
     meeting = _meeting(asked, settings, here.nproc)
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
-    launcher = NodeLauncher(place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s)
+    bus = run.bus_address if elsewhere(settings, here.config) else None
+    launcher = NodeLauncher(
+        place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s,
+        suspicions=SuspicionsOnBus.of(settings, SystemClock(), bus),
+    )  # fmt: skip
     engine = EngineBeside(run.stack, launcher.leads, SystemClock()) if acts else None
 
     def asked_to_stop() -> bool:
@@ -189,6 +197,7 @@ def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
     from actions.launchers.cluster.launcher import Meeting
     from actions.launchers.cluster.words import Patience
     from actions.launchers.leases.server import read_token
+    from trainwarden.metrics_http.access import Tokens
     from trainwarden.metrics_http.tls import peer_tls
 
     assert asked.rdzv is not None
@@ -197,6 +206,7 @@ def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
         rdzv=asked.rdzv,
         shape=asked.shape(ranks),
         token=None if asked.token_file is None else read_token(asked.token_file),
+        people=None if asked.tokens is None else Tokens.of_file(asked.tokens),
         tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key),
         patience=Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s),
         node_rank=asked.node_rank,

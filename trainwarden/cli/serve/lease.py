@@ -23,6 +23,9 @@ def lease(
     observe_token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds a token that may only ask who leads.")
     ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Lines of NAME ROLE TOKEN: people, who may ask who leads.")
+    ] = None,
     tls_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Who signs the launchers' certificates.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="This service's, by --tls-ca.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Of --tls-certificate.")] = None,
@@ -39,16 +42,21 @@ def lease(
     """
     from actions.launchers.leases.server import LeaseServer, read_token
     from trainwarden.clock import BootClock
+    from trainwarden.metrics_http.access import Person, Tokens
     from trainwarden.metrics_http.tls import peer_tls
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
     stop = StopFlag(with_parent=with_parent)
     token, observe_token = (None if path is None else read_token(path) for path in (token_file, observe_token_file))
-    if token is None and observe_token is not None:
-        raise ConfigError("--observe-token-file: without --token-file this machine may do all anyway")
+    if token is None and not (observe_token is None and tokens is None):
+        option = "--tokens" if observe_token is None else "--observe-token-file"
+        raise ConfigError(f"{option}: without --token-file this machine may do all anyway")
+    people = Tokens.of_files([] if tokens is None else [tokens])
+    if observe_token is not None:
+        people = people.beside(observe_token, Person("--observe-token-file", "observe"))
     tls = peer_tls(tls_ca, tls_certificate, tls_key)
-    server = LeaseServer(listen, token, BootClock(), duration, observe_token=observe_token, tls=tls)
+    server = LeaseServer(listen, token, BootClock(), duration, people=people, tls=tls)
     Voice().say(f"leases at {server.address}")
     server.run(stop)
     return 0

@@ -32,6 +32,7 @@ def supervise(
     from actions.launchers.local.coordinator import SupervisorConfig
     from actions.launchers.local.ranks import Place
     from actions.launchers.local.supervisor import Supervisor
+    from actions.suspicions.on_bus import SuspicionsOnBus
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
@@ -50,5 +51,7 @@ def supervise(
     )
     config_of_launch = SupervisorConfig(mode=mode, **msgspec.structs.asdict(settings.launch))
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}
-    launcher = Supervisor(place, SystemClock(), environ=environ, config=config_of_launch, adopt=True)
+    clock = SystemClock()
+    suspicions = SuspicionsOnBus.of(settings, clock, settings.bus)
+    launcher = Supervisor(place, clock, environ=environ, config=config_of_launch, adopt=True, suspicions=suspicions)
     return launcher.run(StopFlag(with_parent=with_parent))

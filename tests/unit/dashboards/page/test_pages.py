@@ -13,11 +13,11 @@ import pytest
 
 from dashboards.overview.overview import Overview
 from dashboards.page.pages import Pages
-from dashboards.web.access import Person, Tokens, digest_of
 from dashboards.web.app import Parts, build
 from tests.asgi import Answer, ask
 from tests.doubles import ManualClock
 from tests.page_world import EVIL, NOW_S, Told, hostile, incident, overview_of, proposed, world
+from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from actions.launchers.cluster import leading
 from actions.launchers.cluster.client import LeaderClient, Patient
-from actions.launchers.leases.questions import QuestionServer, Routes
-from actions.launchers.local.control import AskState, Reply
+from actions.launchers.cluster.control import Question
+from actions.launchers.cluster.words import Order
+from actions.launchers.leases.client import LeaseClient
+from actions.launchers.leases.questions import Asker, QuestionServer, Routes
+from actions.launchers.leases.server import LeaseServer
+from actions.launchers.leases.words import Ask, Lease
+from actions.launchers.local.control import AskState, Reply, Submit
 from tests.doubles import ManualClock
-from tests.unit.actions.launchers.cluster.test_leading import Leader
+from tests.unit.actions.launchers.cluster.test_leading import Leader, report
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import LauncherState, Operation, Report
+from trainwarden.metrics_http.access import Person, Tokens, digest_of
 
 RUNS = LauncherState(job="j", phase="running", generation=4)
 
@@ -100,7 +109,7 @@ def test_the_leader_is_found_by_the_lease_service_and_asked_with_the_token(
     leader.form()
     address = served(leader.leading.routes())
     lease = b'{"granted":false,"lease":{"job":"j","holder":"l","address":"%s","epoch":3,"duration_s":6.0}}'
-    leases = served({("POST", "/v1/lease"): lambda _: lease.replace(b"%s", address.encode())})
+    leases = served({("POST", "/v1/look"): lambda _: lease.replace(b"%s", address.encode())})
     client = LeaderClient("j", leases, "t" * 16)
     state = client.state()
     assert (state.phase, [node.node for node in state.nodes]) == ("running", ["a", "b"])
@@ -116,8 +125,73 @@ def test_the_leader_is_found_by_the_lease_service_and_asked_with_the_token(
         client.state()
 
 
+def test_who_may_only_look_on_is_told_of_the_job_and_asks_for_nothing() -> None:
+    leader = Leader()
+    leader.form()
+    leader.form()
+    people = Tokens({digest_of("o" * 16): Person("ann", "observe"), digest_of("a" * 16): Person("bob", "act")})
+    with closing_server(leader.leading.routes(), people) as address, closing_leases(people, address) as rdzv:
+        looks = LeaderClient("j", rdzv, "o" * 16)
+        state = looks.state()
+        assert state.phase == "running"
+        assert looks.poll("nothing").state == "unknown"
+        operation = Operation(id="p", job="j", kind="pause", expected_generation=state.generation)
+        with pytest.raises(LauncherError, match=r"403 .*ann has the role observe; this needs the role act"):
+            looks.submit(operation)
+        for word in ("o", "a"):
+            with pytest.raises(LauncherError, match=r"403 .*this needs the launchers' own token"):
+                Asker("leader", word * 16, 5.0, 1 << 20).ask(address, "/v1/node", report("c"), Order)
+            with pytest.raises(LauncherError, match=r"403 .*this needs the launchers' own token"):
+                LeaseClient(rdzv, word * 16).ask(Ask(job="j", holder="eve", want="lead"))
+        with pytest.raises(LauncherError, match=r"400 .*who looks on asks for nothing"):
+            Asker("leader", "o" * 16, 5.0, 1 << 20).ask(address, "/v1/look", Question(Submit(operation)), Reply)
+        assert LeaderClient("j", rdzv, "a" * 16).submit(operation).state == "accepted"
+        with pytest.raises(LauncherError, match="401"):
+            LeaderClient("j", rdzv, "u" * 16).state()
+
+
+def test_nobody_who_looks_on_tells_the_lease_service_of_leases() -> None:
+    people = Tokens({digest_of("o" * 16): Person("ann", "observe")})
+    with closing_leases(people, "host:1") as rdzv:
+        lie = Lease(job="j", holder="eve", address="evil:1", epoch=99, duration_s=6.0)
+        looks = LeaseClient(rdzv, "o" * 16)
+        looks.look(Ask(job="j", holder="eve", want="lead", carried=lie, holds=True, seen_epoch=99))
+        found = looks.look(Ask(job="j", holder="ann", want="look")).lease
+        assert found is not None
+        assert (found.holder, found.epoch) == ("l", 3)
+
+
+@contextmanager
+def closing_server(routes: Routes, people: Tokens) -> Iterator[str]:
+    server = QuestionServer(
+        "127.0.0.1:0", routes, token="t" * 16, most_bytes=1 << 20, people=people, roles=leading.ROLES
+    )
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.close()
+
+
+@contextmanager
+def closing_leases(people: Tokens, leader: str) -> Iterator[str]:
+    """A real lease service, by which the launcher at that address leads."""
+    stop = threading.Event()
+    server = LeaseServer("127.0.0.1:0", "t" * 16, ManualClock(100.0), people=people)
+    thread = threading.Thread(target=server.run, args=(stop.is_set,))
+    thread.start()
+    try:
+        carried = Lease(job="j", holder="l", address=leader, epoch=3, duration_s=6.0)
+        ask = Ask(job="j", holder="l", address=leader, want="lead", carried=carried, holds=True)
+        assert LeaseClient(server.address, "t" * 16).ask(ask).lease is not None
+        yield server.address
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_a_job_that_nobody_leads_is_said_to_be_none(served: Callable[[Routes], str]) -> None:
-    leases = served({("POST", "/v1/lease"): lambda _: b'{"granted":false}'})
+    leases = served({("POST", "/v1/look"): lambda _: b'{"granted":false}'})
     with pytest.raises(LauncherUnavailable, match="knows no leader of job 'j'"):
         LeaderClient("j", leases, "t" * 16).state()
 

@@ -19,9 +19,11 @@ from tests.doubles import ManualClock
 from tests.servers.certificates import Authority
 from trainwarden.cli.serve.lease import lease
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.metrics_http.tls import PeerTls, peer_tls
 
 TOKEN, OBSERVE = "a-word-nobody-guesses", "a-word-for-lookers-on"
+PEOPLE = Tokens({digest_of(OBSERVE): Person("ann", "observe")})
 PAST = datetime.timedelta(days=-1)
 
 
@@ -34,7 +36,7 @@ class Running:
     """A lease service on a free port of this machine."""
 
     def __init__(self, tls: PeerTls | None) -> None:
-        self._server = LeaseServer("127.0.0.1:0", TOKEN, ManualClock(), observe_token=OBSERVE, tls=tls)
+        self._server = LeaseServer("127.0.0.1:0", TOKEN, ManualClock(), people=PEOPLE, tls=tls)
         self.address, self._stop = self._server.address, threading.Event()
         self._thread = threading.Thread(target=self._server.run, args=(self._stop.is_set,))
         self._thread.start()
@@ -104,7 +106,9 @@ def test_a_token_for_looking_on_asks_for_no_lease() -> None:
         for token, method, path, status in (
             (OBSERVE, "GET", "/v1/leases", 200),
             (TOKEN, "GET", "/v1/leases", 200),
-            (OBSERVE, "POST", "/v1/lease", 401),
+            (OBSERVE, "POST", "/v1/lease", 403),
+            (OBSERVE, "POST", "/v1/look", 400),
+            ("", "POST", "/v1/look", 401),
             ("", "GET", "/v1/leases", 401),
         ):
             with closing(http.client.HTTPConnection(running.address, timeout=5.0)) as connection:

@@ -9,6 +9,7 @@ from actions.launchers.local.control import AskState, Poll, Submit
 from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
 from actions.launchers.local.node_runner import Failure
 from actions.launchers.local.ranks import Place
+from actions.launchers.restart_check.words import Suspicions
 from tests.doubles import ManualClock
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 
@@ -83,11 +84,14 @@ class FakeRunner:
 class Launch:
     """A coordinator on a fake runner in a run folder that outlives it; `kill` is kill -9 and a new launcher."""
 
-    def __init__(self, run_dir: Path, mode: str = "auto", checkpoints: Path | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, mode: str = "auto", checkpoints: Path | None = None, suspicions: Suspicions | None = None
+    ) -> None:
         self.clock = ManualClock(100.0)
         self._place = Place(
             command=("true",), ranks=RANKS, run_dir=run_dir, job="job", node="n0", checkpoints=checkpoints
         )
+        self._suspicions = suspicions
         self._config = SupervisorConfig(mode=mode)  # type: ignore[arg-type]
         self.runners: list[FakeRunner] = []
         self.kill()
@@ -98,7 +102,7 @@ class Launch:
 
     def kill(self) -> None:
         self.runners.append(FakeRunner(self.clock))
-        self.coordinator = Coordinator(self._place, self.runner, self.clock, self._config)
+        self.coordinator = Coordinator(self._place, self.runner, self.clock, self._config, self._suspicions)
         self.coordinator.begin()
 
     def state(self) -> LauncherState:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainwarden import rundir
+from trainwarden.cli.ask import status
 from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
 from trainwarden.settings import Settings
 
@@ -59,3 +61,15 @@ def test_embedded_without_a_path_is_the_runs_own_bus(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with JobRun(Settings(job="j", bus="embedded"), own_services=()) as run:
         assert run.bus_address == f"embedded:{rundir.bus_file(run.run_dir)}"
+
+
+def test_steps_that_nobody_has_followed_are_not_none_but_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with JobRun(Settings(job="j", bus="embedded"), own_services=()) as run:
+        assert run.result(0)["steps"] is None
+        (kept,) = kept_runs.kept()
+        assert "exit code 0, steps not counted, 0 incident(s)" in status._run_line(kept)
+        run.look(Voice(stream=io.StringIO()))
+        assert run.result(0)["steps"] == 0

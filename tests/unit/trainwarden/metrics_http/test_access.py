@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.web.access import Person, Role, Tokens, digest_of
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.access import Person, Role, Tokens, digest_of
 
 
 def written(tmp_path, text: str, mode: int = 0o600):

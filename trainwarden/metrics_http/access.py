@@ -96,6 +96,10 @@ class Tokens:
             raise ConfigError(f"tokens: {path} holds no token; a line is NAME ROLE TOKEN")
         return cls(people)
 
+    def beside(self, token: str, person: Person) -> Tokens:
+        """These, and `token` of `person`."""
+        return Tokens({**self._people, digest_of(token): person})
+
     def who(self, token: str) -> Person | None:
         """Whose `token` is; digests are looked up, so the time that it takes says nothing of the token."""
         return self._people.get(digest_of(token))
