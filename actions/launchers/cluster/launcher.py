@@ -30,6 +30,7 @@ from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
 from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.network.host_port import host_and_port
 from trainwarden.state import load_json, save_json
 
 log = logging.getLogger("trainwarden.cluster")
@@ -75,7 +76,7 @@ class NodeLauncher:
     def __init__(
         self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float
     ) -> None:
-        if meeting.token is None and places.split(meeting.rdzv)[0] not in LOOPBACK:
+        if meeting.token is None and host_and_port(meeting.rdzv, "--rdzv")[0] not in LOOPBACK:
             raise ConfigError("--rdzv: nodes on other machines are answered only with a token; name a --token-file")
         self._place = msgspec.structs.replace(place, command=check_command(place.command))
         self._meeting, self._clock = meeting, clock
