@@ -267,7 +267,7 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         return tomllib.loads(text), text
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid TOML ({error})") from error
 
 

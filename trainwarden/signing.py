@@ -1,9 +1,10 @@
-"""Requests that are signed by a secret which both sides hold in a file: HMAC-SHA256."""
+"""Secrets and keys that are held in files, and requests that are signed by one: HMAC-SHA256."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,25 @@ LEAST_BYTES: Final = 16
 MAX_BYTES: Final = 4_096
 
 
+def read_held(path: str | Path, setting: str, most_bytes: int) -> tuple[bytes, int]:
+    """All that the file at `path` holds, and its mode. A part of it would be other keys than those that were meant.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read or has more than `most_bytes`; it names `setting`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            held, mode = file.read(most_bytes + 1), os.fstat(file.fileno()).st_mode
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{setting}: {path} cannot be read ({said})") from error
+    if len(held) > most_bytes:
+        raise ConfigError(f"{setting}: {path} has more than {most_bytes} bytes")
+    return held, mode
+
+
 def read_secret(path: str, setting: str) -> bytes:
     """The secret that the file at `path` holds, without the newline at its end.
 
@@ -23,11 +43,7 @@ def read_secret(path: str, setting: str) -> bytes:
     ConfigError
         If it cannot be read or is too short to be one; it names `setting`.
     """
-    try:
-        with Path(path).open("rb") as file:
-            secret = file.read(MAX_BYTES).strip()
-    except OSError as error:
-        raise ConfigError(f"{setting}: {path} cannot be read ({error.strerror})") from error
+    secret = read_held(path, setting, MAX_BYTES)[0].strip()
     if len(secret) < LEAST_BYTES:
         raise ConfigError(f"{setting}: {path} holds fewer than {LEAST_BYTES} bytes; that can be guessed")
     return secret

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +15,7 @@ from trainwarden.records import ActionKind, ActionRecord, CommandRecord, Heartbe
 
 WORST: Final[tuple[NodeCondition, ...]] = ("lost", "cordoned", "suspect", "spare", "healthy")
 HISTORY: Final = 100  # newest moments of one node
+MAX_NODES: Final = 20_000  # ten times those of a job of 16,384 GPUs; names on the bus may be made up
 OUT: Final[frozenset[ActionKind]] = NODES_OUT | {"cordon_node"}
 BACK: Final[frozenset[ActionKind]] = frozenset({"uncordon_node"})
 
@@ -45,6 +45,12 @@ def _newer(known: Moment | None, moment: Moment) -> Moment:
     return moment if known is None or moment.at_s >= known.at_s else known
 
 
+def _weight(node: _Node) -> tuple[bool, bool, float]:
+    """Whoever is out of use is kept longest, then who was in trouble, then who was heard of last."""
+    told_s = max((moment.at_s for moment in node.moments.values()), default=0.0)
+    return node.out is not None, bool(node.accused or node.moments), max(node.seen_s or 0.0, told_s)
+
+
 class NodeStates:
     """All nodes that were heard of, by the records of a bus in its order.
 
@@ -57,7 +63,7 @@ class NodeStates:
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _Node] = defaultdict(_Node)
+        self._nodes: dict[str, _Node] = {}
         self._pasts = NodePasts()
         self._first: dict[str, str] = {}
 
@@ -65,7 +71,7 @@ class NodeStates:
         """Take one record in; `at_s` is when it came to the bus."""
         match record:
             case HeartbeatRecord():
-                node = self._nodes[record.node]
+                node = self._known(record.node)
                 node.jobs.add(record.job)
                 node.seen_s = at_s if node.seen_s is None else max(at_s, node.seen_s)
             case IncidentRecord():
@@ -73,10 +79,10 @@ class NodeStates:
             case ActionRecord():
                 self._pasts.take_action(record, at_s)
                 for name in targets(record) if record.kind in OUT | BACK else ():
-                    self._take_action(self._nodes[name], record, at_s)
+                    self._take_action(self._known(name), record, at_s)
             case CommandRecord() if record.kind in CLEARING | CORDONING and record.node is not None:
                 self._pasts.take_command(record, at_s)
-                node, said = self._nodes[record.node], Moment(at_s, record.kind, record.why, by=record.by)
+                node, said = self._known(record.node), Moment(at_s, record.kind, record.why, by=record.by)
                 node.moments[record.id, record.kind] = said
                 if record.kind == "set_healthy":  # what the others ask for is told by the action that follows
                     node.back = _newer(node.back, said)
@@ -85,7 +91,7 @@ class NodeStates:
 
     def launcher_says(self, job: str, said: NodeState) -> None:
         """Take in what the launcher of `job` says of a node that the job is on, or is kept for it."""
-        node = self._nodes[said.node]
+        node = self._known(said.node)
         node.jobs.add(job)
         if node.launcher is None or WORST.index(said.state) < WORST.index(node.launcher.state):
             node.launcher = said
@@ -114,15 +120,24 @@ class NodeStates:
         """Every node as programs read it, by name."""
         return [self._object(name, self._nodes[name], now_s) for name in sorted(self._nodes)]
 
+    def _known(self, name: str) -> _Node:
+        node = self._nodes.get(name)
+        if node is None:
+            if len(self._nodes) >= MAX_NODES:
+                for gone in sorted(self._nodes, key=lambda known: _weight(self._nodes[known]))[: MAX_NODES // 10]:
+                    del self._nodes[gone]
+            node = self._nodes[name] = _Node()
+        return node
+
     def _take_incident(self, incident: IncidentRecord, at_s: float) -> None:
         name = next((suspect.node for suspect in incident.suspects if suspect.node is not None), None)
         before = self._first.get(incident.id)
         if before is not None and before != name:  # who was suspected first may change
-            self._nodes[before].accused.pop(incident.id, None)
+            self._known(before).accused.pop(incident.id, None)
         if name is None:
             return
         self._first[incident.id] = name
-        node = self._nodes[name]
+        node = self._known(name)
         why, job = f"{incident.kind} ({incident.severity}): {incident.reason}", incident.job
         blamed = Moment(incident.opened_at_s, "blamed", why, job=job, id=incident.id)
         node.moments.setdefault((incident.id, "blamed"), blamed)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 from typing import Final, Literal
 
-from trainwarden.errors import CollectorError
+from trainwarden.errors import CollectorError, ConfigError
+from trainwarden.network.host_port import host_and_port
 
 PORT: Final = 28028
 PROTOCOL: Final = 2
@@ -33,17 +34,17 @@ def parse_address(text: str) -> tuple[str, int]:
     >>> parse_address("localhost:28028"), parse_address("[::1]:7")
     (('127.0.0.1', 28028), ('::1', 7))
     """
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise CollectorError(f"NCCL's RAS address {text[:80]!r} has no port")
-    if host in {"localhost", ""}:
-        return "127.0.0.1", int(port)
+    try:  # NCCL takes a missing host for this machine
+        host, port = host_and_port(f"localhost{text}" if text.startswith(":") else text, "NCCL's RAS address")
+    except ConfigError as error:
+        raise CollectorError(str(error)) from error
+    if host == "localhost":
+        return "127.0.0.1", port
     try:
-        socket.getaddrinfo(host, int(port), flags=socket.AI_NUMERICHOST)
+        socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)
     except OSError as error:
         raise CollectorError(f"NCCL's RAS address {text[:80]!r} is no number; set `address` to one") from error
-    return host, int(port)
+    return host, port
 
 
 class NoGreetingError(CollectorError):

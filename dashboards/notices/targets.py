@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 from trainwarden.records import IncidentKind, IncidentRecord, Severity
 from trainwarden.settings import Config, parse
+from trainwarden.signing import read_held
 
 MAX_BYTES: Final = 4_096
 GRAVEST: Final = ("sev1", "sev2", "sev3")
@@ -93,10 +93,10 @@ def _held(path: str | None, where: str) -> str | None:
     """The one line that a file holds."""
     if path is None:
         return None
+    held, _ = read_held(path, where, MAX_BYTES)
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(MAX_BYTES).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = held.decode().strip()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: {path} cannot be read ({error})") from error
     if not text or "\n" in text:
         raise ConfigError(f"{where}: {path} holds not one line")

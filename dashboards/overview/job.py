@@ -107,7 +107,13 @@ class JobOverview:
     def forget_nodes(self, before_s: float) -> None:
         """Let go of nodes whose newest heartbeat came before `before_s`."""
         for name in [name for name, seen_s in self.node_seen_s.items() if seen_s < before_s]:
-            del self.nodes[name], self.node_seen_s[name]
+            self.forget_node(name)
+
+    def forget_node(self, name: str) -> None:
+        """Let go of one node, if it is known."""
+        self.nodes.pop(name, None)
+        self.node_seen_s.pop(name, None)
+        self.pace.forget_node(name)
 
     @property
     def verdict(self) -> VerdictRecord | None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from actions.nodes.states import NodeStates
+from actions.nodes.states import MAX_NODES, NodeStates
 from dashboards.overview.job import JobOverview
 from trainwarden.clock import Clock
 from trainwarden.commands.silences import Silences
 from trainwarden.commands.trust import Trust, in_order
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import CommandRecord, Record
+from trainwarden.records import CommandRecord, HeartbeatRecord, Record
 from trainwarden.service_loop import Output
 from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, VERDICTS, Topic
 
@@ -66,6 +67,7 @@ class Overview:
         self.silences = Silences()
         self.said: dict[str, CommandRecord] = {}
         self.nodes = NodeStates()
+        self._beating: OrderedDict[tuple[str, str], None] = OrderedDict()  # (job, node), the longest silent first
         self._listeners: list[Callable[[Record], None]] = []
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
@@ -137,6 +139,17 @@ class Overview:
         # What comes live is heard now, whatever clocks agents, detectors and the bus have.
         if job.take(message, self._clock.now_s() if self.ready else None):
             self._tell(record)
+        if isinstance(record, HeartbeatRecord):
+            self._note_node(name, record.node)
+
+    def _note_node(self, job: str, node: str) -> None:
+        """Of more nodes than there can be, those of all jobs together, the longest silent go."""
+        self._beating[job, node] = None
+        self._beating.move_to_end((job, node))
+        if len(self._beating) > MAX_NODES:
+            (of_job, gone), _ = self._beating.popitem(last=False)
+            if of_job in self.jobs:
+                self.jobs[of_job].forget_node(gone)
 
     def _take_command(self, command: CommandRecord, offset: int) -> None:
         if command.kind in ("stop", "resume"):

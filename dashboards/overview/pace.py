@@ -87,6 +87,8 @@ class Pace:
                 return
             row = self._rows[record.rank] = len(self._rows)
         self._bases[row] = record.basis, record.accelerator
+        if record.node not in self._late_s and len(self._late_s) == MAX_RANKS:  # no more nodes than ranks
+            del self._late_s[next(iter(self._late_s))]
         late_s = self._late_s.setdefault(record.node, deque(maxlen=LATENESS))
         late_s.append(arrived_s - record.end_s[size - 1])
         ahead_s = min(late_s)
@@ -100,6 +102,10 @@ class Pace:
             self._note(0, row, ended_s, record.duration_s[index] - pause_s)
             self._note(1, row, ended_s, _at(record.compute_s, index))
             self._note(2, row, ended_s, _at(record.wait_s, index))
+
+    def forget_node(self, name: str) -> None:
+        """Let go of how far the clock of the node `name` is from the bus's."""
+        self._late_s.pop(name, None)
 
     def _note(self, quantity: int, row: int, ended_s: float, seconds: float | None) -> None:
         if seconds is not None and 0.0 <= seconds <= LONGEST_S:

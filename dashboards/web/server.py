@@ -31,6 +31,7 @@ from trainwarden.commands.trust import Trust, signed
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.metrics_http.tls import ServerContext, server_context
+from trainwarden.network.host_port import host_and_port
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -179,7 +180,7 @@ def listen_at(address: str) -> socket.socket:
     ConfigError
         If it is no such thing, or is taken.
     """
-    host, port = _host_and_port(address)
+    host, port = host_and_port(address, "serve.listen", least_port=0)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family)
@@ -191,14 +192,6 @@ def listen_at(address: str) -> socket.socket:
     # An answer that nobody takes is held in memory; the system gives such connections up where it is told to.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1_000))
     return listening
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
-        raise ConfigError(f"serve.listen: '{address}' is not HOST:PORT")
-    return host, int(port)
 
 
 def _publish(bus: Bus, command: CommandRecord) -> None:
@@ -216,7 +209,7 @@ def tokens_of(address: str, paths: str | tuple[str, ...] | None) -> tuple[Tokens
     """
     if paths:
         return Tokens.of_files(map(Path, [paths] if isinstance(paths, str) else paths)), None
-    host = _host_and_port(address)[0]
+    host = host_and_port(address, "serve.listen", least_port=0)[0]
     try:
         here = ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -120,10 +120,12 @@ class Consequences(msgspec.Struct):
 def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     first = findings[0]
     suspects = tuple(
-        Suspect(score=1.0 if place == 0 else 0.5, reason=finding.line[:200], rank=finding.rank, node=finding.node)
+        Suspect(
+            score=1.0 if place == 0 else 0.5, reason=finding.line[:200], rank=finding.rank, node=finding.node or None
+        )
         for place, finding in enumerate(findings[:MAX_SUSPECTS])
     )
-    who = f"rank {first.rank}" if first.rank is not None else first.node
+    who = f"rank {first.rank}" if first.rank is not None else first.node or first.source
     return Vote(
         opinion="anomalous", score=0.95, reason=f"{who} logged ({first.rule}): {first.line[:200]}", kind=kind,
         severity=min(finding.severity for finding in findings), suspects=suspects, onset_s=first.time_s,

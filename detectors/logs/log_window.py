@@ -27,7 +27,7 @@ from trainwarden.records import IncidentKind, Vote
 MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
-ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled"})
+ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
 _XID: Final = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,32})\): ([0-9]{1,4})")
 
 

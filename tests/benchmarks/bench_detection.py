@@ -6,13 +6,12 @@ on two cores) or ``trainwarden bench detection_smd`` for a part of it; `docs/ben
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from typing import Any, Final
 
+from detectors.recorded.processes import processes
 from tests.benchmarks.detection import changes as detection_changes
 from tests.benchmarks.detection import logs as detection_logs
 from tests.benchmarks.detection import metrics as detection_metrics
@@ -80,7 +79,7 @@ class _Tables:
 
     def _apart(self, parts: Sequence[str]) -> None:
         """Tables of single processes, side by side."""
-        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with processes(2) as pool:
             self._say(f"{', '.join(parts)}: working")
             self._known |= dict(zip(parts, pool.map(_plain_rows, parts), strict=True))
 

@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from multiprocessing import Pool
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -22,6 +21,7 @@ import numpy as np
 
 from detectors.calls.functions import code_of
 from detectors.calls.joined import Calls, join
+from detectors.recorded.processes import processes
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, Told, judged
 
 NAMES = (
@@ -97,8 +97,8 @@ def _cpu_s(work: Callable[[], Any]) -> float:
 
 
 def _named(cases: int, workers: int) -> list[dict[str, Any]]:
-    with Pool(workers) as pool:
-        out = {kind: pool.map(_case, [(kind, SEED + number) for number in range(cases)], 1) for kind in STEPS}
+    with processes(workers) as pool:
+        out = {kind: list(pool.map(_case, [(kind, SEED + number) for number in range(cases)])) for kind in STEPS}
     shares = {kind: sum(found["right"] for found in out[kind]) / cases for kind in ("late", "link")}
     accused = sum(not found["right"] for found in out["healthy"])
     values = (shares["late"], shares["link"], accused)

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pyarrow as pa
 
+from detectors.recorded.processes import processes
 from trainer_offline.archive.data_file import Footer, Part, write_file
 from trainer_offline.archive.layout import job_folder
 from trainer_offline.archive.schema import SCHEMAS
@@ -44,10 +43,10 @@ class JobSize:
     every_s: int = 10
 
 
-def write_archive(root: Path, jobs: Sequence[JobSize], seed: int = 0, processes: int = 2) -> tuple[int, int]:
+def write_archive(root: Path, jobs: Sequence[JobSize], seed: int = 0, workers: int = 2) -> tuple[int, int]:
     """Bytes on disk and rows of an archive with `jobs` under `root`."""
     days = [(root, job, day, seed + 1000 * number + day) for number, job in enumerate(jobs) for day in range(job.days)]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with processes(workers) as pool:
         sizes = list(pool.map(_write_day, days))
     return sum(size for size, _ in sizes), sum(rows for _, rows in sizes)
 

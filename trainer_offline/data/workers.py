@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from detectors.recorded.processes import processes, submit_all
 from trainer_offline.data.prepare_job import PreparedJob, Task, prepare_job
 from trainwarden.errors import DataError
 
@@ -58,27 +56,13 @@ def _here(tasks: Sequence[Task]) -> Iterator[Outcome]:
 
 def _processes(tasks: Sequence[Task], count: int) -> Generator[Outcome]:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one job a core is faster than every job on all cores
-    pool = ProcessPoolExecutor(
-        count, mp_context=multiprocessing.get_context("spawn"), initializer=_end_quietly_on_ctrl_c
-    )
-    try:
-        # Ctrl-C reaches them too: blocked while they start, where it would end in a traceback of theirs.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with processes(count) as pool:
         try:
-            waiting: deque[Future[PreparedJob]] = deque(pool.submit(prepare_job, task) for task in tasks)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        while waiting:
-            yield outcome(waiting.popleft().result)
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a process that prepared jobs was ended from outside, most likely for want of memory; lower "
-            "trainer.prepare.max_cells, or give the job more memory"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end_quietly_on_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            waiting = deque(submit_all(pool, prepare_job, tasks))
+            while waiting:
+                yield outcome(waiting.popleft().result)
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that prepared jobs was ended from outside, most likely for want of memory; lower "
+                "trainer.prepare.max_cells, or give the job more memory"
+            ) from error

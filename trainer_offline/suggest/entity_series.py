@@ -93,6 +93,8 @@ def of_iterations(table: IterationTable) -> EntitySeries | None:
     split = [name for name in SPLIT if np.isfinite(getattr(table, name)).any()]
     names = tuple(split or ["duration_s"])
     known = np.array([rank is not None for rank in table.ranks])[table.rank]
+    if not known.any():  # the iterations are the whole job's
+        return None
     number, place = np.unique(table.step, return_inverse=True)
     points = min(POINTS, number.size)
     rows = pd.DataFrame({name: getattr(table, name) for name in names})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwarden.errors import ConfigError
+from trainwarden.network.host_port import host_and_port
 from trainwarden.protocols import Bus
 
 
@@ -28,14 +29,36 @@ def connect(address: str, kafka: Mapping[str, Any] | None = None, *, limit_bytes
     BusUnavailable
         If the broker or the file cannot be reached.
     """
-    scheme, _, rest = address.partition(":")
-    if scheme == "embedded" and rest:
+    place = place_of(address)
+    if isinstance(place, str):
         from trainwarden.bus.embedded.engine import EmbeddedBus
 
-        return EmbeddedBus(rest, limit_bytes=limit_bytes)
-    if scheme == "kafka" and rest.startswith("//") and len(rest) > 2:
-        from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
-        from trainwarden.settings import parse
+        return EmbeddedBus(place, limit_bytes=limit_bytes)
+    from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
+    from trainwarden.settings import parse
 
-        return KafkaBus(rest[2:].split(","), parse(KafkaConfig, dict(kafka or {}), "kafka"))
-    raise ConfigError(f"bus: '{address}' is neither embedded:PATH nor kafka://host:port")
+    return KafkaBus(place, parse(KafkaConfig, dict(kafka or {}), "kafka"))
+
+
+def place_of(address: str) -> str | list[str]:
+    """The file of an embedded bus, or the brokers of Kafka.
+
+    Raises
+    ------
+    ConfigError
+        If the address is neither form, or a broker is not HOST:PORT.
+
+    Examples
+    --------
+    >>> place_of("embedded:/run/bus.db"), place_of("kafka://a:9092,b:9092")
+    ('/run/bus.db', ['a:9092', 'b:9092'])
+    """
+    scheme, _, rest = address.partition(":")
+    if scheme == "embedded" and rest:
+        return rest
+    if scheme == "kafka" and rest.startswith("//") and len(rest) > 2:
+        servers = rest[2:].split(",")
+        for server in servers:
+            host_and_port(server, "bus: kafka")
+        return servers
+    raise ConfigError(f"bus: '{address[:200]}' is neither embedded:PATH nor kafka://host:port")

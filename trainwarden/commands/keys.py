@@ -22,6 +22,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 from trainwarden.records import CommandRecord, Signature
 from trainwarden.settings import CommandsSettings
+from trainwarden.signing import read_held
 
 Right = Literal["approve", "act", "stop", "latch", "relay"]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -73,7 +74,7 @@ class Signer:
             If it cannot be read or holds no key, others may read it, or the extra ``signing`` is missing; it names
             `setting`.
         """
-        text, mode = _read(Path(path), setting)
+        text, mode = _read(path, setting)
         if mode & _OTHERS:
             raise ConfigError(f"{setting}: others may read {path}; chmod 600 it, and make a new key if they have")
         words = text.split()
@@ -163,7 +164,7 @@ def trusted_of(path: str | Path, setting: str = "commands.trusted") -> tuple[Tru
     ConfigError
         If it cannot be read, others may write to it, it holds no key, or a line is wrong; it names `setting`.
     """
-    text, mode = _read(Path(path), setting)
+    text, mode = _read(path, setting)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"{setting}: others may write to {path}; chmod 644 it")
     need_cryptography(setting)
@@ -220,13 +221,12 @@ def _bytes_of(text: str, where: str) -> bytes:
     return found
 
 
-def _read(path: Path, setting: str) -> tuple[str, int]:
+def _read(path: str | Path, setting: str) -> tuple[str, int]:
+    held, mode = read_held(path, setting, MAX_BYTES)
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES).decode(), os.fstat(file.fileno()).st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{setting}: {path} cannot be read ({said})") from error
+        return held.decode(), mode
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read ({error})") from error
 
 
 def _said(command: CommandRecord, signature: Signature) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from trainwarden.errors import ConfigError
+from trainwarden.signing import read_held
 
 Role = Literal["observe", "approve", "act"]
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)  # each may what those before it may
@@ -77,10 +78,10 @@ class Tokens:
         ConfigError
             If it cannot be read, others may read it though it holds tokens in clear, or a line is wrong.
         """
+        held, mode = read_held(path, "tokens", MAX_BYTES)
         try:
-            text = path.read_bytes()[:MAX_BYTES].decode()
-            mode = path.stat().st_mode
-        except (OSError, UnicodeDecodeError) as error:
+            text = held.decode()
+        except UnicodeDecodeError as error:
             raise ConfigError(f"tokens: {path} cannot be read ({error})") from error
         people: dict[str, Person] = {}
         for number, line in enumerate(text.splitlines(), 1):

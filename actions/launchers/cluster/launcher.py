@@ -34,6 +34,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
 from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.network.host_port import host_and_port
 from trainwarden.state import load_json, save_json
 
 log = logging.getLogger("trainwarden.cluster")
@@ -83,7 +84,7 @@ class NodeLauncher:
         self, place: Place, meeting: Meeting, clock: Clock, environ: Mapping[str, str], *, stop_grace_s: float,
         suspicions: Suspicions | None = None,
     ) -> None:  # fmt: skip
-        if meeting.token is None and places.split(meeting.rdzv)[0] not in LOOPBACK:
+        if meeting.token is None and host_and_port(meeting.rdzv, "--rdzv")[0] not in LOOPBACK:
             raise ConfigError("--rdzv: nodes on other machines are answered only with a token; name a --token-file")
         self._place = msgspec.structs.replace(place, command=check_command(place.command))
         self._meeting, self._clock = meeting, clock

@@ -7,26 +7,7 @@ import socket
 import psutil
 
 from trainwarden.errors import ConfigError
-
-
-def split(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``.
-
-    Raises
-    ------
-    ConfigError
-        If it is none.
-
-    Examples
-    --------
-    >>> split("10.0.0.1:29401"), split("[fd00::1]:29401")
-    (('10.0.0.1', 29401), ('fd00::1', 29401))
-    """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) <= 65_535:
-        raise ConfigError(f"--rdzv: '{address[:200]}' is no address; it is HOST:PORT")
-    return host, int(port)
+from trainwarden.network.host_port import host_and_port
 
 
 def own_host(rdzv: str) -> str:
@@ -42,7 +23,7 @@ def own_host(rdzv: str) -> str:
     >>> own_host("127.0.0.1:29401")
     '127.0.0.1'
     """
-    host, port = split(rdzv)
+    host, port = host_and_port(rdzv, "--rdzv")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from actions.launchers.cluster import places
 from actions.launchers.cluster.client import TIMEOUT_S, LeaderClient
 from actions.launchers.cluster.control import CAPABILITIES
 from actions.launchers.leases.server import read_token
 from trainwarden.errors import LauncherError
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused
 from trainwarden.metrics_http.tls import peer_tls
+from trainwarden.network.host_port import host_and_port
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
 
@@ -42,7 +42,7 @@ class ClusterLauncher:
     Config = ClusterConfig
 
     def __init__(self, config: ClusterConfig, scope: Scope) -> None:
-        places.split(config.rdzv)
+        host_and_port(config.rdzv, "launcher_settings.rdzv")
         token = None if config.token_file is None else read_token(Path(config.token_file))
         tls = peer_tls(config.tls_ca, config.tls_certificate, config.tls_key)
         self._job = scope.job

@@ -20,6 +20,7 @@ from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.metrics_http.access import Person, Role, Tokens
 from trainwarden.metrics_http.server import MetricsServer
 from trainwarden.metrics_http.tls import PeerTls, trouble
+from trainwarden.network.host_port import host_and_port
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 MOST_DIGITS: Final = 9  # of a length; a number cut short would be another one
@@ -152,16 +153,13 @@ class QuestionServer:
         roles: Roles | None = None,
         tls: PeerTls | None = None,
     ) -> None:
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
-        if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65_535:
-            raise ConfigError(f"{listen} is no address; it is HOST:PORT")
+        host, port = host_and_port(listen, "--listen", least_port=0)
         if token is None and host not in LOOPBACK:
             raise ConfigError(f"without a token only this machine is answered; {host} is open to others")
         context = None if tls is None else tls.serving()
         try:
             answers = application(routes, token, most_bytes, people=people, roles=roles)
-            self._server = _Server(host, int(port), answers, None)
+            self._server = _Server(host, port, answers, None)
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error
             raise ConfigError(f"{listen} cannot be listened on ({said})") from error

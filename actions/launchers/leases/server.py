@@ -25,6 +25,7 @@ from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.signing import read_held
 
 log = logging.getLogger("trainwarden.lease")
 
@@ -42,9 +43,10 @@ def read_token(path: Path) -> str:
     ConfigError
         If it cannot be read, others may read it, or it is too short or not ASCII.
     """
+    held, mode = read_held(path, "token", MAX_BYTES)
     try:
-        text, mode = path.read_bytes()[:MAX_BYTES].decode("ascii").strip(), path.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
+        text = held.decode("ascii").strip()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"token: {path} cannot be read ({error})") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"token: others may read {path}; chmod 600 it")

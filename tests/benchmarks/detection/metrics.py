@@ -10,11 +10,10 @@ Run: ``python -m tests.benchmarks.detection.metrics [smd] [asd] [nab]`` (minutes
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +26,7 @@ from detectors import choice
 from detectors.metrics.bundle.members import ROW_MODELS, VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.recorded.metrics import MetricScores, score_recorded
+from detectors.recorded.processes import processes
 from detectors.recorded.replay import replay
 from tests.benchmarks.detection.baselines import BASELINES, baselines
 from tests.benchmarks.detection.measures import blamed_share, bootstrap, vus_pr
@@ -199,7 +199,7 @@ def judge_all(datasets: Sequence[str] = DATASETS, say: Say = lambda text: None, 
     if workers <= 1:
         return [judge(*work) for work in works]
     found: dict[tuple[str, str], Judged] = {}
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with processes(workers) as pool:
         futures = {pool.submit(judge, *work): work for work in works}
         for future in as_completed(futures):
             work = futures[future]

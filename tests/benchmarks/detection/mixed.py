@@ -9,11 +9,10 @@ Run: ``python -m tests.benchmarks.detection.mixed`` (minutes).
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from detectors.choice import chosen
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.recorded.metrics import score_recorded
+from detectors.recorded.processes import processes
 from detectors.recorded.replay import replay
 from detectors.verdict.ensemble import SLOW_KINDS
 from tests.benchmarks.detection.logs import KEYWORDS
@@ -143,7 +143,7 @@ def rows(say: Say = lambda text: None, workers: int = 2) -> list[dict[str, Any]]
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with processes(workers) as pool:
         for number, future in enumerate(as_completed([pool.submit(judge, place) for place in range(total)]), 1):
             outcomes.append(future.result())
             say(f"mixed: {number} of {total} jobs, {outcomes[-1].name}")

@@ -21,6 +21,7 @@ from kafka.errors import (
 )
 
 from trainwarden.errors import BusError, BusUnavailable, ConfigError
+from trainwarden.network.host_port import host_and_port
 from trainwarden.settings import Config
 from trainwarden.topics import Topic
 
@@ -78,7 +79,7 @@ class Clients:
         self.servers = list(servers)
         _check(config)
         for server in servers:
-            _address(server)
+            host_and_port(server, "kafka")
         # The library reports an absent broker once per request; the bus says it once (see `guard` and its callers).
         library = logging.getLogger("kafka")
         if library.level == logging.NOTSET:
@@ -97,7 +98,7 @@ class Clients:
         ConfigError
             If a server is not ``host:port``.
         """
-        addresses = [_address(server) for server in self.servers]
+        addresses = [host_and_port(server, "kafka") for server in self.servers]
         deadline_s = time.monotonic() + self.config.connect_timeout_s
         while True:
             for address in addresses:
@@ -176,13 +177,6 @@ class Clients:
         except (KafkaError, OSError) as error:
             text = f"{type(error).__name__}: {error}"
             raise BusUnavailable(f"kafka {','.join(self.servers)}: {text} (while {doing})") from error
-
-
-def _address(server: str) -> tuple[str, int]:
-    host, colon, port = server.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ConfigError(f"kafka: '{server}' is not host:port")
-    return host.strip("[]"), int(port)
 
 
 def _check(config: KafkaConfig) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -205,9 +204,10 @@ def judged_in_order(works: Sequence[Work], say: Callable[[str], None]) -> Iterat
         for work in works:
             yield judge_folder(work, _Teller(say))
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {pool.submit(judge_folder, work): place for place, work in enumerate(works)}
+    from detectors.recorded.processes import processes, submit_all
+
+    with processes(workers) as pool:
+        futures = {future: place for place, future in enumerate(submit_all(pool, judge_folder, works))}
         waiting: dict[int, Judged] = {}
         following = 0
         for future in as_completed(futures):

@@ -12,6 +12,7 @@ from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.launching import NODE_VERBS, LauncherState, Report, Verb
+from trainwarden.network.host_port import host_and_port
 from trainwarden.settings import load
 
 VERBS: Final[dict[str, Verb]] = {
@@ -44,7 +45,6 @@ def job(
 
     Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29401 --token-file token --why "the room is hot"
     """
-    from actions.launchers.cluster import places
     from actions.launchers.cluster.client import LeaderClient, Patient
     from actions.launchers.leases.server import read_token
     from trainwarden.clock import SystemClock
@@ -54,7 +54,7 @@ def job(
         wrong = f"'{node[:80]}' is one word too much" if node is not None else "name the node"
         raise ConfigError(f"job {word}: {wrong}")
     voice, settings = Voice(json), load(config)
-    places.split(rdzv)
+    host_and_port(rdzv, "--rdzv")
     tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
     token = None if token_file is None else read_token(token_file)
     asked = Patient(LeaderClient(name, rdzv, token, tls=tls), SystemClock(), wait)

@@ -16,6 +16,7 @@ from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.network.host_port import host_and_port
 from trainwarden.settings import Settings, checkpoints_of
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         """Its name, which all nodes have to know it by; None where a settings file says it."""
         if here.job is not None or here.config is not None or self.rdzv is None:
             return here.job
-        from actions.launchers.cluster import places
-
-        return f"launch-{places.split(self.rdzv)[1]}"
+        return f"launch-{host_and_port(self.rdzv, '--rdzv')[1]}"
 
     def engine(self, settings: Settings, mode: Mode) -> dict[str, str]:
         """What the engine beside the leader is told in its environment."""

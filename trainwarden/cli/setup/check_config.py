@@ -11,12 +11,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainwarden import plugins
+from trainwarden.bus.address import place_of
 from trainwarden.cli.setup.mistakes import Mistake, Path_, line_of, mistakes
 from trainwarden.cli.shared.output import Voice
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, unsigned_text
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.web_config import WebConfigFile
+from trainwarden.network.host_port import host_and_port
 from trainwarden.settings import Settings, parse, read
 
 MISTAKEN: Final = 2
@@ -55,6 +57,8 @@ def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     from trainer_offline.service.train import TrainConfig
     from trainwarden.bus.kafka.client import KafkaConfig
 
+    yield _said_by(("bus",), lambda: place_of(settings.bus))
+    yield _said_by(("serve", "listen"), lambda: host_and_port(settings.serve.listen, "serve.listen", least_port=0))
     yield from _plugins(settings)
     for raw in settings.serve.notices:
         yield _table(NoticeSettings, raw, ("serve", "notices"), partial(targets_of, [raw]))

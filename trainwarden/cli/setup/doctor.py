@@ -220,6 +220,8 @@ def _check_nccl_profiler() -> dict[str, str]:
 def _check_run_folder(settings: Settings) -> list[dict[str, str]]:
     """Who may write where the hooks write, and whether their files can be read and their processes seen."""
     if settings.run_dir is None or not (folder := Path(settings.run_dir) / rundir.HOOK).is_dir():
+        if settings.run_dir is not None and Path(settings.run_dir).exists() and not Path(settings.run_dir).is_dir():
+            return [_row("run folder", "bad", f"{settings.run_dir} is no folder: the agent cannot make it")]
         return [_row("run folder", "note", "there is none yet; the agent makes it for its own user alone")]
     mode, owner = folder.stat().st_mode, folder.stat().st_uid
     if mode & 0o002:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
+from actions.nodes import states as states_module
 from dashboards.overview import job as job_module
+from dashboards.overview import overview as overview_module
+from dashboards.overview import pace as pace_module
 from dashboards.overview.job import MAX_INCIDENTS
 from dashboards.overview.overview import FORGET_S
-from tests.page_world import NOW_S, incident, overview_of
-from trainwarden.records import EventRecord
+from dashboards.overview.pace import Pace
+from tests.page_world import NOW_S, Told, incident, overview_of
+from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, Suspect
 
 
 def started(job: str, at_s: float) -> EventRecord:
@@ -46,3 +51,35 @@ def test_ten_times_as_many_incidents_take_ten_times_as_long() -> None:
 
     few_s = min(cpu_s(MAX_INCIDENTS) for _ in range(3))
     assert cpu_s(2 * MAX_INCIDENTS) < 10.0 * few_s
+
+
+def beat(node: str, job: str = "j") -> HeartbeatRecord:
+    return HeartbeatRecord(job=job, node=node, time_s=NOW_S)
+
+
+def test_of_more_nodes_than_there_can_be_the_longest_silent_go_whichever_job_they_say_they_are_of(monkeypatch) -> None:
+    monkeypatch.setattr(overview_module, "MAX_NODES", 30)
+    monkeypatch.setattr(states_module, "MAX_NODES", 30)
+    accused = (Suspect(score=1.0, reason="Xid 79", node="bad"),)
+    bad = msgspec.structs.replace(incident("i1", "j", NOW_S, closed=False), suspects=accused)
+    told: list[Told] = [(NOW_S, "j", beat("n0")), (NOW_S, "j", bad)]
+    for number in range(100):
+        job = f"j{number % 7}"
+        told += [(NOW_S + number, job, beat(f"made-up-{number}", job)), (NOW_S + number, "j", beat("n0"))]
+    overview = overview_of(told)
+    held = {(job.job, node) for job in overview.jobs.values() for node in job.nodes}
+    assert len(held) == 30
+    assert ("j", "n0") in held
+    states = {one["node"]: one["state"] for one in overview.nodes.objects(NOW_S)}
+    assert len(states) <= 30
+    assert states["bad"] == "suspect"
+    assert states["n0"] == "healthy"
+
+
+def test_no_more_clocks_of_nodes_are_held_than_there_can_be_ranks(monkeypatch) -> None:
+    monkeypatch.setattr(pace_module, "MAX_RANKS", 3)
+    pace = Pace()
+    for number in range(10):
+        said = {"steps": (1,), "end_s": (NOW_S,), "duration_s": (1.0,)}
+        pace.take(IterationRecord(job="j", node=f"n{number}", rank=0, incarnation="a", **said), NOW_S)
+    assert list(pace._late_s) == ["n7", "n8", "n9"]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from detectors.job.state import JobState
+from detectors.logs.findings import Finding, finding_vote
 from detectors.logs.log_window import LogWindow, LogWindowConfig
 from detectors.logs.rules import RULES_FILE, LogRules, load_xids
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, event, log_lines
@@ -224,6 +225,13 @@ def test_ranks_that_share_a_file_have_windows_of_their_own() -> None:
     assert detector.score(window).opinion == "normal"
 
 
+def test_of_a_line_whose_node_nobody_knows_the_file_is_named_and_no_node() -> None:
+    found = Finding("r", "A", "root", "crash", "sev2", node="", source="logs.txt", rank=None, time_s=1.0, last_s=1.0, line="x")  # fmt: skip
+    vote = finding_vote("crash", [found])
+    assert vote.reason == "logs.txt logged (r): x"
+    assert vote.suspects[0].node is None
+
+
 # -- only consequences -------------------------------------------------------------------------------------------
 
 CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -274,6 +282,8 @@ def test_consequences_are_no_news_where_something_else_tells_or_the_job_goes_on(
     assert last_words(*spoken, (0, 70.0, "step 12 | loss 3.1")).opinion == "normal"  # it goes on
     cancelled = (0, 4.0, "slurmstepd: error: *** JOB 123 ON node1 CANCELLED AT 2024-01-01T00:00:00 ***")
     assert last_words(*spoken, cancelled).opinion == "normal"
+    interrupted = (0, 4.0, "agent/server/api.py:719] Received Signals.SIGINT death signal, shutting down workers")
+    assert last_words(*spoken, interrupted, (0, 4.5, "free(): invalid pointer")).opinion == "normal"
     for event_ in (event("process_exit", START_S + 6.0, 1, code=1), event("job_end", START_S + 6.0, exit_code=0)):
         assert last_words(*spoken, events=(event_,)).opinion == "normal"
 

@@ -52,7 +52,32 @@ WHOLE = [
     ("process.segfault", "malloc(): corrupted top size"),
     ("process.segfault", "corrupted size vs. prev_size while consolidating"),
     ("process.segfault", "*** stack smashing detected ***: terminated"),
+    ("process.segfault", "python3: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av) && old_size == 0)' failed."),
+    ("process.segfault", "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal 9 (Killed)."),  # Open MPI 4.1
+    ("process.exit_signal", "srun: error: node-7: task 3: Exited with exit code 139"),  # Slurm 23.11
+    ("process.exit_signal", "srun: error: node-7: tasks 0-3: Exited with exit code 137"),
+    ("process.exit_signal", "[2024-01-01 00:00:00,000] [ERROR] [launch.py:322:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = -11"),  # DeepSpeed 0.14
+    ("cuda.nvlink_peer", "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution"),
+    ("kernel.oom", "systemd[1]: slurmd.service: A process of this unit has been killed by the OOM killer."),  # systemd 252
+    ("kernel.panic", "BUG: kernel NULL pointer dereference, address: 0000000000000008"),  # Linux 5.15
+    ("kernel.panic", "mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: fe00000000010092"),  # UC
+    ("kernel.panic", "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: be00000000800400"),
+    ("kernel.panic", "mce: [Hardware Error]: Machine check: Processor context corrupt"),
+    ("storage.no_space", "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470"),
+    ("storage.no_space", "RuntimeError: PytorchStreamWriter failed writing file data/1: file write failed"),
     ("slurm.cancelled", "srun: forcing job termination, 0 failed tasks"),
+    ("slurm.cancelled", "srun: sending Ctrl-C to StepId=77.0"),
+    ("slurm.cancelled", "slurmstepd: error: *** JOB 77 STEPD TERMINATED ON node-7 AT 2024-01-01T10:00:00 DUE TO JOB NOT ENDING WITH SIGNALS ***"),
+    ("slurm.cancelled", "Warning  Preempted  pod/llama-0  Preempted by a pod on node n3"),  # Kubernetes 1.30
+    ("user.signal", "W0301 10:00:00.123000 140 torch/distributed/elastic/agent/server/api.py:719] Received Signals.SIGINT death signal, shutting down workers"),  # PyTorch 2.6
+    ("user.signal", "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 1"),
+    ("user.signal", "[2024-01-01 00:00:00,000] [INFO] [launch.py:325:sigkill_handler] Main process received SIGINT, exiting"),
+    ("process.terminated", "srun: error: node-7: task 3: Exited with exit code 143"),
+    ("process.terminated", "srun: error: node-7: task 3: Exited with exit code 130"),
+    ("process.terminated", "mpirun noticed that process rank 0 with PID 4711 on node n1 exited on signal 15 (Terminated)."),
+    ("process.terminated", "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGTERM: 15>."),
+    ("process.terminated", "/var/spool/slurmd/job00077/slurm_script: line 12:  4711 Terminated              python train.py"),
+    ("process.terminated", "exiting program after receiving SIGTERM."),  # Megatron-LM core 0.8
     ("net.peer_gone", "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:3071. Run with TORCH_DISTRIBUTED_DEBUG=DETAIL for more"),
 ]  # fmt: skip
 
@@ -74,6 +99,13 @@ def test_a_cause_outranks_the_advice_beside_it(rule: str, message: str) -> None:
         "node check passed: 0 uncorrectable ECC errors, no Xid errors, 0 NCCL errors",
         "health: no double-bit ECC errors",
         "UserWarning: with 0 failed retries CUDA out of memory is retried",
+        "node-7:4242:4711 [3] NCCL INFO [Service thread] Connection closed by localRank 3",  # at each good end
+        "node-7:4242:4711 [0] NCCL INFO Call to connect returned Connection refused, retrying",
+        "mce: [Hardware Error]: Machine check events logged",
+        "[Hardware Error]: Corrected error, no action required.",
+        "mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 8: 8c00004000010091",  # no UC bit
+        "[Hardware Error]: CPU:2 (17:31:0) MC17_STATUS[Over|CE|MiscV|AddrV|-|-|SyndV|CECC|-|-|-]: 0xdc2040000000011b",
+        "WARNING scheduler.py:1057] Sequence group 12 is preempted by PreemptionMode.RECOMPUTE mode",  # vLLM 0.5
     ],
 )  # fmt: skip
 def test_advice_and_counts_of_zero_stay_benign(line: str) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from detectors.recorded import processes as processes_module
 from tests.training_data import batch, job
 from trainer_offline.data import dask_cluster, workers
 from trainer_offline.data.dask_cluster import UnfitWorker, on_cluster, prepare_there, versions
@@ -166,8 +167,8 @@ def test_a_process_that_is_ended_from_outside_is_one_sentence(tmp_path, monkeypa
         def shutdown(self, **how):
             shut.append(how)
 
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
-    with pytest.raises(DataError, match="want of memory"):
+    monkeypatch.setattr(processes_module, "ProcessPoolExecutor", Pool)
+    with pytest.raises(DataError, match=r"trainer\.prepare\.max_cells"):
         list(workers.outcomes(tasks(tmp_path), 2))
     assert shut == [{"wait": True, "cancel_futures": True}]
 

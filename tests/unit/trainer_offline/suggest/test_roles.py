@@ -85,6 +85,12 @@ def test_who_does_the_same_or_nothing_has_one_role(tmp_path: Path) -> None:
         assert proposed(job(tmp_path / str(number), compute_s)).count == 1
 
 
+@pytest.mark.parametrize("rows", ["1,0.5\n2,0.5\n", ""], ids=["of the whole job", "none"])
+def test_iterations_without_ranks_tell_no_ranks_apart(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "iterations.csv").write_text(f"step,duration_s\n{rows}")
+    assert entity_series(read_levels_of(tmp_path)) is None
+
+
 @pytest.mark.thorough
 def test_devices_without_ranks_and_with_gaps_are_told_apart_by_metrics(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

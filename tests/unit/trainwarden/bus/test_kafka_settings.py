@@ -67,7 +67,7 @@ def test_files_belong_to_tls_and_come_in_pairs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("server", ["broker", "broker:", ":9092", "broker:port", "broker:70000", ""])
 def test_a_server_is_host_and_port(server: str) -> None:
-    with pytest.raises(ConfigError, match="is not host:port"):
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
         Clients([server], KafkaConfig())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainwarden.cli.setup.check_config import check_config
+from trainwarden.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,10 @@ from trainwarden.cli.setup.check_config import check_config
         ('[serve]\nlistn = "x"', "t.toml:2: unknown key `listn` at serve"),
         ('[[serve.notices]]\nurl = "http://x"\nstyl = "slack"', "t.toml:3: serve.notices: unknown key `styl`"),
         ('[[serve.notices]]\nstyle = "slack"', "t.toml:1: serve.notices: number 1: name either url or url_file"),
+        ('bus = "kafka://fd00::1"', "t.toml:1: bus: kafka: 'fd00::1' is not HOST:PORT; an IPv6 address stands in"),
+        ('bus = "kafka://a:9092,,b:9092"', "t.toml:1: bus: kafka: '' is not HOST:PORT"),
+        ('bus = "rabbit://a:1"', "t.toml:1: bus: 'rabbit://a:1' is neither"),
+        ('[serve]\nlisten = "8760"', "t.toml:2: serve.listen: '8760' is not HOST:PORT"),
         ("jobb = 'a'", "t.toml:1: unknown key `jobb`"),
     ],
 )
@@ -39,7 +44,7 @@ def test_a_mistake_is_one_sentence_with_its_line(
     path = tmp_path / "t.toml"
     path.write_text(text)
     assert check_config(path) == 2
-    (said,) = capsys.readouterr().err.splitlines()
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if " note: " not in line]
     assert sentence in said
 
 
@@ -73,3 +78,10 @@ def test_a_file_without_a_mistake_is_fine(tmp_path: Path, capsys: pytest.Capture
     path.write_text('job = "a"\n[engine]\nmode = "confirm"\n[detection.detectors]\nlof = false\n')
     assert check_config(path) == 0
     assert capsys.readouterr().out.endswith("t.toml: fine\n")
+
+
+def test_a_file_that_is_nested_without_end_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text("a = " + "[" * 50_000)
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        check_config(path)

@@ -101,3 +101,14 @@ def test_doctor_says_who_may_write_where_the_hooks_write(
     assert "ranks 2 are in another pid namespace" in rows["ranks"]["what"]
     (tmp_path / "run" / "hook").chmod(0o777)
     assert doctor(json="-") == 1
+
+
+def test_a_file_in_the_place_of_the_run_folder_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINWARDEN_RUN_DIR", str(tmp_path / "run"))
+    assert doctor(json="-") == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert rows["run folder"]["state"] == "bad"
