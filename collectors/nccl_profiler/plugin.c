@@ -67,7 +67,7 @@ static void captured(struct tw_comm *comm) {
 /* -- calls that are made */
 
 struct made {
-    uint64_t seq, bytes;
+    uint64_t seq, bytes, asked_ns; /* when it was asked for, where that is known */
     int function, peer, channels;
 };
 
@@ -82,7 +82,7 @@ static uint64_t record(uint32_t place, struct tw_comm *comm, const struct made *
     put(&call->seq, made->seq);
     put(&call->bytes, made->bytes);
     put(&call->step, get(&file->header.step));
-    put(&call->enqueued_ns, now);
+    put(&call->enqueued_ns, made->asked_ns && made->asked_ns < now ? made->asked_ns : now);
     put(&call->device, (uint64_t)(uint32_t)(made->peer + 1) << 32);
     put(&call->device_ns, 0);
     put(&tw_ordinals[serial % TW_CALLS], ordinal);
@@ -212,16 +212,24 @@ static void made_known(uint32_t place, struct made made, const char *datatype, v
     enqueued(place, made, handle);
 }
 
-static void coll(uint32_t place, const struct coll *call, void **handle) {
+static void coll(uint32_t place, const struct coll *call, const void *parent, void **handle) {
     int function = tw_function(call->func);
     if (function >= TW_SEND) function = 0;
-    made_known(place, (struct made){call->seq, call->count, function, -1, call->channels}, call->datatype, handle);
+    struct made made = {call->seq, call->count, tw_serial(parent, TW_ASKED), function, -1, call->channels};
+    made_known(place, made, call->datatype, handle);
 }
 
-static void p2p(uint32_t place, const struct p2p *call, int channels, void **handle) {
+static void p2p(uint32_t place, const struct p2p *call, int channels, const void *parent, void **handle) {
     int function = tw_function(call->func);
     if (function < TW_SEND) function = 0;
-    made_known(place, (struct made){0, call->count, function, call->peer, channels}, call->datatype, handle);
+    struct made made = {0, call->count, tw_serial(parent, TW_ASKED), function, call->peer, channels};
+    made_known(place, made, call->datatype, handle);
+}
+
+/* NCCL tells of the call itself after its launch: what the device does is compared with this time. */
+static void asked(struct tw_comm *comm, bool in_graph, void **handle) {
+    if (in_graph) captured(comm);
+    else if (atomic_load_explicit(&mask_now, memory_order_relaxed) & KERNEL_CH) *handle = tw_handle(TW_ASKED, tw_now());
 }
 
 static int start_v3(void *context, void **handle, struct event *event) {
@@ -235,11 +243,11 @@ static int start_v3(void *context, void **handle, struct event *event) {
         uint64_t id = type == COLL ? event->coll_v3.comm : event->p2p_v3.comm;
         uint32_t place = tw_comm_of(file, &(struct tw_named){id, name, 0, 0, event->rank});
         if (place >= TW_COMMS) add(&file->header.dropped, 1);
-        else if (type == COLL) coll(place, &event->coll_v3.call, handle);
+        else if (type == COLL) coll(place, &event->coll_v3.call, NULL, handle);
         else {
             struct p2p call;
             memcpy(&call, &event->p2p_v3.func, offsetof(struct p2p, channels));
-            p2p(place, &call, 0, handle);
+            p2p(place, &call, 0, NULL, handle);
         }
     } else if (!type || type & ~KNOWN) add(&file->header.foreign, 1);
     return 0;
@@ -260,12 +268,12 @@ HOT static int start(void *context, void **handle, const struct event *event, ui
     }
     struct tw_comm *comm = &file->comms[place];
     switch (type) {
-    case COLL: coll(place, &event->coll, handle); break;
-    case P2P: p2p(place, &event->p2p, event->p2p.channels, handle); break;
+    case COLL: coll(place, &event->coll, event->parent, handle); break;
+    case P2P: p2p(place, &event->p2p, event->p2p.channels, event->parent, handle); break;
     case KERNEL_CH: kernel_started(comm, event, handle); break;
     case GROUP_API: if (event->group_api.captured) captured(comm); break;
-    case COLL_API: if (event->coll_api.captured) captured(comm); break;
-    case P2P_API: if (event->p2p_api.captured) captured(comm); break;
+    case COLL_API: asked(comm, event->coll_api.captured, handle); break;
+    case P2P_API: asked(comm, event->p2p_api.captured, handle); break;
     default:
         if (!type || type & ~(uint64_t)KNOWN) add(&file->header.foreign, 1);
     }
