@@ -101,7 +101,8 @@ class Player:
 
     def kernel(self, call: int, start: int, stop: int, comm: int = 0, channel: int = 0) -> None:
         (handle,) = self.ask("begin", comm, call, channel, start)
-        self.ask("stop", handle, stop)
+        if handle:
+            self.ask("stop", handle, stop)
 
     def now(self) -> int:
         return self.ask("now")[0]

@@ -14,54 +14,60 @@
 #define EXPORT __attribute__((visibility("default")))
 #define HOT __attribute__((hot))
 enum { WARM_UP = 16, COST_EVERY = 256 };
+#define UNTOLD tw_handle(TW_GROUP, 0) /* a call that is stamped, and of which nothing is kept */
+#define PLAN tw_handle(TW_GROUP, 1)
 
 static struct tw_file *_Atomic shared;
 #define file (atomic_load_explicit(&shared, memory_order_acquire))
 static _Atomic(int *) mask_of_nccl; /* one for the process, read by NCCL whenever a call is made */
 static _Atomic int mask_now, warm_left;
+static _Atomic bool capturing; /* a graph, says the hook */
 
 static inline uint64_t get(word *at) { return atomic_load_explicit(at, memory_order_relaxed); }
 static inline void put(word *at, uint64_t value) { atomic_store_explicit(at, value, memory_order_relaxed); }
 static inline uint64_t add(word *at, uint64_t by) { return atomic_fetch_add_explicit(at, by, memory_order_relaxed); }
 
-/* Whether the step in progress is one of those in which all ranks have their calls stamped. */
-static bool sampled(void) {
+/* Whether all ranks have the calls of step `number` stamped. */
+static bool is_sampled(uint64_t number) {
     struct tw_header *header = &file->header;
-    uint64_t step = get(&header->step), number = step - 1;
-    bool asked = number >= get(&header->sample_from) && number < get(&header->sample_until);
-    return step && (number % header->every == 0 || asked);
+    return number % header->every == 0 || (number >= get(&header->sample_from) && number < get(&header->sample_until));
 }
 
-/* Tell NCCL whether the device is to stamp the calls that come. True if it was to stamp those up to now. */
-static bool steer(bool warm) {
-    int before = atomic_load_explicit(&mask_now, memory_order_relaxed);
-    uint64_t mode = file->header.kernel_mode;
+static bool sampled(void) {
+    uint64_t step = get(&file->header.step);
+    return step && is_sampled(step - 1);
+}
+
+/* Tell NCCL whether the device is to stamp the calls that come. NCCL reads it before it tells of a call, so it is said
+ * a step ahead: the first call of a step is the one in which the others wait. Once a graph holds NCCL nothing is
+ * changed, whatever it was: counters of device and host would part, and NCCL would wait for ever. */
+static void steer(void) {
+    uint64_t mode = file->header.kernel_mode, step = get(&file->header.step);
+    if (get(&file->header.captured)) return;
     bool on = mode == TW_ALWAYS;
-    if (get(&file->header.captured)) {
-        on = false;
-    } else if (mode == TW_SAMPLED) {
-        on = warm || atomic_load_explicit(&warm_left, memory_order_relaxed) > 0 || sampled();
+    if (mode == TW_SAMPLED) {
+        bool warm = atomic_load_explicit(&warm_left, memory_order_relaxed) > 0;
+        on = warm || (step && (is_sampled(step) || is_sampled(step - 1)));
     }
+    if (atomic_load_explicit(&capturing, memory_order_relaxed)) on = false;
     int wanted = COLL | P2P | (on ? KERNEL_CH : 0);
-    if (wanted != before) {
+    if (wanted != atomic_load_explicit(&mask_now, memory_order_relaxed)) {
         int *mask = atomic_load_explicit(&mask_of_nccl, memory_order_relaxed);
         atomic_store_explicit(&mask_now, wanted, memory_order_relaxed);
         if (mask) __atomic_store_n(mask, wanted, __ATOMIC_RELAXED);
     }
-    return before & KERNEL_CH;
 }
 
-/* A graph of CUDA's holds NCCL: stamps would cost a node each time it is replayed, and go out of step without. */
+/* A graph of CUDA's holds NCCL: from now on stamps are those of earlier calls, or there are none. */
 static void captured(struct tw_comm *comm) {
     if (comm) atomic_fetch_or_explicit(&comm->flags, TW_CAPTURED, memory_order_relaxed);
     if (!get(&file->header.captured)) put(&file->header.captured, 1);
-    steer(false);
 }
 
 /* -- calls that are made */
 
 struct made {
-    uint64_t seq, bytes;
+    uint64_t seq, bytes, asked_ns; /* when it was asked for, where that is known */
     int function, peer, channels;
 };
 
@@ -76,7 +82,7 @@ static uint64_t record(uint32_t place, struct tw_comm *comm, const struct made *
     put(&call->seq, made->seq);
     put(&call->bytes, made->bytes);
     put(&call->step, get(&file->header.step));
-    put(&call->enqueued_ns, now);
+    put(&call->enqueued_ns, made->asked_ns && made->asked_ns < now ? made->asked_ns : now);
     put(&call->device, (uint64_t)(uint32_t)(made->peer + 1) << 32);
     put(&call->device_ns, 0);
     put(&tw_ordinals[serial % TW_CALLS], ordinal);
@@ -93,12 +99,12 @@ HOT static void enqueued(uint32_t place, struct made made, void **handle) {
         if (!made.seq--) add(&file->header.dropped, 1);
     }
     put(&comm->moved_ns, now);
-    if (atomic_load_explicit(&warm_left, memory_order_relaxed) > 0) {
-        atomic_fetch_sub_explicit(&warm_left, 1, memory_order_relaxed);
-    }
-    bool stamped = steer(false);
-    if (stamped && (file->header.kernel_mode == TW_SAMPLED || sampled()) && made.function && made.seq != UINT64_MAX) {
-        *handle = tw_handle(TW_CALL, record(place, comm, &made, now, ordinal));
+    bool warm = atomic_load_explicit(&warm_left, memory_order_relaxed) > 0;
+    if (warm) atomic_fetch_sub_explicit(&warm_left, 1, memory_order_relaxed);
+    if (atomic_load_explicit(&mask_now, memory_order_relaxed) & KERNEL_CH) {
+        bool told = (warm && file->header.kernel_mode == TW_SAMPLED) || sampled();
+        told = told && !get(&file->header.captured) && made.function && made.seq != UINT64_MAX;
+        *handle = told ? tw_handle(TW_CALL, record(place, comm, &made, now, ordinal)) : UNTOLD;
     }
     if (ordinal % COST_EVERY == 0) add(&file->header.own_ns, (tw_now() - now) * COST_EVERY);
 }
@@ -107,6 +113,7 @@ HOT static void enqueued(uint32_t place, struct made made, void **handle) {
 
 static void kernel_started(struct tw_comm *comm, const struct event *event, void **handle) {
     uint64_t serial = tw_serial(event->parent, TW_CALL);
+    if (event->parent == UNTOLD) return;
     struct tw_call *call = &file->calls[serial % TW_CALLS];
     if (!event->parent) {
         add(&file->header.orphans, 1);
@@ -182,7 +189,7 @@ static int begin(int interface, void **context, int *mask, const struct tw_named
         else add(&file->header.dropped, 1);
         atomic_store_explicit(&warm_left, WARM_UP, memory_order_relaxed);
     }
-    steer(false);
+    steer();
     __atomic_store_n(mask, atomic_load_explicit(&mask_now, memory_order_relaxed), __ATOMIC_RELAXED);
     return 0;
 }
@@ -205,16 +212,24 @@ static void made_known(uint32_t place, struct made made, const char *datatype, v
     enqueued(place, made, handle);
 }
 
-static void coll(uint32_t place, const struct coll *call, void **handle) {
+static void coll(uint32_t place, const struct coll *call, const void *parent, void **handle) {
     int function = tw_function(call->func);
     if (function >= TW_SEND) function = 0;
-    made_known(place, (struct made){call->seq, call->count, function, -1, call->channels}, call->datatype, handle);
+    struct made made = {call->seq, call->count, tw_serial(parent, TW_ASKED), function, -1, call->channels};
+    made_known(place, made, call->datatype, handle);
 }
 
-static void p2p(uint32_t place, const struct p2p *call, int channels, void **handle) {
+static void p2p(uint32_t place, const struct p2p *call, int channels, const void *parent, void **handle) {
     int function = tw_function(call->func);
     if (function < TW_SEND) function = 0;
-    made_known(place, (struct made){0, call->count, function, call->peer, channels}, call->datatype, handle);
+    struct made made = {0, call->count, tw_serial(parent, TW_ASKED), function, call->peer, channels};
+    made_known(place, made, call->datatype, handle);
+}
+
+/* NCCL tells of the call itself after its launch: what the device does is compared with this time. */
+static void asked(struct tw_comm *comm, bool in_graph, void **handle) {
+    if (in_graph) captured(comm);
+    else if (atomic_load_explicit(&mask_now, memory_order_relaxed) & KERNEL_CH) *handle = tw_handle(TW_ASKED, tw_now());
 }
 
 static int start_v3(void *context, void **handle, struct event *event) {
@@ -228,11 +243,11 @@ static int start_v3(void *context, void **handle, struct event *event) {
         uint64_t id = type == COLL ? event->coll_v3.comm : event->p2p_v3.comm;
         uint32_t place = tw_comm_of(file, &(struct tw_named){id, name, 0, 0, event->rank});
         if (place >= TW_COMMS) add(&file->header.dropped, 1);
-        else if (type == COLL) coll(place, &event->coll_v3.call, handle);
+        else if (type == COLL) coll(place, &event->coll_v3.call, NULL, handle);
         else {
             struct p2p call;
             memcpy(&call, &event->p2p_v3.func, offsetof(struct p2p, channels));
-            p2p(place, &call, 0, handle);
+            p2p(place, &call, 0, NULL, handle);
         }
     } else if (!type || type & ~KNOWN) add(&file->header.foreign, 1);
     return 0;
@@ -243,7 +258,7 @@ HOT static int start(void *context, void **handle, const struct event *event, ui
     *handle = NULL;
     if (!file || !event) return 0;
     if (type == GROUP) {
-        *handle = tw_handle(TW_GROUP, 0);
+        *handle = PLAN;
         return 0;
     }
     uint32_t place = place_of(context);
@@ -253,12 +268,12 @@ HOT static int start(void *context, void **handle, const struct event *event, ui
     }
     struct tw_comm *comm = &file->comms[place];
     switch (type) {
-    case COLL: coll(place, &event->coll, handle); break;
-    case P2P: p2p(place, &event->p2p, event->p2p.channels, handle); break;
+    case COLL: coll(place, &event->coll, event->parent, handle); break;
+    case P2P: p2p(place, &event->p2p, event->p2p.channels, event->parent, handle); break;
     case KERNEL_CH: kernel_started(comm, event, handle); break;
-    case GROUP_API: event->group_api.captured ? captured(comm) : (void)steer(false); break;
-    case COLL_API: event->coll_api.captured ? captured(comm) : (void)steer(!get(&comm->enqueued)); break;
-    case P2P_API: event->p2p_api.captured ? captured(comm) : (void)steer(!get(&comm->enqueued)); break;
+    case GROUP_API: if (event->group_api.captured) captured(comm); break;
+    case COLL_API: asked(comm, event->coll_api.captured, handle); break;
+    case P2P_API: asked(comm, event->p2p_api.captured, handle); break;
     default:
         if (!type || type & ~(uint64_t)KNOWN) add(&file->header.foreign, 1);
     }
@@ -274,7 +289,9 @@ static int start_v5(void *context, void **handle, struct event *event) {
 }
 
 static int stop(void *handle) {
-    if (file && !tw_handle_sound(handle)) add(&file->header.stale, 1);
+    if (!file) return 0;
+    if (handle == PLAN) steer(); /* all calls of this launch have been told */
+    else if (!tw_handle_sound(handle)) add(&file->header.stale, 1);
     return 0;
 }
 
@@ -303,6 +320,15 @@ static int init_v4(void **context, int *mask, const char *name, uint64_t id, int
 
 static int init_v5(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank, logger log) {
     return begin(5, context, mask, &(struct tw_named){id, name, nodes, ranks, rank}, log);
+}
+
+/* A graph is captured from now on, or no more: the hook says so before CUDA is asked. Without stamps nothing can part; they
+ * come back where the graph holds none of NCCL's calls, which 2.27 does not tell. */
+EXPORT void trainwarden_nccl_capture(int open) {
+    atomic_store(&capturing, open != 0);
+    if (!file) return;
+    steer();
+    if (open && file->header.interface == 4) captured(NULL);
 }
 
 #define NAME "trainwarden"

@@ -9,7 +9,7 @@
 #define PROBES 32
 #define TICK_NS 1024             /* the GPU's clock steps by so much */
 #define GRAIN 2                  /* of them */
-#define SLACK_NS 1000000         /* a call is told of after its launch, by a thread that may be held up */
+#define SLACK_NS 1000000         /* 2.27 tells of a call after its launch, by a thread that may be held up */
 #define DRIFT 5000               /* one part of that, between the clocks of GPU and host */
 #define SAME_BATCH 16            /* ticks: calls of one launch begin together */
 #define LONGEST_NS 3600000000000 /* of a kernel */
@@ -53,7 +53,7 @@ uint64_t tw_serial(const void *handle, int kind) {
 
 bool tw_handle_sound(const void *handle) {
     int kind = (uintptr_t)handle & 7;
-    return kind == TW_GROUP || kind == TW_CALL || kind == TW_KERNEL;
+    return kind >= TW_GROUP && kind <= TW_ASKED;
 }
 
 void tw_raise(word *at, uint64_t value) {

@@ -4,7 +4,7 @@
 
 #include "layout.h"
 
-enum { TW_CONTEXT = 1, TW_GROUP, TW_CALL, TW_KERNEL }; /* what a handle names */
+enum { TW_CONTEXT = 1, TW_GROUP, TW_CALL, TW_KERNEL, TW_ASKED }; /* what a handle names; the last: a time */
 enum { TW_SEND = 16, TW_RECEIVE, TW_SEND_RECEIVE };    /* functions from here on have a peer */
 enum { TW_FINE, TW_CANNOT_BE, TW_OUT_OF_STEP };        /* what is to be said of stamps */
 

@@ -45,7 +45,7 @@ class Job:
     def __init__(self, broker: KafkaBroker, built: tuple[Path, Path], folder: Path) -> None:
         self.bus = KafkaBus([broker.server], KafkaConfig(connect_timeout_s=60.0, request_timeout_s=60.0))
         self.step = 0
-        self.stamped: dict[int, list[bool]] = {}  # by step: whether each rank's call was to be stamped
+        self.stamped: dict[int, list[bool]] = {}  # by step: whether the stamps of each rank were kept
         self.agents: list[AgentProcess] = []
         self.players: list[Player] = []
         self.lives: list[str] = []
@@ -96,7 +96,7 @@ class Job:
         for rank, kernel in kernels.items():
             if kernel and kernel[0]:
                 self.players[rank].ask("stop", kernel[0], self.players[rank].now())
-        self.stamped[self.step] = [bool(kernels[rank]) for rank in range(RANKS)]
+        self.stamped[self.step] = [any(kernels[rank]) for rank in range(RANKS)]  # 0: stamped and not kept, a step ahead
         took_s = (COMPUTES_S + late_s) * (1.0 + 0.02 * math.sin(self.step))
         for rank in range(RANKS):
             self._tell(IterationRecord(

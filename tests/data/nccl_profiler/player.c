@@ -64,6 +64,7 @@ int posix_fallocate(int fd, off_t at, off_t size) {
 
 /* Time passes when the script says so. */
 static time_t passed_s;
+static uint64_t stands_ns; /* or stands still, at this */
 int clock_gettime(clockid_t which, struct timespec *now) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) {
@@ -72,6 +73,10 @@ int clock_gettime(clockid_t which, struct timespec *now) {
     }
     int said = real(which, now);
     if (which == CLOCK_MONOTONIC) now->tv_sec += passed_s;
+    if (which == CLOCK_MONOTONIC && stands_ns) {
+        now->tv_sec = (time_t)(stands_ns / 1000000000u);
+        now->tv_nsec = (long)(stands_ns % 1000000000u);
+    }
     return said;
 }
 
@@ -148,7 +153,7 @@ static void *call(struct comm *comm, const char *func, uint64_t seq, size_t coun
     struct event event;
     void *api = NULL, *task = NULL, *group = NULL;
     bool lone = peer < 0;
-    int asked = read_mask();
+    int asked = read_mask(); /* before it tells of anything, as 2.27 to 2.30 do (see tests/data/nccl_host) */
     if (version == 5) {
         memset(&event, 0, sizeof event);
         set_type(&event, GROUP_API);
@@ -161,7 +166,6 @@ static void *call(struct comm *comm, const char *func, uint64_t seq, size_t coun
         if (lone) event.coll_api.captured = captured;
         else event.p2p_api.captured = captured;
         start_event(comm->context, &api, &event);
-        if (lone) asked = read_mask();
         if (api) stop_event(api);
     }
     *stamped = asked & KERNEL_CH;
@@ -207,6 +211,37 @@ static void *kernel_start(struct comm *comm, void *parent, int channel, uint64_t
     return handle;
 }
 
+/* One event as a recording has it: "comm type parent captured seq count peer channels channel stamp func datatype". */
+static void *recorded(const char *line) {
+    static char names[64][32]; /* NCCL's are constants, and may be read later */
+    static int used;
+    unsigned long long type, parent, seq, count, stamp;
+    int at, captured, peer, channels, channel;
+    char *func = names[used++ % 64], *datatype = names[used++ % 64];
+    struct event event;
+    void *handle = NULL;
+    if (sscanf(line, "event %d %llu %llu %d %llu %llu %d %d %d %llu %31s %31s", &at, &type, &parent, &captured, &seq,
+               &count, &peer, &channels, &channel, &stamp, func, datatype) != 12)
+        return NULL;
+    memset(&event, 0, sizeof event);
+    set_type(&event, type);
+    event.parent = (void *)(uintptr_t)parent;
+    if (type == GROUP_API) event.group_api.captured = captured;
+    if (type == COLL_API) event.coll_api.captured = captured;
+    if (type == P2P_API) event.p2p_api.captured = captured;
+    if (type == COLL) {
+        event.coll.seq = seq, event.coll.func = func, event.coll.count = count, event.coll.datatype = datatype;
+        event.coll.channels = (uint8_t)channels;
+    }
+    if (type == P2P) {
+        event.p2p.func = func, event.p2p.count = count, event.p2p.datatype = datatype, event.p2p.peer = peer;
+        event.p2p.channels = (uint8_t)channels;
+    }
+    if (type == KERNEL_CH) event.kernel.channel = (uint8_t)channel, event.kernel.stamp = stamp;
+    start_event(comms[at].context, &handle, &event);
+    return handle;
+}
+
 static void kernel_stop(void *handle, uint64_t stamp) {
     record_state(handle, KERNEL_CH_STOP, &stamp);
     stop_event(handle);
@@ -243,6 +278,22 @@ static void script(void) {
         } else if (sscanf(line, "capture %d", &at) == 1) {
             call(&comms[at], "AllReduce", 0, 1, "ncclInt8", -1, 1, true, &stamped);
             printf("%d\n", stamped);
+        } else if (sscanf(line, "graph %d", &at) == 1) { /* the hook says that one is captured, or no more */
+            void (*tell)(int);
+            void *symbol = dlsym(library, "trainwarden_nccl_capture");
+            memcpy(&tell, &symbol, sizeof tell);
+            tell(at);
+            printf("1\n");
+        } else if (!strncmp(line, "event ", 6)) {
+            printf("%llu\n", (unsigned long long)(uintptr_t)recorded(line));
+        } else if (sscanf(line, "state %llu %d %llu", &handle, &at, &stamp) == 3) {
+            uint64_t told = stamp;
+            printf("%d\n", record_state((void *)(uintptr_t)handle, at, &told));
+        } else if (sscanf(line, "halt %llu", &handle) == 1) {
+            printf("%d\n", stop_event((void *)(uintptr_t)handle));
+        } else if (sscanf(line, "at %llu", &stamp) == 1) { /* nanoseconds */
+            stands_ns = stamp;
+            printf("1\n");
         } else if (sscanf(line, "begin %d %llu %d %llu", &at, &parent, &channels, &stamp) == 4) {
             void *made = kernel_start(&comms[at], (void *)(uintptr_t)parent, channels, stamp);
             printf("%llu\n", (unsigned long long)(uintptr_t)made);

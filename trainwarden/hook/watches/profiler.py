@@ -5,9 +5,11 @@ NCCL loads one plug-in a process: where anything speaks for another one, ours st
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
+import sys
 from typing import Any
 
 from ..layout import (
@@ -46,6 +48,20 @@ def watch_profiler(memory: Memory, steps: Steps) -> bool:
             return True
         os.environ[_NCCLS] = library
     return bool(library) and _tell(memory, steps)
+
+
+def tell_capture(is_open: bool) -> None:
+    """Say to the plug-in that a graph is being captured, or none any more; never raises.
+
+    NCCL asks it what is to be stamped before it tells it of a call, and waits for ever for the stamps of a graph that
+    was captured in part with them.
+    """
+    ctypes = sys.modules.get("ctypes")  # torch has imported it
+    library = os.environ.get(_OURS, "")
+    if ctypes is None or not library or os.environ.get(_NCCLS) != library:
+        return
+    with contextlib.suppress(Exception):  # NCCL has not loaded it, or it is of an older version
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW).trainwarden_nccl_capture(int(is_open))
 
 
 def _may_be_offered(torch: Any, library: str) -> bool:

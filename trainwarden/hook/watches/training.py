@@ -10,6 +10,7 @@ from ..device import Device
 from ..ends import Ends
 from ..thread import thread_id
 from . import hide, loaded
+from .profiler import tell_capture
 
 
 def watch_backward(passes: Backward) -> bool:
@@ -116,7 +117,8 @@ def watch_replicas(passes: Backward) -> bool:
 
 
 def watch_capture(device: Device) -> bool:
-    """Captures of CUDA graphs, on whatever thread: whoever asked an event meanwhile would break them.
+    """Captures of CUDA graphs, on whatever thread: whoever asked an event meanwhile would break them, or changed what
+    NCCL is to stamp.
 
     One that begins and then fails is ended by torch 2.15 with `capture_end_pre` alone; a program may also make the
     graph anew (`reset`).
@@ -130,12 +132,17 @@ def watch_capture(device: Device) -> bool:
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         news = captures.begins(self)
+        tell_capture(True)
         try:
             return begin(self, *args, **kwargs)
         except BaseException:
             if news:
-                captures.ends(self)
+                over(self)
             raise
+
+    def over(graph: Any) -> None:
+        captures.ends(graph)
+        tell_capture(len(captures) > 0)
 
     def over_with(inner: Any) -> Any:
         @functools.wraps(inner)
@@ -143,7 +150,7 @@ def watch_capture(device: Device) -> bool:
             try:
                 return inner(self, *args, **kwargs)
             finally:
-                captures.ends(self)
+                over(self)
 
         return hide(ends)
 

@@ -11,7 +11,7 @@ import pytest
 from collectors.nccl_profiler import read
 from tests.nccl_player import Player
 
-EVERY, WARM_UP = 2, 16
+EVERY, WARM_UP = 4, 16
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Model:
         self.open: list[tuple[int, int, Made]] = []  # comm, handle, call: kernels that may begin
         self.running: list[tuple[int, int, Made, int]] = []  # handle, start, call, channel
         self.step: int | None = None
-        self.warm = 0
+        self.warm, self.on = 0, False
 
     def play(self, times: int) -> None:
         moves = [self.begin, self.advance, self.end, *[self.call] * 8, *[self.kernel] * 8, *[self.stop] * 8]
@@ -72,7 +72,7 @@ class Model:
             self.alive[place] = comm = Comm(identity=len(self.all) + 1)
             self.all.append(comm)
             self.player.init(place, comm.identity)
-            self.warm = WARM_UP
+            self.warm, self.on = WARM_UP, True
 
     def end(self) -> None:
         """Its kernels are never heard of again, as far as that communicator's counts go."""
@@ -93,10 +93,11 @@ class Model:
         place = self.draw.choice(list(self.alive))
         comm, channels, pair = self.alive[place], self.draw.randint(1, 3), self.draw.random() < 0.3
         sampled = self.warm > 0 or (self.step is not None and self.step % EVERY == 0)
-        stamped = sampled or not comm.enqueued
+        stamped, told = self.on, self.on and sampled
         seq, peer, function = comm.enqueued, None, "ReduceScatter"
-        # The mask is read again when the call itself is told: by then the warm-up may be over.
         self.warm = max(0, self.warm - 1)
+        ahead = self.step is not None and (self.step % EVERY == 0 or (self.step + 1) % EVERY == 0)
+        self.on = self.warm > 0 or ahead  # which NCCL reads before the next call
         if pair:
             peer, function = self.draw.randrange(3), self.draw.choice(["Send", "Recv"])
             seq = comm.peers.get((function, peer), 0)
@@ -107,7 +108,7 @@ class Model:
             assert bool(asked) == stamped
         comm.enqueued += 1
         assert bool(handle) == stamped
-        if stamped:
+        if told:
             made = Made(function, comm.enqueued, seq, self.step, peer, channels)
             comm.stamped = comm.enqueued
             comm.made.append(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import sys
@@ -16,6 +17,7 @@ from tests.hook_doubles import HandClock, backward, set_everywhere
 from trainwarden.hook import Hook
 from trainwarden.hook.layout import NCCL_ABI, NCCL_AT_STEP, NCCL_CONTROL_BYTES, NCCL_MAGIC
 from trainwarden.hook.watches.profiler import watch_profiler
+from trainwarden.hook.watches.training import watch_capture
 
 OURS, NCCLS = "TRAINWARDEN_NCCL_PROFILER", "NCCL_PROFILER_PLUGIN"
 Offer = Callable[[], str | None]
@@ -233,3 +235,63 @@ def test_a_process_whose_parent_was_offered_it_looks_for_its_own(
     path = control_file(target)
     assert watch_profiler(target.memory, target.steps)
     assert told(path) == 1
+
+
+# -- captures
+
+
+@pytest.fixture
+def graph(library: Path, make: Callable[..., Hook], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kind of graph that is watched, and a plug-in that writes down what it is told."""
+    said: list[Any] = []
+
+    class Graph:
+        told = said
+
+        def capture_begin(self, works: bool = True) -> None:
+            said.append("begins")
+            if not works:
+                raise RuntimeError("no")
+
+        def capture_end(self) -> None:
+            said.append("ends")
+
+    def loaded(path: str, mode: int) -> Any:
+        assert (path, mode & os.RTLD_NOLOAD) == (str(library), os.RTLD_NOLOAD)
+        return SimpleNamespace(trainwarden_nccl_capture=said.append)
+
+    monkeypatch.setenv(NCCLS, str(library))
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    monkeypatch.setitem(sys.modules, "torch.cuda.graphs", SimpleNamespace(CUDAGraph=Graph))  # type: ignore[arg-type]
+    assert watch_capture(make().device)
+    return Graph
+
+
+def test_it_hears_of_a_capture_before_cuda_does(graph: Any) -> None:
+    one, other = graph(), graph()
+    one.capture_begin()
+    other.capture_begin()
+    one.capture_end()
+    other.capture_end()
+    with pytest.raises(RuntimeError):
+        one.capture_begin(works=False)
+    assert graph.told == [1, "begins", 1, "begins", "ends", 1, "ends", 0, 1, "begins", 0]
+
+
+@pytest.mark.parametrize("trouble", [OSError("not loaded"), AttributeError("an older one")])
+def test_a_capture_goes_on_where_the_plug_in_cannot_be_told(
+    graph: Any, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    def refused(path: str, mode: int) -> Any:
+        raise trouble
+
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    graph().capture_begin()
+    assert graph.told == ["begins"]
+
+
+@pytest.mark.parametrize("named", [None, "inspector"])
+def test_another_plug_in_is_told_nothing(graph: Any, monkeypatch: pytest.MonkeyPatch, named: str | None) -> None:
+    monkeypatch.setenv(NCCLS, named) if named else monkeypatch.delenv(NCCLS)
+    graph().capture_begin()
+    assert graph.told == ["begins"]
