@@ -16,6 +16,7 @@ from detectors.metrics.bundle.trailing import trailing_mean
 from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
 from detectors.metrics.models.knn import NeighborSearch
 from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
+from detectors.metrics.models.rows import KNOWN_SHARE
 from tests.benchmarks.detection.measures import event_quality, vus_pr
 from tests.examples import examples
 
@@ -63,7 +64,10 @@ def test_a_constant_metric_changes_nothing(name, rows, level):
 def test_missing_values_never_make_a_score_infinite_or_blamed(name, rows, gaps):
     holes = np.where(gaps[: len(rows)], np.nan, rows)
     scores, blame = MODELS[name].score(holes), MODELS[name].blame(holes)
-    assert (np.isnan(scores) == np.isnan(holes).all(axis=1)).all()
+    too_few = (~np.isnan(holes)).sum(axis=1) < KNOWN_SHARE * holes.shape[1]
+    # What is missing may explain all that principal components do not.
+    assert np.isnan(scores)[too_few].all()
+    assert name == "pca" or not np.isnan(scores)[~too_few].any()
     assert not np.isinf(scores).any()
     assert (blame[np.isnan(holes)] == 0.0).all()
     assert (blame >= 0.0).all()

@@ -19,7 +19,7 @@ from detectors.metrics.models.lof import Lof, LofConfig
 from detectors.metrics.models.nearest import Nearest, NearestConfig
 from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 from detectors.metrics.models.pca import Pca, PcaConfig
-from detectors.metrics.models.rows import Floats
+from detectors.metrics.models.rows import Floats, whole
 from detectors.metrics.models.zlength import ZLength, ZLengthConfig
 from trainwarden.settings import Config
 
@@ -46,6 +46,16 @@ class View(Config, frozen=True, kw_only=True):
         """``[..., d, t]`` z-scores as seen at each time, or at the `newest` times alone."""
         now = trailing_mean(scaled, self.mean_rows, newest)
         return now - trailing_mean(scaled, self.less_rows, newest) if self.less_rows else now
+
+    def told(self, scaled: Floats, newest: int) -> Floats:
+        """`rows` at the `newest` times; a metric whose samples do not reach over all of the mean is missing."""
+        rows, samples = self.rows(scaled, newest), newest + self.mean_rows - 1
+        if self.mean_rows == 1 or not np.isnan(scaled).any():
+            return rows
+        before = np.full((*scaled.shape[:-1], max(0, samples - scaled.shape[-1])), np.nan)
+        reached = np.concatenate([before, scaled[..., -samples:]], axis=-1)
+        views = np.lib.stride_tricks.sliding_window_view(reached, self.mean_rows, axis=-1)
+        return np.where(whole(views), rows, np.nan)
 
     @property
     def reach(self) -> int:

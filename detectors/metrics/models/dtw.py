@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
+from detectors.metrics.models.rows import KNOWN_SHARE, Arrays, Floats, config_arrays, read
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
 Indices = npt.NDArray[np.intp]
+LEAST_MEASURED: Final = 3
 
 
 class DtwConfig(Config, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ class Dtw:
     def score(self, windows: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Floats:
         """Distances ``[r]`` of ``windows [r, d, m]``, in normal spreads per sample; `groups` ``[r]`` labels the roles.
 
-        NaN where a group has too few ranks or a rank no value at all.
+        NaN where a group has too few ranks or a rank too few of the metrics.
 
         Raises
         ------
@@ -109,7 +110,8 @@ class Dtw:
                 part = array if len(members) == len(array) else array[members]
                 measured = self._group(part)
                 distances[members], offsets[members] = measured.distances, measured.offsets
-        distances[np.isnan(array).all(axis=(1, 2))] = np.nan
+        there = (~np.isnan(array)).any(axis=2).sum(axis=1)
+        distances[there < KNOWN_SHARE * array.shape[1]] = np.nan
         return _Group(distances, offsets)
 
     def _group(self, array: Floats) -> _Group:
@@ -191,9 +193,13 @@ def _offsets(array: Floats, spread: Floats) -> tuple[Floats, Floats]:
         median = np.median(array, axis=0)
         difference = array - median
         return median, np.asarray(np.einsum("rdm,rdm->rd", difference, difference) / array.shape[2] / spread**2)
-    measured = ~missing.all(axis=0)
+    samples = (~missing).any(axis=1).sum(axis=1)[:, None]
+    # Of two that have a metric, as one that comes late, nobody can say which is the odd one.
+    measured = (~missing).sum(axis=0) >= LEAST_MEASURED
+    missing |= ~measured
     median = np.zeros(array.shape[1:])
     median[measured] = np.nanmedian(array[:, measured], axis=0)
     difference = np.where(missing, 0.0, array - median)
-    counts = np.maximum((~missing).sum(axis=2), 1)
+    # A mean over fewer samples than a rank's other metrics have strays farther: half of those count at least.
+    counts = np.maximum((~missing).sum(axis=2), np.maximum(KNOWN_SHARE * samples, 1.0))
     return median, np.asarray(np.einsum("rdm,rdm->rd", difference, difference) / counts / spread**2)

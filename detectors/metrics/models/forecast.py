@@ -9,10 +9,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import FILLED_SHARE, Arrays, Floats, config_arrays, filled, read, training_rows
+from detectors.metrics.models.rows import (
+    FILLED_SHARE,
+    KNOWN_SHARE,
+    Arrays,
+    Floats,
+    config_arrays,
+    filled,
+    read,
+    training_rows,
+    whole,
+)
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
+Flags = npt.NDArray[np.bool_]
 LEAST_SPREAD: Final = 0.05
 """Of a prepared unit, a normal spread: errors of a metric that is forecast exactly do not count by their rounding."""
 
@@ -38,7 +49,8 @@ class Forecast:
     """Length of the error of a vector autoregression, each metric's in units of its normal one.
 
     The coefficients are those of ridge regression (Hoerl, Kennard, Technometrics 12, 1970), so that metrics that move
-    together and few training samples do no harm.
+    together and few training samples do no harm. A metric that is missing may have been anywhere in its normal
+    range: what that adds to the errors' variance is normal too, and they are measured in it (Mahalanobis, 1936).
 
     References
     ----------
@@ -90,6 +102,8 @@ class Forecast:
     def score(self, windows: npt.ArrayLike) -> Floats:
         """Raw scores ``[r]`` of the newest of ``windows [r, d, m]``; NaN where too little of one of the means is there.
 
+        Too little are fewer samples than `FILLED_SHARE`, or fewer metrics than `KNOWN_SHARE`.
+
         Raises
         ------
         DetectorError
@@ -98,6 +112,7 @@ class Forecast:
         parts = self._parts(windows)
         counts = (~np.isnan(parts)).any(axis=1).sum(axis=2)
         there = (counts >= FILLED_SHARE * self.config.mean_samples).all(axis=1)
+        there &= whole(parts).all(axis=2).sum(axis=1) >= KNOWN_SHARE * self._spread.size
         errors = self._errors(parts)
         return np.where(there, np.sqrt(np.einsum("rd,rd->r", errors, errors)), np.nan)
 
@@ -116,12 +131,31 @@ class Forecast:
 
     def _errors(self, parts: Floats) -> Floats:
         """Errors of the newest means ``[r, d]``, 0 for a metric of which one of the means is missing."""
-        means = _means(parts)
+        means = np.where(whole(parts), _means(parts), np.nan)
         rows = means.transpose(0, 2, 1).reshape(len(means), -1)
         offset = filled(rows, self._mean) - self._mean
         metrics = self._spread.size
         errors = (offset[:, -metrics:] - offset[:, :-metrics] @ self._coefficients) / self._spread
-        return np.where(np.isnan(means).any(axis=2), 0.0, errors)
+        errors = np.where(np.isnan(means).any(axis=2), 0.0, errors)
+        missing = np.isnan(rows[:, :-metrics])
+        if not missing.any():
+            return errors
+        gaps = np.flatnonzero(missing.any(axis=1))
+        for gone in np.unique(missing[gaps], axis=0):
+            alike = gaps[(missing[gaps] == gone).all(axis=1)]
+            errors[alike] = self._judged(errors[alike], gone)
+        return errors
+
+    def _judged(self, errors: Floats, gone: Flags) -> Floats:
+        """Errors ``[r, d]`` in units of what is normal while the means ``gone [d * lags]`` are not known."""
+        metrics = self._spread.size
+        seen = ~gone.reshape(-1, metrics).any(axis=0)
+        # The scale's own unit is a metric's normal spread, so what is not known has a variance of 1.
+        unknown = self._coefficients[gone][:, seen] / self._spread[seen]
+        values, vectors = np.linalg.eigh(np.eye(int(seen.sum())) + unknown.T @ unknown)
+        judged = np.zeros_like(errors)
+        judged[:, seen] = errors[:, seen] @ (vectors / np.sqrt(values)) @ vectors.T
+        return judged
 
     def to_arrays(self) -> Arrays:
         """State as arrays."""

@@ -4,6 +4,9 @@ One float32 product gives every squared distance roughly, with a bound on how wr
 into groups; within the k-th smallest of the groups' minima there are k references, so what lies farther than that by
 more than the bound allows is not among the k nearest. About k candidates a row are left, and only those are measured
 in float64. Selecting among all references would cost more than the product does.
+
+A row with missing values is measured over those that are there (partial distance: Dixon, IEEE Trans. Systems, Man, and
+Cybernetics 9, 1979), not scaled up: it is no farther from a reference than with any values in their place.
 """
 
 from __future__ import annotations
@@ -88,11 +91,14 @@ class NeighborSearch:
         """Euclidean distances and indices of the `k` nearest references, each ``[r, k]``, nearest first.
 
         `skip` names for each row one reference that does not count (itself). Equal distances come lowest index first;
-        where far more than `k` references are as good as equally near, among those selected.
+        where far more than `k` references are as good as equally near, among those selected. NaN is not measured.
         """
         count = len(self.references)
         if not 1 <= k <= count - (skip is not None):
             raise ValueError(f"k={k} neighbours asked of {count} references")
+        missing = np.isnan(rows)
+        if missing.any():
+            return self._around_gaps(rows, np.asarray(missing.any(axis=1), dtype=np.bool_), k)
         screened = self._scale > 0.0 and k < self._groups // 2
         if screened and len(rows) == 1 and skip is None:
             return self._one(rows, k)
@@ -107,6 +113,25 @@ class NeighborSearch:
             else:
                 found = self._selected(some, k, left_out)
             distances[part], indices[part] = found
+        return distances, indices
+
+    def _around_gaps(self, rows: Floats, gaps: npt.NDArray[np.bool_], k: int) -> tuple[Floats, Indices]:
+        """`nearest`, where some rows have ``gaps [r]``: over what is there, in float64 and without a proof."""
+        distances, indices = np.empty((len(rows), k)), np.empty((len(rows), k), dtype=np.intp)
+        if not gaps.all():
+            distances[~gaps], indices[~gaps] = self.nearest(rows[~gaps], k)
+        factors = self._factors[:, : len(self.references)]
+        places, step = np.flatnonzero(gaps), max(1, BLOCK_VALUES // self._squares.size)
+        for first in range(0, len(places), step):
+            part = places[first : first + step]
+            offset = rows[part] - self._center
+            rough = np.nan_to_num(offset) @ factors + ~np.isnan(offset) @ (0.25 * factors**2)
+            chosen = np.argpartition(rough, k - 1, axis=1)[:, :k]
+            difference = np.nan_to_num(self.references[chosen] - rows[part][:, None, :])
+            exact = np.sqrt(np.einsum("rkd,rkd->rk", difference, difference))
+            order = np.lexsort((chosen, exact), axis=1)
+            distances[part] = np.take_along_axis(exact, order, axis=1)
+            indices[part] = np.take_along_axis(chosen, order, axis=1)
         return distances, indices
 
     def _one(self, row: Floats, k: int) -> tuple[Floats, Indices]:

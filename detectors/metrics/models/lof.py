@@ -20,7 +20,6 @@ from detectors.metrics.models.rows import (
     Floats,
     center,
     config_arrays,
-    filled,
     read,
     scored_rows,
     training_rows,
@@ -105,7 +104,7 @@ class Lof:
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Factors ``[r]``: about 1 inside, larger outside."""
         array, empty = scored_rows(rows, self._center.size)
-        distances, indices = self._search.nearest(filled(array, self._center), self.config.neighbors)
+        distances, indices = self._search.nearest(array, self.config.neighbors)
         reach = _mean_reach(distances, self._reach.take(indices))
         factor: Floats = self._density.take(indices).sum(axis=1) * reach / self.config.neighbors
         factor[empty] = np.nan
@@ -114,7 +113,7 @@ class Lof:
     def blame(self, rows: npt.ArrayLike) -> Floats:
         """Squared distance per metric ``[r, d]`` to the mean of the neighbours."""
         array, _ = scored_rows(rows, self._center.size)
-        _, indices = self._search.nearest(filled(array, self._center), self.config.neighbors)
+        _, indices = self._search.nearest(array, self.config.neighbors)
         offset: Floats = np.nan_to_num(array - self._search.references[indices].mean(axis=1)) ** 2
         return offset
 

@@ -16,7 +16,6 @@ from detectors.metrics.models.rows import (
     Floats,
     center,
     config_arrays,
-    filled,
     read,
     scored_rows,
     training_rows,
@@ -73,13 +72,13 @@ class Nearest:
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Distances ``[r]``."""
         array, empty = scored_rows(rows, self._center.size)
-        distances, _ = self._search.nearest(filled(array, self._center), 1)
+        distances, _ = self._search.nearest(array, 1)
         return np.where(empty, np.nan, distances[:, 0])
 
     def blame(self, rows: npt.ArrayLike) -> Floats:
         """Squared distance per metric ``[r, d]``."""
         array, _ = scored_rows(rows, self._center.size)
-        _, indices = self._search.nearest(filled(array, self._center), 1)
+        _, indices = self._search.nearest(array, 1)
         offset: Floats = np.nan_to_num(array - self._search.references[indices[:, 0]]) ** 2
         return offset
 

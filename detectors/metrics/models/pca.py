@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -13,6 +13,9 @@ from detectors.metrics.models.agreement import compared_rows, refuse_unlike
 from detectors.metrics.models.rows import Arrays, Floats, config_arrays, filled, read, scored_rows, training_rows
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
+
+ROUNDING: Final = 1e-9
+"""Of a unit vector's square: what is less of a missing metric outside the components is rounding."""
 
 
 class PcaConfig(Config, frozen=True, kw_only=True):
@@ -27,7 +30,9 @@ class Pca:
     References
     ----------
     Shyu, Chen, Sarinnapakorn, Chang: A Novel Anomaly Detection Scheme Based on Principal Component Classifier,
-    ICDM 2003; the residual is Jackson and Mudholkar's Q statistic, Technometrics 21 (1979), section 2.
+    ICDM 2003; the residual is Jackson and Mudholkar's Q statistic, Technometrics 21 (1979), section 2. Missing metrics
+    have the values that leave least unexplained: Nelson, Taylor, MacGregor, Chemometrics and Intelligent Laboratory
+    Systems 35 (1996).
 
     Examples
     --------
@@ -71,7 +76,7 @@ class Pca:
         return model
 
     def score(self, rows: npt.ArrayLike) -> Floats:
-        """Residual lengths ``[r]``."""
+        """Residual lengths ``[r]``; NaN also where what is missing could explain all of it."""
         array, empty = scored_rows(rows, self._mean.size)
         residual = self._residual(array)
         return np.where(empty, np.nan, np.sqrt(np.einsum("rd,rd->r", residual, residual)))
@@ -79,11 +84,27 @@ class Pca:
     def blame(self, rows: npt.ArrayLike) -> Floats:
         """Squared residual per metric ``[r, d]``."""
         array, _ = scored_rows(rows, self._mean.size)
-        return np.where(np.isnan(array), 0.0, self._residual(array) ** 2)
+        return np.where(np.isnan(array), 0.0, np.nan_to_num(self._residual(array)) ** 2)
 
     def _residual(self, array: Floats) -> Floats:
+        """What is not explained ``[r, d]``; NaN in rows of which the missing metrics leave nothing to tell."""
         offset = filled(array, self._mean) - self._mean
-        return offset - (offset @ self._components.T) @ self._components
+        residual: Floats = offset - (offset @ self._components.T) @ self._components
+        missing = np.isnan(array)
+        if not missing.any():
+            return residual
+        gaps = np.flatnonzero(missing.any(axis=1))
+        for gone in np.unique(missing[gaps], axis=0):
+            rows = gaps[(missing[gaps] == gone).all(axis=1)]
+            free = np.eye(self._mean.size)[:, gone] - self._components.T @ self._components[:, gone]
+            values, vectors = np.linalg.eigh(free[gone])
+            told = values > ROUNDING
+            if len(self._components) + told.sum() >= self._mean.size:
+                residual[rows] = np.nan
+                continue
+            inverse = (vectors[:, told] / values[told]) @ vectors[:, told].T
+            residual[rows] -= residual[rows][:, gone] @ inverse @ free.T
+        return residual
 
     def to_arrays(self) -> Arrays:
         """State as arrays."""

@@ -17,13 +17,18 @@ C = TypeVar("C", bound=Config)
 Arrays = dict[str, npt.NDArray[Any]]
 FILLED_SHARE: Final = 0.8
 """A mean is judged once so much of it is measured: one of fewer samples varies more than those of training."""
+KNOWN_SHARE: Final = 0.5
+"""Of the metrics trained on so many have to be there: what fewer of them say of an entity is not what was learnt."""
 
 
 class RowModel(Protocol):
     """A model of normal rows; nothing in it changes after `fit`."""
 
     def score(self, rows: Floats) -> Floats:
-        """Raw scores ``[r]`` of ``rows [r, d]``, larger is stranger, NaN where a row has no value at all."""
+        """Raw scores ``[r]`` of ``rows [r, d]``, larger is stranger, NaN where too little of a row is there.
+
+        What is missing makes a row no stranger than it would be with some value in its place.
+        """
         ...
 
     def blame(self, rows: Floats) -> Floats:
@@ -75,7 +80,9 @@ def center(rows: Floats) -> Floats:
 
 
 def filled(rows: Floats, by: Floats) -> Floats:
-    """`rows` with missing values set to the normal value `by` ``[d]``, so that what is unknown looks normal.
+    """`rows` with missing values set to the normal value `by` ``[d]``.
+
+    Looks normal only to a model that takes each metric for itself: among others that move together, the mean is odd.
 
     Examples
     --------
@@ -86,8 +93,23 @@ def filled(rows: Floats, by: Floats) -> Floats:
     return np.where(missing, by, rows) if missing.any() else rows
 
 
+def whole(samples: Floats) -> npt.NDArray[np.bool_]:
+    """Whether a mean over the last axis speaks for all of it: something is there of its oldest and newest third.
+
+    A metric that has just come, or gone, would be compared with other times of the others.
+
+    Examples
+    --------
+    >>> whole(np.array([[np.nan, np.nan, 1.0], [1.0, np.nan, 1.0]])).tolist()
+    [False, True]
+    """
+    there = ~np.isnan(samples)
+    third = -(-samples.shape[-1] // 3)
+    return np.asarray(there[..., :third].any(axis=-1) & there[..., -third:].any(axis=-1), dtype=np.bool_)
+
+
 def scored_rows(rows: npt.ArrayLike, metrics: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """`rows` as an array and which of them have no value at all.
+    """`rows` as an array and which of them have fewer than `KNOWN_SHARE` of their values.
 
     Raises
     ------
@@ -97,7 +119,7 @@ def scored_rows(rows: npt.ArrayLike, metrics: int) -> tuple[Floats, npt.NDArray[
     array = np.asarray(rows, dtype=np.float64)
     if array.ndim != 2 or array.shape[1] != metrics:
         raise DetectorError(f"rows {array.shape} do not have the {metrics} metrics of training")
-    return array, np.asarray(np.isnan(array).all(axis=1), dtype=np.bool_)
+    return array, np.asarray((~np.isnan(array)).sum(axis=1) < KNOWN_SHARE * metrics, dtype=np.bool_)
 
 
 def config_arrays(config: Config) -> Arrays:
