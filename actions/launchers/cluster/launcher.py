@@ -97,8 +97,7 @@ class NodeLauncher:
         self._kept = _kept(place.run_dir / ALLEGIANCE)
         self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
         self._trial = TrialPart(self._life, lambda t: among(self._place, t.checks, t.nodes, self._world(t)), clock)
-        self._suspicions = suspicions
-        self._lock = threading.Lock()  # of the orders and of what is told of the ranks
+        self._suspicions, self._lock = suspicions, threading.Lock()  # of orders and what is told
         self._ranks, self._port = Ranks(), places.free_port(self._host)
         self._first_step: int | None = None
         self._own = range(0)  # the numbers of the ranks that were started here last

@@ -9,9 +9,9 @@ import pytest
 
 from actions.launchers.leases.server import read_token
 from dashboards.notices import targets
-from dashboards.web.access import Tokens
 from trainwarden.commands.keys import new_signer, trusted_of
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.access import Tokens
 from trainwarden.signing import read_secret
 
 LINE = new_signer("ann").public_line("act") + "\n"
