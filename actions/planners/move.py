@@ -94,7 +94,7 @@ def _in_order(placed: Placed, ranks: int) -> tuple[str, ...]:
     """The nodes by their ranks, as many on each."""
     nodes = sorted((tuple(sorted(own)), node) for node, own in placed if own)
     told = [rank for own, _ in nodes for rank in own]
-    if told != list(range(ranks)) or len({len(own) for own, _ in nodes}) > 1:
+    if len(told) != ranks or told != list(range(ranks)) or len({len(own) for own, _ in nodes}) > 1:
         raise DataError("the launcher does not tell of as many ranks on each node, one node after the other")
     return tuple(node for _, node in nodes)
 

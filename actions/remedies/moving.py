@@ -39,8 +39,8 @@ def move(view: View, rung: MoveTopology) -> Intent | None:
         found = _best(view, state)
     except ImportError:
         return msgspec.structs.replace(intent, refused="the plan needs numpy: pip install 'trainwarden[detect]'")
-    except DataError as error:
-        said = f"where ranks should go is not known: {error}"
+    if isinstance(found, str):
+        said = f"where ranks should go is not known: {found}"
         return msgspec.structs.replace(intent, refused=said, held="unknown")
     return _worth(view, rung, intent, found)
 
@@ -77,7 +77,8 @@ def _witnessed_twice(view: View) -> bool:
     return seen.iteration_s >= SLOWER * seen.healthy_iteration_s
 
 
-def _best(view: View, state: LauncherState) -> Move:
+def _best(view: View, state: LauncherState) -> Move | str:
+    """The best order, or what is missing for it."""
     tried = view.attempts("validate")
     links = [pair for action in tried if action.outcome == "done" for pair in action.plan.get("links", ())]
     accused = frozenset(frozenset(map(str, pair)) for pair in links)
@@ -86,7 +87,10 @@ def _best(view: View, state: LauncherState) -> Move:
 
 
 @lru_cache(maxsize=16)  # a plan is looked at with each tick while a person or a brake is waited for
-def _searched(slowness: bytes, places: Places, accused: frozenset[frozenset[str]]) -> Move:
+def _searched(slowness: bytes, places: Places, accused: frozenset[frozenset[str]]) -> Move | str:
     from actions.planners.move import best_move  # the engine runs without numpy, too
 
-    return best_move(msgspec.json.decode(slowness, type=Slowness), places, accused)
+    try:
+        return best_move(msgspec.json.decode(slowness, type=Slowness), places, accused)
+    except DataError as error:
+        return str(error)

@@ -6,7 +6,7 @@ Told of groups that the job's layout knows: who plans other places for ranks has
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from trainwarden.parallelism.layout import Layout
 
 MOST_LINKS: Final = 4096  # of an incident: 0.5 MB; larger jobs tell none
 _KINDS: Final = ("tp", "dp", "pp")
-_Key = tuple[int, int, int]  # communicator, source, target
+_WHO: Final = ("comm", "source", "target")
 
 
 class _Flow(NamedTuple):
@@ -61,22 +61,44 @@ def transfers(window: Window, onset_step: int | None) -> dict[str, Any]:
 
 
 def _flows(window: Window, layout: Layout, steps: Sequence[Carried]) -> Iterator[_Flow]:
-    """What passes the groups of the layout."""
+    """What passes the groups of the layout, but for those that lie on one node."""
     group_of = {kind: _groups(layout, kind) for kind in _KINDS}
-    seen: defaultdict[_Key, list[tuple[float, float, float]]] = defaultdict(list)
-    for step in steps:
-        loads = step.loads
-        keys = zip(loads.comm.tolist(), loads.source.tolist(), loads.target.tolist(), strict=True)
-        numbers = zip(loads.calls.tolist(), loads.bus_bytes.tolist(), loads.transfer_s.tolist(), strict=True)
-        for key, number in zip(keys, numbers, strict=True):
-            seen[key].append(number)
-    for (comm, source, target), rows in seen.items():
+    ranks = window.ranks.tolist()
+    for comm, source, target, calls, bus_bytes, took_s in _medians(window, steps):
+        if bus_bytes <= 0.0 or took_s <= 0.0:
+            continue
         columns = (source, target) if source >= 0 else _members(window, comm)
-        ranks = frozenset(int(window.ranks[column]) for column in columns if column < len(window.ranks))
-        kind = _kind(ranks, group_of, paired=source >= 0)
-        calls, bus_bytes, took_s = np.median(np.array(rows), axis=0).tolist()
-        if kind and bus_bytes > 0.0 and took_s > 0.0:
+        if any(column >= len(ranks) for column in columns):
+            continue
+        if source < 0:
+            told = frozenset(ranks[column] for column in columns)
+            kind = next((kind for kind in ("tp", "dp") if told and group_of[kind].get(min(told)) == told), None)
+        else:
+            pipeline = group_of["pp"].get(ranks[source])
+            kind = "pp" if pipeline is not None and ranks[target] in pipeline else None
+        if kind is not None:
             yield _Flow(kind, columns, calls, bus_bytes, took_s / bus_bytes)
+
+
+def _medians(window: Window, steps: Sequence[Carried]) -> Iterator[tuple[int, int, int, float, float, float]]:
+    """Communicator, source, target, calls, bytes and seconds of each group between nodes and each pair."""
+    loads = [step.loads for step in steps]
+    comm, source, target = (np.concatenate([getattr(one, name) for one in loads]) for name in _WHO)
+    of_nodes = np.zeros(0, dtype=np.int64) if window.counts is None else window.counts.nodes
+    known = comm < of_nodes.size
+    kept = (source >= 0) | (known & (of_nodes[np.where(known, comm, 0)] != 1) if of_nodes.size else known)
+    _, first, place = np.unique(
+        (comm[kept] << 36) | (source[kept] + 1 << 18) | (target[kept] + 1), return_index=True, return_inverse=True
+    )
+    begins = np.searchsorted(np.sort(place), np.arange(first.size))
+    count = np.bincount(place, minlength=first.size)
+    middles = []
+    for name in ("calls", "bus_bytes", "transfer_s"):
+        value = np.concatenate([getattr(one, name) for one in loads])[kept]
+        value = value[np.lexsort((value, place))]
+        middles.append((value[begins + (count - 1) // 2] + value[begins + count // 2]) / 2.0)
+    rows = (comm[kept][first], source[kept][first], target[kept][first], *middles)
+    return zip(*(row.tolist() for row in rows), strict=True)
 
 
 def _members(window: Window, comm: int) -> tuple[int, ...]:
@@ -86,16 +108,8 @@ def _members(window: Window, comm: int) -> tuple[int, ...]:
 
 def _groups(layout: Layout, kind: str) -> dict[int, frozenset[int]]:
     """The group of each rank, where a group is more than one."""
-    return {rank: frozenset(group) for group in layout.groups(kind) if len(group) > 1 for rank in group}
-
-
-def _kind(ranks: frozenset[int], group_of: Mapping[str, Mapping[int, frozenset[int]]], *, paired: bool) -> str | None:
-    """Of which kind the group of just these ranks is, or whether two of them are of one pipeline."""
-    if not ranks:
-        return None
-    if paired:
-        return "pp" if ranks <= group_of["pp"].get(min(ranks), frozenset()) else None
-    return next((kind for kind in ("tp", "dp") if group_of[kind].get(min(ranks)) == ranks), None)
+    groups = (frozenset(group) for group in layout.groups(kind) if len(group) > 1)
+    return {rank: group for group in groups for rank in group}
 
 
 def _bytes(window: Window, flows: Sequence[_Flow]) -> dict[str, float]:

@@ -226,6 +226,12 @@ def test_without_a_slow_link_nobody_moves() -> None:
         (msgspec.structs.replace(MEASURED, iteration_s=9.0), PLACED, "predicted to take 2.51 s today, and takes 9 s"),
         (MEASURED, [("n0", (0, 1)), ("n1", (2,)), ("n2", (3,))], "as many ranks on each node"),
         (MEASURED, [], "as many ranks on each node"),
+        (
+            msgspec.structs.replace(
+                MEASURED, layout=Layout(world_size=10**15, sizes={"tp": 1, "cp": 1, "dp": 10**15, "pp": 1})
+            ),
+            PLACED, "as many ranks on each node",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said(slowness: Slowness, placed: Any, said: str) -> None:

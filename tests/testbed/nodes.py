@@ -110,16 +110,18 @@ class Node:
 
     def slow(self, rate_mbit: float, device: str = "eth0") -> None:
         """What it sends goes at `rate_mbit` from now on."""
-        self.run("tc", "qdisc", "add", "dev", device, *_limit(rate_mbit))
+        self.run("tc", "qdisc", "replace", "dev", device, *_limit(rate_mbit))
 
     def slow_link(self, other: Node, rate_mbit: float) -> None:
         """What the two send each other goes over a cable of their own, at `rate_mbit` each way."""
-        ends = ["side", "netns", str(self.pid), "type", "veth", "peer", "name", "side", "netns", str(other.pid)]
+        ends = [f"to-{other.name}", "netns", str(self.pid), "type", "veth", "peer"]
+        ends += ["name", f"to-{self.name}", "netns", str(other.pid)]
         self._testbed.switch("ip", "link", "add", *ends)
         for here, there in ((self, other), (other, self)):
-            here.run("ip", "link", "set", "side", "up")
-            here.run("ip", "route", "add", f"{there.address}/32", "dev", "side", "src", here.address)
-            here.slow(rate_mbit, "side")
+            cable = f"to-{there.name}"
+            here.run("ip", "link", "set", cable, "up")
+            here.run("ip", "route", "add", f"{there.address}/32", "dev", cable, "src", here.address)
+            here.slow(rate_mbit, cable)
 
     @property
     def pid(self) -> int:

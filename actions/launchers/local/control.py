@@ -21,7 +21,7 @@ SEND_TIMEOUT_S = 1.0  # a client that does not read its answer must not hold up 
 CAPABILITIES: Final = Capabilities(
     can=frozenset({"restart", "rebalance", "stop", "validate"}),
     cannot={
-        "move": "this launcher cannot move ranks: it has one node, so there is no other place to go to",
+        "move": "this launcher cannot move ranks: it has one node, so they have no other place to go to",
         "pause": "this launcher cannot pause a job: its silence would be taken for a hang",
         "resume": "this launcher cannot resume a job, as it never pauses one",
         "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",

@@ -84,8 +84,8 @@ def test_nothing_is_told_of_layouts_that_are_not_known_whole_of_other_jobs_and_o
         window_of(ranks, 4, Told(world_size=4, sizes={"tp": 1, "cp": 1, "dp": 4, "pp": 1})), 0
     )
     assert "transfers" not in slowness(window, 4)
-    alone = Ranks(Layout(tp=2, dp=2, pp=2, per_node=8))
-    assert "transfers" not in slowness(window_of(alone, 4), 0), "one node"
+    for alone in (Layout(tp=2, dp=2, pp=2, per_node=8), Layout(dp=4, per_node=8)):
+        assert "transfers" not in slowness(window_of(Ranks(alone), 4), 0), "one node"
 
 
 def test_a_rank_that_starts_anew_makes_what_was_measured_before_it_old() -> None:
