@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -57,3 +61,38 @@ def test_the_ranks_go_on_when_their_logs_cannot_be_written_and_nobody_listens(tm
     assert ended.returncode == 0, ended.stderr.decode()[-3000:]
     assert (tmp_path / "done0").exists()
     assert (tmp_path / "done1").exists()
+
+
+LASTING = """
+import os, signal, sys, time
+from pathlib import Path
+here = Path(os.environ["DONE"] + os.environ["RANK"])
+def end(*_):
+    here.write_text("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+here.touch()
+time.sleep(600)
+"""
+
+
+def test_a_terminal_that_is_closed_ends_the_job_in_order(tmp_path: Path) -> None:
+    """The ranks were killed at once, without a word, and no answer was written."""
+    answer, done = tmp_path / "answer.json", str(tmp_path / "rank")
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "DONE": done}
+    command = [*WARDEN, "launch", "--nproc", "2", "--json", str(answer), "--", "python", "-c", LASTING]
+    master, terminal = pty.openpty()
+    process = subprocess.Popen(command, env=environ, stdout=terminal, stderr=terminal, cwd=tmp_path)
+    os.close(terminal)
+    try:
+        until_s = time.monotonic() + 60.0
+        while not all(Path(f"{done}{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        os.close(master)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+    assert [Path(f"{done}{rank}").read_text() for rank in range(2)] == ["saved", "saved"]
+    assert json.loads(answer.read_text())["incidents"] == []

@@ -78,6 +78,14 @@ class World:
         for node in self.contenders:
             words = [node.name, "n3:29401", "a-word-nobody-guesses", str(folder)]
             self.processes[node.name] = node.start(sys.executable, "-c", CONTENDER, *words, cwd=ROOT)
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        """Who is lost is followed in time by those that have begun to ask: Python takes seconds of a busy machine."""
+        until_s = time.monotonic() + WAIT_S
+        while not all((self.folder / node.name).exists() for node in self.contenders):
+            assert time.monotonic() < until_s, "contenders do not begin"
+            time.sleep(0.05)
 
     def serve(self) -> None:
         words = [

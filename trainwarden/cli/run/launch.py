@@ -17,6 +17,7 @@ from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep, Preload
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.cli.shared.words import NO_CHECKPOINTS
 from trainwarden.settings import EngineSettings, checkpoints_of
 
@@ -129,7 +130,7 @@ def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice, config: Path
     run.stack.start("supervise", *arguments, stdout=voice.stream)
     run.open_page(config)
     asked: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda n, _frame: asked.append(n))
     while (code := run.stack.returncode("supervise")) is None:
         run.look(voice)

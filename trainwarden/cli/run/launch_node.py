@@ -15,6 +15,7 @@ from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.errors import ConfigError
 from trainwarden.network.host_port import host_and_port
 from trainwarden.settings import Settings, checkpoints_of
@@ -166,7 +167,7 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
     log_to_stderr()
     settings = run.settings
     stopped: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda n, _frame: stopped.append(n))
     place = Place(
         command=tuple(command), ranks=here.nproc, run_dir=run.run_dir, job=settings.job, node=settings.node,

@@ -13,6 +13,7 @@ import typer
 
 from trainwarden.cli.shared.options import Checkpoints, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.errors import ConfigError
 from trainwarden.launching import CHECKS
 from trainwarden.settings import Settings, checkpoints_of, load
@@ -193,7 +194,7 @@ def run(place: Place, wanted: Wanted, baseline: Path | None) -> Validation | int
     if place.world_size == place.ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine's own name need not resolve
     asked: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda n, _frame: asked.append(n))
     try:
         return Node(place, wanted, lambda: bool(asked)).run(Baseline(baseline))

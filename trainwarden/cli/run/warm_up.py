@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwarden.cli.shared.output import Voice
+from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -82,10 +83,7 @@ def _run(command: list[str], voice: Voice) -> int:
         asked.append(number)
         process.send_signal(number)
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
+    before = {number: signal.signal(number, pass_on) for number in stop_signals()}
     try:
         code = process.wait()
     finally:
