@@ -328,7 +328,7 @@ EXPORT void trainwarden_nccl_capture(int open) {
     atomic_store(&capturing, open != 0);
     if (!file) return;
     steer();
-    if (open && file->header.interface == 4) captured(NULL);
+    if (open && (file->header.interface == 4 || file->header.kernel_mode == TW_ALWAYS)) captured(NULL);
 }
 
 #define NAME "trainwarden"

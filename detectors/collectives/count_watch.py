@@ -112,6 +112,9 @@ def blame(counts: Counts) -> Blame | None:
         by_device = certain & devices
         kind, rows = ("device", unbegun) if by_device.any() else ("host", behind)
         columns = np.flatnonzero(by_device if by_device.any() else certain)
+        # Hosts may wait for their own devices, which the table does not tell here: of several most would be victims.
+        if kind == "host" and columns.size > 1 and _any(counts, counts.started < 0, ranks)[columns].any():
+            return None
         comm = int(counts.comm[np.flatnonzero(rows & np.isin(counts.column, columns))[0]])
         waiting = counts.column[(counts.comm == comm) & (ahead | begun)]
         return Blame(kind, _tuple(columns), comm, _tuple(waiting))

@@ -54,11 +54,23 @@ def test_a_call_that_nobody_ends_is_the_links_and_no_ranks(layout, eager, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_without_the_devices_counts_a_host_is_named_still(layout, seed):
-    where = somewhere(layout, seed)
-    found = blame(Stand(layout, host=where, stamped=False).counts())
-    assert (found.kind, found.columns) == ("host", (where[0],))
+def test_without_the_devices_counts_a_host_is_named_still(layout, eager, seed):
+    """Or nobody, where other hosts may be stuck as well: those that wait for their own devices."""
+    where = somewhere(layout, seed, eager=eager)
+    found = blame(Stand(layout, host=where, eager=eager, stamped=False).counts())
+    assert (found is None and not eager) or (found.kind, found.columns) == ("host", (where[0],))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_without_the_devices_counts_no_victim_is_named_for_a_stuck_device_or_link(layout, eager, seed):
+    """As in steps that are not sampled: hosts that wait for their own devices are behind, and nothing tells of that."""
+    where = somewhere(layout, seed, eager=eager)
+    for how in ({"device": where}, {"link": layout.first["dp"], "link_after": 1}):
+        assert blame(Stand(layout, stamped=False, eager=eager, **how).counts()) is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
