@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.common_mode import quiet_median
-from detectors.job.samples import Entity, FamilySamples
+from detectors.job.samples import MOST, Entity, FamilySamples
 from detectors.metrics.models.dtw import banded_dtw
 from detectors.metrics.opening import EXPIRE_S
 from trainwarden.catalogue import lookup
@@ -90,7 +90,7 @@ class PeerRounds:
         values = samples.values[:, [own for own, _ in columns], column].T
         mine = np.array([place for _, place in columns])
         now = self.cells["now"]
-        now[np.ix_(mine, rows[there])] = np.where(np.abs(values) < 1e38, values, np.nan)[:, there]  # what float32 holds
+        now[np.ix_(mine, rows[there])] = np.where(np.abs(values) < MOST, values, np.nan)[:, there]
         self.heard[rows[there]] = self.number
         self.said_s[rows[there]] = samples.times_s[there, place]
 

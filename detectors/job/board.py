@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from detectors.job.family import BY_ENTITY, BY_METRIC, CUBE, FamilyRing, Rows, family_of_row
 from detectors.job.packed import pack, unpack
-from detectors.job.samples import FamilySamples, Floats
+from detectors.job.samples import MOST, FamilySamples, Floats
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 
@@ -62,7 +62,7 @@ class MetricBoard:
         if not all(shape):
             return
         table = np.array(record.values, dtype=np.float64)
-        table[np.isinf(table)] = np.nan
+        table[~(np.abs(table) < MOST)] = np.nan
         measured = ~np.isnan(table)
         key = (record.node, record.devices, record.names, record.ranks, record.models)
         layout = self._layouts.get(key)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+MOST: Final = 1e38
+"""What is not nearer to 0 is damage and no measurement in any unit; peers are compared in float32, which ends there."""
 
 
 class Entity(NamedTuple):

@@ -18,7 +18,7 @@ from detectors.job.window import Window
 from detectors.peers.episodes import Episode, Evidence, calm_rows, spell_ratio, trimmed_mean
 from detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory, PeerStep
 from detectors.peers.roles import Codes
-from detectors.peers.rules import Finding, PeerDeviationConfig, against_peers, against_self
+from detectors.peers.rules import Finding, PeerDeviationConfig, against_peers, against_self, apart_of_two
 from detectors.protocol import Role, abstain
 from trainwarden.records import Suspect, Vote
 
@@ -27,6 +27,7 @@ Flags = npt.NDArray[np.bool_]
 MAX_SUSPECTS: Final = 16
 FOLLOWED: Final = 64  # newest steps of a spell that its ratio is taken over
 KINDS: Final[tuple[Evidence, ...]] = ("compute", "wait", "duration")
+OF_TWO: Final = "of two nobody can say which is the odd one"
 UNTOLD: Final = len(KINDS)  # durations alone, of ranks whose devices work behind the host's back: nobody's own time
 
 
@@ -92,6 +93,8 @@ class PeerDeviation:
         if self._memory.count < LEARN + HELD_BACK // 4:
             return abstain("warm-up")
         if not self._open:
+            if ratio := apart_of_two(self._memory, self._config, window.live):
+                return abstain(f"one of two ranks takes {ratio:.2g} times as long as the other, and {OF_TWO}")
             return Vote(opinion="normal", score=self._calm_score())
         slow = sorted(self._open.items(), key=lambda entry: -self._slow[entry[0]])[:MAX_SUSPECTS]
         worst = max(float(self._slow[slow[0][0]]), 1e-6)

@@ -144,6 +144,26 @@ def against_peers(memory: PeerMemory, config: PeerDeviationConfig, free: Flags, 
     return [finding for finding in found if finding.columns.size]
 
 
+def apart_of_two(memory: PeerMemory, config: PeerDeviationConfig, live: Flags) -> float | None:
+    """How many times as long as the other one of two ranks takes, where a third would make it a straggler.
+
+    Of two nobody can say which is the odd one, unless one has become slower than it was.
+    """
+    columns = np.flatnonzero(live)
+    if (
+        columns.size != 2
+        or memory.count < config.peers_steps
+        or memory.span_s(config.peers_steps) < config.peers_span_s
+    ):
+        return None
+    apart = memory.tail("apart", config.peers_steps, columns)
+    middle = quiet_median(apart)
+    bar = Bar(config.peers_steps, config.peers_ratio, config.peers_z)
+    if not _different(apart, middle, np.zeros(2), bar).any():
+        return None
+    return float(np.exp(np.nanmax(middle)))
+
+
 def alone(memory: PeerMemory) -> Flags:
     """True for ranks whose role has too few others to tell what is usual in it [ranks]."""
     members = np.bincount(memory.codes, minlength=len(memory.roles))

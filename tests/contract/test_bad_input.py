@@ -82,6 +82,20 @@ STREAMS: Final[dict[str, Callable[[], Sequence[Sent]]]] = {
     "a metric that appears late": lambda: metrics_as(lambda value, place, at_s: value if at_s > LATE_S else None),
     "a metric of no number": lambda: metrics_as(lambda value, place, at_s: float("nan") if place == 2 else value),
     "a metric that is infinite": lambda: metrics_as(lambda value, place, at_s: float("-inf")),
+    "a metric missing on one device": lambda: metrics_as(lambda value, place, at_s: None if place == 2 else value),
+    "a metric that one device loses": lambda: metrics_as(
+        lambda value, place, at_s: None if place == 2 and at_s > LATE_S else value
+    ),
+    "a metric that one device has late": lambda: metrics_as(
+        lambda value, place, at_s: value if place != 2 or at_s > LATE_S else None
+    ),
+    "a metric that comes and goes": lambda: metrics_as(
+        lambda value, place, at_s: value if int(at_s + place) % 3 else None
+    ),
+    "values no float can square": lambda: metrics_as(lambda value, place, at_s: 1e300 if int(at_s) % 2 else -1e300),
+    "one value no float can square": lambda: metrics_as(
+        lambda value, place, at_s: 1e300 if place == 2 and at_s == LATE_S else value
+    ),
     "a job of one rank": lambda: first_of(1),
     "a job of two ranks": lambda: first_of(2),
     "roles of two ranks": in_pairs,

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.job.samples import MOST
 from detectors.metrics.bundle.levels import Levels
 from detectors.metrics.bundle.scale import Scale
 from detectors.metrics.bundle.trailing import trailing_median
@@ -115,7 +116,7 @@ class Preparation:
         arrays = [np.asarray(one, dtype=np.float64) for one in series]
         if not arrays or any(one.ndim != 2 or one.shape[1] != len(names) for one in arrays):
             raise DetectorError(f"every series must be [samples, {len(names)}]")
-        arrays = [np.where(np.isinf(one), np.nan, one) for one in arrays]
+        arrays = [np.where(np.abs(one) < MOST, one, np.nan) for one in arrays]
         levels = Levels.of(arrays, owners)
         why = _why_own(levels, config)
         if why:
@@ -166,7 +167,7 @@ class Preparation:
         return out
 
     def values(self, windows: npt.ArrayLike) -> Floats:
-        """The kept metrics of ``windows [..., d_all, t]``, what is not finite as NaN.
+        """The kept metrics of ``windows [..., d_all, t]``, what is not finite, or beyond `MOST`, as NaN.
 
         Raises
         ------
@@ -177,7 +178,7 @@ class Preparation:
         if array.ndim < 2 or array.shape[-2] != len(self.all_names):
             raise DetectorError(f"windows {array.shape} do not have the {len(self.all_names)} metrics of training")
         kept = array[..., self._columns, :]
-        return np.where(np.isfinite(kept), kept, np.nan)
+        return np.where(np.abs(kept) < MOST, kept, np.nan)
 
     def steadied(self, scaled: Floats) -> Floats:
         """``scaled [..., d, t]`` with fast-switching metrics replaced by their trailing median."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+FARTHEST: Final = 1e12
+"""Spreads: of what is farther away models say the same, and the squares of all metrics together are still numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Scale:
 
     def apply(self, values: Floats) -> Floats:
         """z-scores of ``values [..., d, t]`` on this scale as it stands, NaN where it has not seen enough."""
-        scaled = (values - self.mean[..., None]) / self.spread[..., None]
+        scaled = np.clip((values - self.mean[..., None]) / self.spread[..., None], -FARTHEST, FARTHEST)
         return np.where((self.count >= self.least)[..., None], scaled, np.nan) if self.is_own else scaled
 
     def follow(self, values: Floats, memory_rows: float) -> tuple[Floats, Scale]:

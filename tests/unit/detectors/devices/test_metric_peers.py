@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from detectors.devices.metric_peers import MAX_SUSPECTS, MetricPeers
-from detectors.devices.rounds import ROUNDS, SILENT
+from detectors.devices.rounds import ROUNDS, SILENT, PeerRounds
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
 from trainwarden.records import Vote
@@ -218,3 +218,19 @@ def test_what_is_left_out_is_not_told():
 def test_unknown_metrics_and_those_without_a_least_distance_are_not_compared():
     votes = shown(sick(ranks()), names=("our_own", "rank_compute_seconds"))
     assert {vote.reason for vote in votes} == {"no metric by which peers are compared"}
+
+
+@pytest.mark.parametrize("every_s", [1.0, 10.0, 60.0])
+def test_what_is_told_of_peers_is_counted_in_their_own_samples(every_s: float) -> None:
+    """20 rounds to tell, 11 to be over, whatever the interval (docs/detection.md)."""
+    rounds, random = PeerRounds(), np.random.default_rng(0)
+    who = tuple(Entity(f"n{one}", "GPU-0", one) for one in range(8))
+    told = []
+    for second in range(300):
+        values = 60.0 + random.normal(0.0, 0.5, (8, 1, 1))
+        values[3] += 20.0 * (120 <= second < 240)
+        times_s, names = np.full((8, 1), second * every_s), ("gpu_temperature_celsius",)
+        new = FamilySamples("gpu", names, np.arange(8), who, ("",) * 8, values, times_s)
+        rounds.take(new, 0, quiet=False)
+        told += [second] * len(rounds.outlying())
+    assert (told[0] - 120, told[-1] + 1 - 240) == (20, 11)

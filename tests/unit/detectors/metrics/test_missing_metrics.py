@@ -11,6 +11,8 @@ import pytest
 from detectors.job.samples import Entity, FamilySamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import ROW_MODELS, View, VoteConfig
+from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
+from detectors.metrics.bundle.scale import FARTHEST, Scale
 from detectors.metrics.models.dtw import Dtw, DtwConfig
 from detectors.metrics.models.forecast import Forecast, ForecastConfig
 from detectors.metrics.models.knn import NeighborSearch
@@ -171,3 +173,29 @@ def test_a_mean_speaks_for_all_of_its_samples_or_not_at_all() -> None:
     assert np.isnan(seen[0, 0]).tolist() == [True, True, True, True, False, False]
     values[0, 0, 7::2] = np.nan
     assert not np.isnan(View(mean_rows=5).told(values, 1)).any()
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("gpus", [2, slice(None)])
+def test_a_value_that_no_float_can_square_is_none(gpus: Any) -> None:
+    values, gone = together(1, 300), together(1, 300)
+    values[gpus, 0, 150::7], gone[gpus, 0, 150::7] = 1e300, np.nan
+    assert opened(values) == opened(gone) == {}
+    values[2, 1, 200:] -= 4.0
+    assert "" in opened(values)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_no_float_can_square_is_not_learnt_from() -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 2))
+    wild = rows.copy()
+    wild[100, 0] = -1e300
+    plain = Preparation.fit([np.where(np.abs(wild) > 1e38, np.nan, wild)], ["a", "b"], PreparationConfig())
+    found = Preparation.fit([wild], ["a", "b"], PreparationConfig())
+    np.testing.assert_array_equal(found.scale.mean, plain.scale.mean)
+
+
+def test_what_is_farther_away_than_can_be_told_is_as_far_as_can_be_told() -> None:
+    scale = Scale.shared(np.array([1e6]), np.zeros(1), np.array([1e-294]), np.array([1e-300]))
+    assert scale.apply(np.array([[1e37, -1e37]])).tolist() == [[FARTHEST, -FARTHEST]]

@@ -122,6 +122,22 @@ def test_a_rank_far_off_from_the_start_is_slow_against_its_peers_since_the_first
     assert spell.ratio == pytest.approx(1.6, rel=0.05)
 
 
+@pytest.mark.parametrize("ratio", [1.0, 1.1, 1.5, 3.0])
+def test_of_two_ranks_that_always_differed_nobody_is_named_and_the_vote_says_why(ratio: float) -> None:
+    detector = PeerDeviation(PeerDeviation.Config())
+    for window in windows(slowed(ranks=2, r1=(0, 199, ratio))):
+        detector.update(window)
+        vote = detector.score(window)
+    assert not detector.episodes
+    assert vote.opinion == ("normal" if ratio < 1.25 else "abstain")
+    assert vote.reason.endswith("nobody can say which is the odd one") or ratio < 1.25
+
+
+def test_of_two_ranks_that_always_differed_the_one_that_becomes_slower_is_named() -> None:
+    (spell,) = watched(slowed(ranks=2, r1=(0, 199, 1.5), r0=(120, 199, 2.0)))
+    assert (spell.rank, spell.basis) == (0, "self")
+
+
 def test_planned_slow_first_steps_count_when_the_begin_is_told() -> None:
     work = slowed(rows=60, r3=(0, 59, 1.6))
     detector = PeerDeviation(PeerDeviation.Config())
