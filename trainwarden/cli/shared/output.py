@@ -48,8 +48,14 @@ def write_json(value: Any, target: str | None) -> None:
 
     text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     if target == "-":
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # who reads has enough
+            raise
+        except OSError as error:
+            _let_go(sys.stdout)
+            raise ConfigError(f"standard output cannot be written ({error.strerror})") from error
         return
     path = Path(target)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 from importlib import import_module
 
@@ -76,3 +77,15 @@ def test_what_a_command_returns_is_the_exit_code(
     monkeypatch.setenv("TRAINWARDEN_BUS", f"embedded:{tmp_path}/none/bus.db")
     assert run(monkeypatch, "doctor") == 1
     assert " bad  bus: " in capsys.readouterr().out
+
+
+def test_a_full_disk_behind_standard_output_is_one_sentence_and_no_anomaly() -> None:
+    """Exit code 1 says that something was found."""
+    with open("/dev/full", "wb") as full:
+        said = subprocess.run(
+            [sys.executable, "-m", "trainwarden.cli.main", "plan", "microbatches", "--json", "-"],
+            input=b'{"micro_batch_s": [1.0, 2.0], "total": 4}', stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert said.returncode == 2
+    last = said.stderr.decode().splitlines()[-1]
+    assert last == "trainwarden: standard output cannot be written (No space left on device)"
