@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
+from actions.planners.move import AGREES
 from tests.places import ROOT
 from tests.servers.kafka import ServerMissing
 from tests.system.cluster_job import PORT, Job
@@ -177,7 +178,7 @@ def test_the_nodes_are_numbered_anew_and_the_iteration_takes_as_long_as_predicte
     assert slow_s > 1.5 * healthy_s
     assert {"n2", "n3"} not in ({*order[:2]}, {*order[2:]})
     assert (predicted_s > 1.1 * healthy_s) == port
-    assert after_s == pytest.approx(predicted_s, rel=0.15)
+    assert predicted_s / AGREES < after_s < predicted_s * AGREES
     assert [one.id for one in told.actions() if one.kind == "move_topology" and one.outcome == "started"] == [
         one.id for one in told.actions() if one.kind == "move_topology" and one.outcome == "done"
     ]
