@@ -36,7 +36,8 @@ LAYOUTS = (
     Layout(1, 64, 1), Layout(8, 2, 4), Layout(4, 16, 1), Layout(1, 8, 8), Layout(2, 8, 4), Layout(8, 8, 2),
     Layout(8, 4, 8), Layout(8, 32, 1),
 )  # fmt: skip
-LARGE = (Layout(8, 32, 4), Layout(8, 128, 16))
+LARGE = (Layout(8, 32, 4), Layout(4, 256, 1))
+LARGEST = Layout(8, 128, 16)
 STEPS = {"late": 160, "link": 110, "healthy": 90}
 SHARE = {"late": 0.10, "link": 0.20, "healthy": 0.0}
 
@@ -96,9 +97,10 @@ def _cpu_s(work: Callable[[], Any]) -> float:
     return time.process_time() - begun_s
 
 
-def _named(cases: int, workers: int) -> list[dict[str, Any]]:
+def _named(cases: int, workers: int, layouts: tuple[Layout, ...] = LAYOUTS) -> list[dict[str, Any]]:
+    seeds = range(SEED, SEED + cases)
     with processes(workers) as pool:
-        out = {kind: list(pool.map(_case, [(kind, SEED + number) for number in range(cases)])) for kind in STEPS}
+        out = {kind: list(pool.map(_case, [(kind, seed, layouts) for seed in seeds])) for kind in STEPS}
     shares = {kind: sum(found["right"] for found in out[kind]) / cases for kind in ("late", "link")}
     accused = sum(not found["right"] for found in out["healthy"])
     values = (shares["late"], shares["link"], accused)
@@ -121,11 +123,11 @@ def _median(values: Any) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _case(which: tuple[str, int]) -> dict[str, Any]:
+def _case(which: tuple[str, int, tuple[Layout, ...]]) -> dict[str, Any]:
     """One simulated job, and whether it was judged rightly."""
-    kind, seed = which
+    kind, seed, layouts = which
     random = np.random.default_rng((1, seed))
-    layout = LAYOUTS[seed % len(LAYOUTS)]
+    layout = layouts[seed % len(layouts)]
     noise, at = float(random.uniform(0.02, 0.1)), int(random.integers(20, 40))
     fault = Fault()
     if kind == "late":
@@ -162,25 +164,26 @@ def _judged(kind: str, told: Told, fault: Fault, layout: Layout) -> tuple[bool, 
     return right, told.waits is not None, told.links[0]
 
 
-def large(kind: str, layout: Layout, steps: int) -> dict[str, Any]:
-    """One large job, judged as the others."""
-    share = 0.15 if kind == "late" else 0.0
-    fault = Fault("late" if share else "", layout.ranks // 3, share, steps // 3)
-    ranks = Ranks(layout, seed=SEED, noise=0.03, faults=(fault,), layers=1)
+def largest(kind: str, steps: int = 30) -> dict[str, Any]:
+    """One job of 16,384 ranks at 3 % noise, judged as the others."""
+    layout, at = LARGEST, steps // 3
+    fault = {"late": Fault("late", layout.ranks // 3, 0.15, at), "link": Fault("dp", 37, SHARE["link"], at)}
+    wrong = fault.get(kind, Fault())
     begun_s = time.process_time()
-    right, others, first = _judged(kind, judged(ranks, steps), fault, layout)
+    told = judged(Ranks(layout, seed=SEED, noise=0.03, faults=(wrong,), layers=1), steps)
+    right, others, first = _judged(kind, told, wrong, layout)
     return {
         "ranks": layout.ranks, "kind": kind, "right": right, "others": others,
-        "after": None if first is None else first - fault.from_step, "cpu_s": time.process_time() - begun_s,
+        "after": None if first is None else first - at, "cpu_s": time.process_time() - begun_s,
     }  # fmt: skip
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=200)
-    parser.add_argument("--large", action="store_true", help="also jobs of 1,024 and 16,384 ranks")
+    parser.add_argument("--large", type=int, default=0, help="so many of 1,024 ranks too, and one of 16,384")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"numpy": version("numpy"), "benchmarks": benchmarks(arguments.cases)}
     if arguments.large:
-        found["large"] = [large(kind, layout, 30) for layout in LARGE for kind in ("late", "healthy")]
+        found["large"] = [*_named(arguments.large, 2, LARGE), *(largest(kind) for kind in STEPS)]
     print(json.dumps(found, indent=2))
