@@ -14,6 +14,8 @@ from trainwarden.records import IncidentKind, Severity, Suspect, Vote
 MAX_SUSPECTS: Final = 16
 MAX_SPEAKERS: Final = 64
 SPEAKERS: Final = 2  # a cascade is seen by more than one
+CAUSE_S: Final = 10.0  # torchrun looks after its processes every 5 s at most (its --monitor-interval before 2.3)
+AT_ONCE_S: Final = 1.0  # exceptions of several ranks in one step
 _FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost"})
 _EPOCH_S: Final = 1e9  # times above are wall time, below a recording's own
 
@@ -53,21 +55,26 @@ class Finding(msgspec.Struct):
 
 
 class Consequences(msgspec.Struct):
-    """Lines that follow from some rank's failure, in a job that says nothing of the failure itself.
+    """Lines that follow from some rank's failure, in a job that says little of the failure itself.
 
-    Where processes or heartbeats are seen, those tell what has ended; here only logs are there to tell.
+    Where processes or heartbeats are seen, those tell what has ended; here only logs are there to tell. An exception of
+    the program's own is survived as often as not, so it takes such a line just after it to be the `cause`.
     """
 
     first: Finding | None = None
+    cause: Finding | None = None
+    cause_s: float = -1.0
     last_s: float = 0.0
     speakers: set[str] = msgspec.field(default_factory=set)
-    root_s: float = -1.0
+    root_s: float = float("-inf")
     known: bool = False  # facts tell of the end, or it was a good one
 
     def note(self, finding: Finding, speaker: str) -> None:
         """Take in a line: one of another failure's consequences, or one that names a cause."""
         if finding.role == "root":
             self.root_s = max(self.root_s, finding.time_s)
+        if finding.role == "app" and finding.kind == "exception":
+            self._raised(finding)
         if finding.role != "cascade" or finding.kind is None:
             return
         if self.first is None or finding.time_s < self.first.time_s:
@@ -76,6 +83,14 @@ class Consequences(msgspec.Struct):
             self.speakers.add(speaker)
         self.last_s = max(self.last_s, finding.last_s)
 
+    def _raised(self, finding: Finding) -> None:
+        """Of exceptions at one time the first counts, else the newest; after the first consequence they are others'."""
+        if self.first is not None and finding.time_s > self.first.time_s:
+            return
+        if self.cause is None or finding.time_s - self.cause_s > AT_ONCE_S:
+            self.cause = msgspec.structs.replace(finding, line_numbers=[])
+        self.cause_s = max(self.cause_s, finding.time_s)
+
     def settle(self, window: Window, near_s: float) -> None:
         """Forget what the job has outlived or something else explains."""
         for event in window.events:
@@ -83,7 +98,9 @@ class Consequences(msgspec.Struct):
             if event.kind in _FACTS or ended_well:
                 self.known = True
             elif event.kind in {"restart", "job_start"}:
-                self.known, self.first, self.speakers = False, None, set()
+                self.known, self.first, self.cause, self.speakers = False, None, None, set()
+        if self.cause is not None and moved_on(window, None, self.cause_s):
+            self.cause = None
         if self.first is not None and moved_on(window, None, self.last_s):
             self.first, self.speakers = None, set()
         if self.first is not None and self.root_s >= self.first.time_s - near_s:
@@ -101,20 +118,39 @@ class Consequences(msgspec.Struct):
         stopped_s : float
             Silence that makes a job stopped, where its end is not told.
         """
-        first = self.first
-        if first is None or self.known or len(self.speakers) < SPEAKERS or line_s - self.last_s > near_s:
+        first, cause = self.first, self.cause
+        if first is None or self.known or line_s - self.last_s > near_s:
+            return None
+        if cause is not None and first.time_s - self.cause_s > CAUSE_S:
+            cause = None
+        if cause is None and len(self.speakers) < SPEAKERS:
             return None
         if np.isfinite(window.beats.time_s[: len(window.ranks)]).any():
             return None
         if not (window.finished or window.last or now_s - line_s >= stopped_s):
             return None
-        who = f"rank {first.rank}" if first.rank is not None else first.node or first.source
-        seen = f"first was {who} at {_time(first.time_s)}"
+        if cause is not None:
+            return _last_word(cause, first)
+        seen = f"first was {_who(first)} at {_time(first.time_s)}"
         return Vote(
             opinion="anomalous", score=0.6, kind=first.kind, severity=first.severity, onset_s=first.time_s,
             reason=f"only consequences seen; {seen} ({first.rule}): {first.line[:160]}",
             suspects=(Suspect(score=0.3, reason=first.line[:200], rank=first.rank, node=first.node or None),),
         )  # fmt: skip
+
+
+def _last_word(cause: Finding, first: Finding) -> Vote:
+    """The vote on an exception of the program's own that the `first` consequence followed."""
+    said = f"{_who(cause)} raised, and did not go on: {cause.line[:160]}"
+    return Vote(
+        opinion="anomalous", score=0.8, kind=cause.kind, severity=cause.severity, onset_s=cause.time_s,
+        reason=f"{said} (then {first.rule}, {_who(first)}: {first.line[:120]})",
+        suspects=(Suspect(score=0.7, reason=cause.line[:200], rank=cause.rank, node=cause.node or None),),
+    )  # fmt: skip
+
+
+def _who(finding: Finding) -> str:
+    return f"rank {finding.rank}" if finding.rank is not None else finding.node or finding.source
 
 
 def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
@@ -125,9 +161,8 @@ def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
         )
         for place, finding in enumerate(findings[:MAX_SUSPECTS])
     )
-    who = f"rank {first.rank}" if first.rank is not None else first.node or first.source
     return Vote(
-        opinion="anomalous", score=0.95, reason=f"{who} logged ({first.rule}): {first.line[:200]}", kind=kind,
+        opinion="anomalous", score=0.95, reason=f"{_who(first)} logged ({first.rule}): {first.line[:200]}", kind=kind,
         severity=min(finding.severity for finding in findings), suspects=suspects, onset_s=first.time_s,
     )  # fmt: skip
 

@@ -176,24 +176,23 @@ class LogWindow:
                 kind, severity = xid.kind, xid.severity
         if role == "root" and class_ == "A" and 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s:
             role = "cascade"  # what the scheduler ends dies in many ways
+        finding = Finding(
+            rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
+            rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,
+            read_s=self._now_s, line=line.line[:300], count=line.count, line_numbers=[line.end],
+        )  # fmt: skip
+        self._consequences.note(finding, f"{key}/{line.rank}")
         known = self._recent.get(f"{rule.id}/{key}")
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
             known.last_s, known.read_s = max(known.last_s, line.time_s), self._now_s
             if known.dropped:  # what was survived once may be the end the next time
                 known.dropped, known.since_s, known.since_read_s = False, line.time_s, self._now_s
-            self._consequences.note(known, f"{key}/{line.rank}")
             if len(known.line_numbers) < MAX_LINE_NUMBERS:
                 known.line_numbers.append(line.end)
             return
-        finding = Finding(
-            rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
-            rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,
-            read_s=self._now_s, line=line.line[:300], count=line.count, line_numbers=[line.end],
-        )  # fmt: skip
         self._recent[f"{rule.id}/{key}"] = finding
         self.findings.append(finding)
-        self._consequences.note(finding, f"{key}/{line.rank}")
 
     # -- judging ---------------------------------------------------------------------------------------------
 

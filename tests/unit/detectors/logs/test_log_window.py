@@ -268,6 +268,54 @@ def test_a_job_that_stops_and_leaves_only_consequences_is_told_with_the_first_of
     assert (vote.kind, vote.suspects[0].rank) == ("crash", 1)
 
 
+RAISED = "[rank2]: KeyError: 'input_ids'"
+AGENT = "E1120 10:00:04.900000 1234 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 3 (pid: 1238)"  # fmt: skip
+
+
+def test_an_exception_that_one_consequence_follows_is_the_last_word_of_its_rank() -> None:
+    for raised in (RAISED, f"2026-11-20T10:00:03.123456Z {RAISED}"):
+        vote = last_words((2, 4.0, raised), (3, 4.5, RAISED), (0, 5.0, AGENT))
+        assert (vote.kind, vote.severity, vote.onset_s) == ("exception", "sev2", START_S + 4.0)
+        assert (vote.suspects[0].rank, vote.suspects[0].reason) == (2, raised)
+        assert vote.reason.startswith("rank 2 raised, and did not go on: ")
+    # One that was caught before is not taken for the last one, nor what the launcher raises in the end.
+    caught = (1, 1.0, "[rank1]: ValueError: retrying")
+    vote = last_words(caught, (2, 4.0, RAISED), (0, 5.0, AGENT), (0, 5.5, "ChildFailedException: train.py"))
+    assert vote.suspects[0].rank == 2
+
+
+def test_an_exception_is_no_news_without_a_consequence_or_long_before_one_or_where_the_job_goes_on() -> None:
+    assert last_words((2, 4.0, RAISED)).opinion == "normal"
+    assert last_words((2, 4.0, RAISED), (0, 15.0, AGENT)).opinion == "normal"
+    assert last_words((2, 4.0, RAISED), (0, 5.0, AGENT), (0, 70.0, "step 12 | loss 3.1")).opinion == "normal"
+    vote = last_words((2, 4.0, RAISED), (0, 15.0, CLOSED), (1, 15.5, CLOSED))
+    assert vote.reason.startswith("only consequences seen; ")
+    exited = event("process_exit", START_S + 6.0, 1, code=1)
+    assert last_words((2, 4.0, RAISED), (0, 5.0, AGENT), events=(exited,)).opinion == "normal"
+
+
+def test_an_exception_that_steps_went_on_after_is_no_cause() -> None:
+    state, detector = JobState(JOB), LogWindow(LogWindowConfig())
+    for record in (log_lines(0, [(START_S + 4.0, RAISED)]), steps(0, "node0", [4.0, 5.0, 6.0])):
+        state.feed(record)
+    detector.update(state.window(START_S + 6.5))
+    for rank in (0, 1):
+        state.feed(log_lines(rank, [(START_S + 8.0, CLOSED)], first=2))
+    state.end_s = START_S + 9.0
+    window = state.window(state.end_s, last=True)
+    detector.update(window)
+    assert detector.score(window).reason.startswith("only consequences seen; ")
+
+
+def test_times_from_zero_on_hide_no_consequence() -> None:
+    state, detector = JobState(JOB), LogWindow(LogWindowConfig())
+    for rank in (0, 1):
+        state.feed(log_lines(rank, [(5.0, CLOSED)]))
+    window = state.window(6.0, last=True)
+    detector.update(window)
+    assert detector.score(window).opinion == "anomalous"
+
+
 def test_silence_after_consequences_is_a_stop_only_when_it_lasts() -> None:
     spoken = ((1, 5.0, CLOSED), (0, 5.5, CLOSED))
     assert last_words(*spoken, last=False, quiet_s=100.0).opinion == "normal"
