@@ -206,8 +206,7 @@ def test_records_that_a_producer_gave_up_are_sent_again_in_order_by_a_new_one(ow
 
 def test_a_static_member_that_is_soon_back_disturbs_nobody(kafka_broker: KafkaBroker) -> None:
     def member(name: str) -> KafkaBus:
-        # Beyond a session's end nobody is soon back; a busy machine takes seconds to begin anew.
-        config = KafkaConfig(partitions=4, topic_prefix="static-", session_timeout_s=30.0, instance_id=name)
+        config = KafkaConfig(partitions=4, topic_prefix="static-", session_timeout_s=10.0, instance_id=name)
         return KafkaBus([kafka_broker.server], config)
 
     buses = {name: member(name) for name in ("one", "other")}

@@ -82,6 +82,7 @@ def test_a_terminal_that_is_closed_ends_the_job_in_order(tmp_path: Path) -> None
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "DONE": done}
     command = [*WARDEN, "launch", "--nproc", "2", "--json", str(answer), "--", "python", "-c", LASTING]
     master, terminal = pty.openpty()
+    command = ["env", "--default-signal=HUP", *command]  # who tests under nohup ignores it
     process = subprocess.Popen(command, env=environ, stdout=terminal, stderr=terminal, cwd=tmp_path)
     os.close(terminal)
     try:
