@@ -12,8 +12,8 @@ QUICK := not system and not thorough
 SYSTEM := tests/system tests/contract
 EVERYWHERE := --doctest-modules --ignore=tests/scripts --ignore=examples \
 	trainwarden collectors detectors trainer_offline actions dashboards tests
-# So many system tests at once: some wait most of their time, so three keep two cores busy.
-WORKERS ?= 3
+# So many system tests at once: most wait half of their time, so four keep two cores busy.
+WORKERS ?= 4
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of interpreters: without byte code each would compile all it imports, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE

@@ -18,7 +18,10 @@ from tests.torch_forks import TorchForks
 from tests.trained_models import TrainedModels
 
 # What takes longest begins first, or the last of them would be waited for with a processor idle (three minutes of 25).
-FIRST = ("swap_in_demo", "demo", "mlflow", "dask", "watch", "chaos_processes", "cluster_launch", "cluster_engine")
+FIRST = (
+    "swap_in_demo", "demo", "mlflow", "dask", "cluster_move", "watch", "chaos_processes", "cluster_launch",
+    "cluster_engine", "demo_nodes", "train_interrupted",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

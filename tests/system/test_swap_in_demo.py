@@ -46,7 +46,7 @@ def registry(quiet_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Regi
     """Two versions of every detector, learnt once from a captured demo; the first serves."""
     models = parse(VoteConfig, {"members": {"pca": 1.0, "kmeans": 1.0}, **_small()}, "trainer.models")
     found = Registry.at(str(tmp_path_factory.mktemp("swap") / "models"), create=True)
-    ready = prepare(quiet_demo / "data", PrepareConfig())
+    ready = prepare(quiet_demo / "data", PrepareConfig(least_samples=10))  # the demo lasts as long as it takes
     bundle = fit(ready, models, 0)
     results, tallies = gate(bundle, None, ready.test, ANY, seed=0)
     for _ in range(2):
