@@ -76,7 +76,9 @@ def found_and_acted_on(
 def test_without_a_fault_nothing_is_reported(quiet_demo: Path) -> None:
     result = json.loads((quiet_demo / "result.json").read_text())
     assert result["fault"] is None
-    assert result["incidents"] == []
+    assert result["false_alarms"] == 0
+    # Other tests take the processors: a job that has really become slower by that is told, and why.
+    assert [one["reason"] for one in result["incidents"] if "waited for a CPU" not in one["reason"]] == []
     assert result["actions"] == []
 
 

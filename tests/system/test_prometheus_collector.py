@@ -38,7 +38,7 @@ def server() -> Iterator[ExporterServer]:
 def collector(server: ExporterServer, **more):
     from collectors.prometheus.collector import PrometheusCollector
 
-    settings = {"endpoints": server.endpoints(), **more}
+    settings = {"endpoints": server.endpoints(), "timeout_s": 60.0, **more}  # a busy machine must not lose a turn
     config = plugins.configure(PrometheusCollector, settings, "here")
     return PrometheusCollector(config, SCOPE, ManualClock())
 
