@@ -92,7 +92,7 @@ def _on_the_way(name: str) -> list[str]:
 def room_of(module: str, known: Mapping[str, Path]) -> str:
     """The folder that `module` lies in, at most two deep, as ``detectors.pace``; a file beside the rooms is its own."""
     parts = module.split(".")
-    if parts[0] == CORE and len(parts) == 2 and known[module].name != "__init__.py":
+    if parts[0] == CORE and len(parts) == 2 and known[module].name not in {"__init__.py", "__main__.py"}:
         return CORE
     return ".".join(parts[:2])
 

@@ -11,6 +11,7 @@ Read `trainwarden.launching.launcher` first.
 
 An operation is carried out once by its id, whoever asks how often. It names the generation that it was planned from;
 a launcher whose generation has risen since then refuses it, so nobody acts on what is no longer true.
+`trainwarden.launching.job_output` is what everybody who starts a job does with its output.
 """
 
 from trainwarden.launching.launcher import Launcher

@@ -18,7 +18,7 @@ import psutil
 import trainwarden
 from actions.launchers.preload.starts import Preload
 from trainwarden import hook, rundir
-from trainwarden.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings, join_all
+from trainwarden.launching.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings, join_all
 
 EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank

@@ -16,7 +16,7 @@ from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import Command, ConfigFile, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
-from trainwarden.job_output import Drain, LogKeeper, Outlet, join_all
+from trainwarden.launching.job_output import Drain, LogKeeper, Outlet, join_all
 
 LAST_OUTPUT_S: Final = 2.0  # how long a child of the command may still hold its output when the command has ended
 

@@ -6,11 +6,13 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
 from tests.unit.trainwarden.test_imports import modules_after
+from trainwarden import __version__
 from trainwarden.cli import main as command_line
 from trainwarden.cli.lazy import load
 from trainwarden.cli.main import COMMANDS
@@ -89,3 +91,15 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_and_no_anomaly() -> 
     assert said.returncode == 2
     last = said.stderr.decode().splitlines()[-1]
     assert last == "trainwarden: standard output cannot be written (No space left on device)"
+
+
+def test_python_m_trainwarden_is_the_command(tmp_path: Path) -> None:
+    """Where scripts are not on PATH; arguments, exit codes and errors of use are those of the command."""
+    wrong = tmp_path / "t.toml"
+    wrong.write_text("jobb = 'a'")
+    command = [sys.executable, "-m", "trainwarden"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    assert (version.returncode, version.stdout, version.stderr) == (0, f"trainwarden {__version__}\n", "")
+    mistaken = subprocess.run([*command, "check-config", str(wrong)], capture_output=True, text=True, check=False)
+    assert (mistaken.returncode, mistaken.stdout) == (2, "")
+    assert mistaken.stderr.startswith(f"trainwarden: {wrong}:1: unknown key `jobb`")

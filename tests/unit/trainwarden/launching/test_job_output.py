@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.job_output import Drain, LogKeeper, Outlet
+from trainwarden.launching.job_output import Drain, LogKeeper, Outlet
 
 
 def drained(written: bytes, prefix: bytes = b"") -> tuple[bytes, list[bytes]]:
