@@ -12,12 +12,14 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from trainwarden.errors import ConfigError
+from trainwarden.signing import read_file
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
 ArchivedTopic = Literal["metrics", "iterations", "collectives", "logs", "events", "verdicts", "incidents", "actions"]
 PluginSettings = dict[str, Any] | bool
 """What settings say of one plug-in: its own table, True (run it as it comes), or False (do not run it)."""
 S = TypeVar("S", bound=msgspec.Struct)
+MAX_BYTES: Final = 1_048_576  # what is longer is no settings file
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -260,14 +262,12 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
     Raises
     ------
     ConfigError
-        If the file cannot be read or is no TOML.
+        If the file cannot be read, is none, has more than `MAX_BYTES` or is no TOML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MAX_BYTES).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         return tomllib.loads(text), text
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise ConfigError(f"{path}: is not valid TOML ({error})") from error
 
 

@@ -1,10 +1,11 @@
-"""Secrets and keys that are held in files, and requests that are signed by one: HMAC-SHA256."""
+"""Secrets, keys and settings that are held in files, read within bounds; requests that are signed: HMAC-SHA256."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,10 @@ STAMP_HEADER: Final = "X-Trainwarden-Timestamp"
 SIGNATURE_HEADER: Final = "X-Trainwarden-Signature"
 LEAST_BYTES: Final = 16
 MAX_BYTES: Final = 4_096
+_OTHERS: Final = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
 
 
 def read_held(path: str | Path, setting: str, most_bytes: int) -> tuple[bytes, int]:
@@ -33,6 +38,43 @@ def read_held(path: str | Path, setting: str, most_bytes: int) -> tuple[bytes, i
     if len(held) > most_bytes:
         raise ConfigError(f"{setting}: {path} has more than {most_bytes} bytes")
     return held, mode
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """All that the file at `path` holds.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, is no file (devices and pipes may have no end), or has more than `most_bytes`.
+    """
+    look_at(path)
+    try:
+        with path.open("rb") as file:
+            held = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if len(held) > most_bytes:
+        raise ConfigError(f"{path}: has more than {most_bytes} bytes")
+    return held
+
+
+def look_at(path: Path, setting: str | None = None) -> None:
+    """That there is a file at `path`, without opening it: that alone would wait for ever at a pipe.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; it names `setting`, where there is one.
+    """
+    said = str(path) if setting is None else f"{setting}: {path}"
+    colon = ":" if setting is None else ""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{said}{colon} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{said}{colon} is {_OTHERS.get(stat.S_IFMT(mode), 'something else')}, not a file")
 
 
 def read_secret(path: str, setting: str) -> bytes:

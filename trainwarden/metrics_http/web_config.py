@@ -24,6 +24,7 @@ import msgspec
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.tls import server_context
 from trainwarden.settings import sentence_of
+from trainwarden.signing import read_file
 
 log = logging.getLogger("trainwarden.metrics")
 
@@ -151,12 +152,7 @@ def _read(path: Path) -> tuple[WebConfig, ssl.SSLContext | None]:
         raise ConfigError(
             "metrics_web_config: PyYAML and bcrypt are not installed (pip install 'trainwarden[web]')"
         ) from error
-    try:
-        text = path.read_bytes()[: MAX_BYTES + 1]
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes")
+    text = read_file(path, MAX_BYTES)
     try:
         config = msgspec.convert(yaml.safe_load(text) or {}, WebConfig, strict=True)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

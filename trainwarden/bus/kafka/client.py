@@ -77,7 +77,11 @@ class Clients:
     def __init__(self, servers: Sequence[str], config: KafkaConfig) -> None:
         self.config = config
         self.servers = list(servers)
-        _check(config)
+        if not _INSTALLED[config.compression]:
+            raise ConfigError(
+                f"kafka: compression '{config.compression}' needs its Python package, which is not installed"
+            )
+        check(config)
         for server in servers:
             host_and_port(server, "kafka")
         # The library reports an absent broker once per request; the bus says it once (see `guard` and its callers).
@@ -179,9 +183,14 @@ class Clients:
             raise BusUnavailable(f"kafka {','.join(self.servers)}: {text} (while {doing})") from error
 
 
-def _check(config: KafkaConfig) -> None:
-    if not _INSTALLED[config.compression]:
-        raise ConfigError(f"kafka: compression '{config.compression}' needs its Python package, which is not installed")
+def check(config: KafkaConfig) -> None:
+    """That settings do not contradict each other and the files that they name are there.
+
+    Raises
+    ------
+    ConfigError
+        If not.
+    """
     for field in ("ca_file", "cert_file", "key_file", "password_file"):
         path = getattr(config, field)
         if path is not None and not Path(path).is_file():

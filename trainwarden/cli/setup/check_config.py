@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from trainwarden import plugins
 from trainwarden.bus.address import place_of
+from trainwarden.cli.setup import named_files
 from trainwarden.cli.setup.mistakes import Mistake, Path_, line_of, mistakes
+from trainwarden.cli.setup.named_files import file_at, said_by
 from trainwarden.cli.shared.output import Voice
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, unsigned_text
 from trainwarden.errors import ConfigError
-from trainwarden.metrics_http.web_config import WebConfigFile
 from trainwarden.network.host_port import host_and_port
 from trainwarden.settings import Settings, parse, read
 
@@ -55,36 +57,36 @@ def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     from detectors.choice import rule
     from detectors.verdict.rule import EnsembleConfig
     from trainer_offline.service.train import TrainConfig
-    from trainwarden.bus.kafka.client import KafkaConfig
 
-    yield _said_by(("bus",), lambda: place_of(settings.bus))
-    yield _said_by(("serve", "listen"), lambda: host_and_port(settings.serve.listen, "serve.listen", least_port=0))
+    yield said_by(("bus",), lambda: place_of(settings.bus))
+    yield said_by(("serve", "listen"), lambda: host_and_port(settings.serve.listen, "serve.listen", least_port=0))
     yield from _plugins(settings)
     for raw in settings.serve.notices:
         yield _table(NoticeSettings, raw, ("serve", "notices"), partial(targets_of, [raw]))
     engine, detection, trainer = settings.engine, settings.detection, settings.trainer
     how = {"prepare": trainer.prepare, "models": trainer.models, "gate": trainer.gate}
-    yield _table(KafkaConfig, settings.kafka, ("kafka",))
+    yield _kafka(settings.kafka)
     yield _table(TrainConfig, how, ("trainer",))
     yield _table(EnsembleConfig, detection.ensemble, ("detection", "ensemble"), lambda: rule(detection))
     yield _table(PolicyConfig, engine.policy, ("engine", "policy"), lambda: Rules.of(engine))
-    yield _web_config(settings)
-    yield _said_by(("commands", "key"), lambda: signer_of(settings.commands))
-    yield _said_by(("commands", "trusted"), lambda: Trust.of(settings.commands.trusted))
+    yield from _files(settings)
 
 
-def _web_config(settings: Settings) -> list[Mistake]:
-    path = settings.metrics_web_config
-    return [] if path is None else _said_by(("metrics_web_config",), lambda: WebConfigFile(Path(path)))
+def _files(settings: Settings) -> Iterator[list[Mistake]]:
+    """Mistakes in the files that settings name."""
+    commands, web = settings.commands, settings.metrics_web_config
+    yield list(named_files.of_serve(settings.serve))
+    yield list(named_files.of_peers(msgspec.structs.asdict(settings.launch), ("launch",)))
+    yield file_at(("metrics_web_config",), web, lambda: named_files.check_web_config(Path(web or "")))
+    yield file_at(("commands", "key"), commands.key, lambda: signer_of(commands))
+    yield file_at(("commands", "trusted"), commands.trusted, lambda: Trust.of(commands.trusted))
 
 
-def _said_by(at: Path_, use: Callable[[], object]) -> list[Mistake]:
-    """What is said against the file that a setting names, where it is used."""
-    try:
-        use()
-    except ConfigError as error:
-        return [Mistake(at, str(error))]
-    return []
+def _kafka(raw: dict[str, Any]) -> list[Mistake]:
+    from trainwarden.bus.kafka.client import KafkaConfig, check
+
+    found = _table(KafkaConfig, raw, ("kafka",)) or list(named_files.of_kafka(raw, ("kafka",)))
+    return found or _table(KafkaConfig, raw, ("kafka",), lambda: check(parse(KafkaConfig, raw, "kafka")))
 
 
 def _plugins(settings: Settings) -> Iterator[list[Mistake]]:
@@ -109,7 +111,10 @@ def _plugins(settings: Settings) -> Iterator[list[Mistake]]:
             words = {} if isinstance(raw, bool) else raw
             # A detector is made of its settings alone, and reads the files that they name.
             whole = partial(_made, plugin, words, ".".join(place)) if package is detectors else None
-            yield _table(plugin.Config, words, place if named else _LAUNCHER_SETTINGS, whole)
+            found = _table(plugin.Config, words, place if named else _LAUNCHER_SETTINGS, whole)
+            yield found
+            if package is launchers and not found:
+                yield list(named_files.of_launcher(words, _LAUNCHER_SETTINGS))
 
 
 def _made(plugin: type[Any], words: dict[str, Any], where: str) -> object:
