@@ -16,6 +16,7 @@ CATALOG: Final[dict[str, str]] = {
     "collective_dumps": "collectors.collectives.dumps:CollectiveDumpsCollector",
     "nccl_ras": "collectors.collectives.ras:NcclRasCollector",
     "nccl_calls": "collectors.nccl_profiler.collector:NcclCallsCollector",
+    "nccl_inspector": "collectors.nccl_inspector.collector:NcclInspectorCollector",
     "parallel_layout": "collectors.parallel_layout.collector:ParallelLayoutCollector",
     "prometheus": Off("collectors.prometheus.collector:PrometheusCollector"),
 }
