@@ -28,6 +28,7 @@ _SUFFIX: Final = ".nccl"
 _GARBAGE_AFTER_LOOKS: Final = 10  # a file that is being made is whole within milliseconds
 _ALONE_S: Final = 3600.0  # who calls NCCL past torch never has a hook's file, and /dev/shm is small
 _VARIABLE: Final = b"NCCL_PROFILER_PLUGIN="
+_INSPECTOR: Final = (b"libnccl-profiler-inspector.so", b"=inspector")  # NVIDIA's, which `nccl_inspector` reads
 _MAX_ENVIRON_BYTES: Final = 1 << 20
 
 
@@ -152,8 +153,9 @@ class NcclCallsCollector:
                 pairs = file.read(_MAX_ENVIRON_BYTES).split(b"\0")
         except OSError:  # gone, or another user's
             return
-        named = next((pair.removeprefix(_VARIABLE) for pair in pairs if pair.startswith(_VARIABLE)), b"")
-        if named and not named.endswith(LIBRARY.name.encode()) and b"inspector" not in named:  # that one is read
+        said = next((pair for pair in pairs if pair.startswith(_VARIABLE)), b"")
+        named = said.removeprefix(_VARIABLE)
+        if named and not said.endswith((LIBRARY.name.encode(), *_INSPECTOR)):
             fields = {"rank": header.rank, "plugin": named.decode(errors="replace")[:300]}
             log.warning("NCCL has another profiler plug-in: calls of this rank are not told", extra={"fields": fields})
 

@@ -304,12 +304,18 @@ def test_a_file_that_was_replaced_is_begun_anew(rank: Rank, watch: Watch) -> Non
     assert watch.look()[0].seqs == (77,)
 
 
-def test_a_plug_in_of_somebody_else_s_is_said(run_dir: Path, watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
-    environ = {"NCCL_PROFILER_PLUGIN": "/opt/inspector.so"}
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [("/opt/own.so", ["/opt/own.so"]), ("/opt/libnccl-profiler-inspector.so", []), ("inspector", [])],
+)
+def test_a_plug_in_of_somebody_else_s_is_said_but_one_that_is_read(
+    run_dir: Path, watch: Watch, caplog: pytest.LogCaptureFixture, plugin: str, said: list[str]
+) -> None:
+    environ = {"NCCL_PROFILER_PLUGIN": plugin}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ) as child:
         Rank(run_dir, pid=child.pid)
         watch.look(2.0)
-        assert [one.fields["plugin"] for one in caplog.records] == ["/opt/inspector.so"]  # type: ignore[attr-defined]
+        assert [one.fields["plugin"] for one in caplog.records] == said  # type: ignore[attr-defined]
         child.communicate()
 
 
