@@ -133,7 +133,7 @@ class DeviceFaults:
             reason = f"Xid {int(code)} on {name_of(event.node, event.device or 'a GPU')}: {xid.advice}"
             self._devices.setdefault(
                 f"{xid.kind}/{where}",
-                DeviceFault(xid.kind, xid.severity, event.node, event.device, event.rank, event.time_s, reason),
+                DeviceFault(xid.kind, xid.severity, event.node or None, event.device, event.rank, event.time_s, reason),
             )
 
     def _repeats(self, key: str, time_s: float) -> bool:
@@ -165,7 +165,7 @@ def device_vote(members: list[DeviceFault]) -> Vote:
     suspects = tuple(
         Suspect(score=1.0, reason=device.reason, rank=device.rank, node=device.node, device=device.device)
         for device in members[:MAX_SUSPECTS]
-        if device.node is not None
+        if device.node or device.device or device.rank is not None
     )
     reason = first.reason if len(members) == 1 else f"{first.reason}, and {len(members) - 1} more"
     return Vote(

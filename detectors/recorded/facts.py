@@ -1,4 +1,4 @@
-"""Facts beside the contract's files: events and heartbeats that our own recordings keep, and flight-recorder dumps."""
+"""Facts of a recording: events and heartbeats that our own keep beside the files, flight-recorder dumps, Xids."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from detectors.collectives.findings import to_event
 from detectors.collectives.flight_recorder import analyse
 from detectors.recorded.stream import Fact
+from detectors.recorded.xids import xid_events
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import EventRecord, HeartbeatRecord
@@ -19,7 +20,8 @@ R = TypeVar("R", EventRecord, HeartbeatRecord)
 
 
 def read_facts(job: RecordedJob) -> list[Fact]:
-    """Events and heartbeats of `job`, in the order of the files, and what its flight-recorder dumps say.
+    """Events and heartbeats of `job`, in the order of the files, and what its flight-recorder dumps and
+    the Xids in its metrics say.
 
     Raises
     ------
@@ -27,7 +29,8 @@ def read_facts(job: RecordedJob) -> list[Fact]:
         Naming file and line, or rank and entry, if one cannot be read.
     """
     facts: list[Fact] = []
-    facts.extend(_lines(job.folder / "events.jsonl", EventRecord))
+    events = _lines(job.folder / "events.jsonl", EventRecord)
+    facts += [*events, *xid_events(job, events)]
     facts.extend(_lines(job.folder / "heartbeats.jsonl", HeartbeatRecord))
     facts.extend(_collectives(job))
     return facts
