@@ -28,7 +28,8 @@ BUSY_S: Final = 30.0
 BUSY_SHARE: Final = 0.1
 EXPLAINS: Final = 0.8  # of a usual step must have passed to explain a hang that others see
 LONGEST_TIMES: Final = 3.0  # such standstills may last so many times the longest that went over by itself
-_PAUSES: Final = frozenset({"checkpoint", "evaluation", "data", "restart", "start", "exit", "ended"})
+_PAUSES: Final = frozenset({"checkpoint", "evaluation", "data", "start"})  # in which only a link is to blame
+_ENDS: Final = frozenset({"restart", "exit", "ended"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class CountWatch:
     def follow(self, window: Window) -> tuple[CollectiveFinding | None, bool]:
         """What the table says of a standstill, and whether it is a hang by that alone, which is so once.
 
-        None while anything moves or the job pauses.
+        None while anything moves or the job ends. In a pause hosts and devices have other things to do than the others'
+        calls, so nobody is late; but a call that all devices have started does nothing else, whatever their hosts do.
         """
         counts = None if window.counts is None else heard(window.counts, window)
         still_s = 0.0 if counts is None else _still_s(window, counts)
@@ -60,13 +62,13 @@ class CountWatch:
             self._longest_s = max(self._longest_s, self._lasted_s)
             self._told = None
         self._lasted_s = still_s
-        if counts is None or window.phase in _PAUSES or not still_s > LEAST_S:
+        if counts is None or window.phase in _ENDS or not still_s > LEAST_S:
             return None, False
         typical_s = _typical_s(window)
         if not still_s > EXPLAINS * typical_s:
             return None, False
         found = blame(counts)
-        if found is None:
+        if found is None or (window.phase in _PAUSES and found.kind != "link"):
             return None, False
         said = _finding(found, counts, window, still_s)
         if still_s <= self._patience_s(found, window, typical_s) or self._told == said.reason[:64]:
@@ -76,7 +78,7 @@ class CountWatch:
 
     def _patience_s(self, found: Blame, window: Window, typical_s: float) -> float:
         """How long a standstill like this may last."""
-        least_s = LEAST_S
+        least_s = BUSY_S if window.phase in _PAUSES else LEAST_S
         if found.kind == "host":
             least_s = BUSY_S if _busy(window, found.columns) else SLEEPING_S
         longest_s = min(LONGEST_TIMES * self._longest_s, BUSY_S)

@@ -84,6 +84,27 @@ def test_a_rank_that_compiles_saves_or_evaluates_is_not_accused(how):
     assert Run().play(job.records, job.end_s + 8.0).incidents == []
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("steps", [1, 12], ids=["in a first step", "later"])
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation", "data", "compute"])
+def test_a_call_that_all_devices_have_started_and_none_ends_is_told_whatever_their_hosts_do(phase, steps):
+    if (phase, steps) == ("compute", 12):
+        return
+    job = standing(running(steps), Stand(LAYOUT, **FAULTS["link"]).counts(), 36.0, phase=phase)
+    (incident,) = Run().play(job.records, job.end_s + 36.0).incidents
+    assert (incident.kind, "none ends it" in incident.reason) == ("hang", True)
+    assert {suspect.rank for suspect in incident.suspects} == {None}
+    assert 30.0 < incident.opened_at_s - job.end_s < 31.0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation", "data"])
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_in_a_pause_whoever_has_not_come_to_a_call_is_not_told_by_counts(kind, phase):
+    job = standing(running(), Stand(LAYOUT, **FAULTS[kind]).counts(), 50.0, phase=phase)
+    assert Run().play(job.records, job.end_s + 50.0).incidents == []
+
+
 def test_counts_that_stand_still_while_steps_go_on_are_replayed_graphs():
     job, counts = running(), Stand(LAYOUT, **FAULTS["device"]).counts()
     begin_s = job.end_s
