@@ -14,6 +14,7 @@ CATALOG: Final[dict[str, str]] = {
     "gpu": "collectors.gpu.collector:GpuCollector",
     "nic": "collectors.nic.collector:NicCollector",
     "collective_dumps": "collectors.collectives.dumps:CollectiveDumpsCollector",
+    "stacks": "collectors.stacks.collector:StacksCollector",
     "nccl_ras": "collectors.collectives.ras:NcclRasCollector",
     "nccl_calls": "collectors.nccl_profiler.collector:NcclCallsCollector",
     "nccl_inspector": "collectors.nccl_inspector.collector:NcclInspectorCollector",

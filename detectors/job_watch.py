@@ -29,6 +29,7 @@ from detectors.suspicion import Suspicion
 from detectors.verdict.ensemble import SLOW_PHASES, Ensemble
 from detectors.verdict.incidents import Joiner, OpenIncident
 from detectors.verdict.rule import EnsembleConfig
+from detectors.verdict.stacks import Stack, StackBoard
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -36,7 +37,7 @@ from trainwarden.self_metrics import SelfMetrics
 log = logging.getLogger("trainwarden.detection")
 
 MAX_ROUNDS: Final = 8  # findings of different kinds that one window may show
-_PLAIN: Final = Plain(Carried, Dump, Loads, LogLine, OpenIncident, Pending)
+_PLAIN: Final = Plain(Carried, Dump, Loads, LogLine, OpenIncident, Pending, Stack)
 _KIND: Final = "job"
 _SETTINGS: Final = ("_config",)  # of the joiner: these come from the settings, not from memory
 
@@ -73,6 +74,7 @@ class JobWatch:
         self.shadow = Shadow(job, metrics, self._idle)
         self.joiner = Joiner(job, config)
         self.collectives = LiveCollectives(job)
+        self.stacks = StackBoard()
         self.attentive_until_s = 0.0
         self.last_window_s = 0.0
         self.heard_s = 0.0
@@ -95,6 +97,8 @@ class JobWatch:
         if live:
             self._follow_own_models(window)
         window = self._scored(window)
+        self.stacks.take(window.events, now_s, self.state.quiet_s)
+        window = replace(window, stacks=self.stacks.where())
         if found := self.collectives.follow(window):
             window = replace(window, events=(*window.events, *found))
         out: list[Record] = []
@@ -135,6 +139,7 @@ class JobWatch:
             "state": _PLAIN.taken(self.state),
             "joiner": _PLAIN.taken(self.joiner, _SETTINGS),
             "collectives": _PLAIN.taken(self.collectives),
+            "stacks": _PLAIN.taken(self.stacks),
             "detectors": {name: detector.state() for name, detector in self._detectors.items()},
             "scorer": self.scorer.state(),
             "own_models": [self.own_models.kept(), self.own_models.stage],
@@ -167,6 +172,8 @@ class JobWatch:
             _PLAIN.fill(self.state, plain["state"])
             _PLAIN.fill(self.joiner, plain["joiner"], _SETTINGS)
             _PLAIN.fill(self.collectives, plain["collectives"])
+            if "stacks" in plain:  # memories of before are without
+                _PLAIN.fill(self.stacks, plain["stacks"])
             self.own_models.restore(*plain.get("own_models", (b"", 0)))
             if self.scorer.bundle is None:
                 self.scorer.swap(self.own_models.bundle)

@@ -12,7 +12,8 @@ from typing import Annotated, Final
 import msgspec
 
 from collectors.collectives.call_records import pack, read_record
-from collectors.ranks import Lookout, RankProcess, rank_processes
+from collectors.ranks import Lookout, RankProcess
+from collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden import hook
 from trainwarden.clock import Clock
 from trainwarden.errors import DataError
@@ -27,9 +28,7 @@ _MAX_ENVIRON_BYTES: Final = 1 << 20
 _START_SLACK_S: Final = 2.0  # the kernel's boot time is whole seconds
 _FILES_EVERY_S: Final = 1.0
 _ANSWER_INTERVAL_S: Final = 0.05
-_RECENT_STEPS: Final = 16
 _ASKS: Final = 2  # per standstill
-_PAUSES: Final = frozenset({"checkpoint", "evaluation", "data"})
 
 
 class _Watched(msgspec.Struct):
@@ -133,20 +132,15 @@ class CollectiveDumpsCollector:
 
     def _look(self) -> None:
         """The trainer of each rank, with its header; what a process that is forgotten has left is deleted."""
-        trainers: dict[int, tuple[hook.Header, RankProcess]] = {}
-        for process in rank_processes(self._run_dir):
-            header = hook.read_header(process.path)
-            known = trainers.get(process.rank)
-            if header is not None and (known is None or self._trains(header) >= self._trains(known[0])):
-                trainers[process.rank] = (header, process)
-        wanted = {process.path for _, process in trainers.values()}
+        found = trainers(self._run_dir, self._lookout)
+        wanted = {one.process.path for one in found}
         for path in [path for path in self._watched if path not in wanted]:
             del self._watched[path]
             self._awaited.discard(path)
             if not os.path.exists(path):  # noqa: PTH110 - plain strings, several times a second
                 for kind in ("ask", "calls", "calls.tmp"):
                     Path(f"{path.removesuffix('hook')}{kind}").unlink(missing_ok=True)
-        for header, process in trainers.values():
+        for header, process in ((one.header, one.process) for one in found):
             if process.path not in self._watched:
                 try:
                     owner = os.stat(process.path).st_uid  # noqa: PTH116 - as above
@@ -154,10 +148,6 @@ class CollectiveDumpsCollector:
                     continue
                 self._watched[process.path] = _Watched(process, self._prefixes(self._lookout.look(header).pid), owner)
             self._watched[process.path].header = header
-
-    def _trains(self, header: hook.Header) -> tuple[bool, int, float]:
-        """How much speaks for a process as its rank's trainer: that it lives, its steps, that it began late."""
-        return self._runs(header), header.recorded, header.start_monotonic_s
 
     def _prefixes(self, pid: int | None) -> tuple[str, ...]:
         """Where the dump files of a process begin, by its environment as the kernel keeps it; None: unseen."""
@@ -182,39 +172,29 @@ class CollectiveDumpsCollector:
 
     def _ask(self, now_s: float) -> None:
         """Ask every hook of this node if none of its ranks has moved for long."""
-        alive = [one for one in self._watched.values() if one.header is not None and self._runs(one.header)]
-        headers = [one.header for one in alive if one.header is not None]
-        if not headers or self._config.stalled_steps == 0.0:
+        alive = [
+            Trainer(one.process, one.header)
+            for one in self._watched.values()
+            if one.header is not None and runs(one.header, self._lookout)
+        ]
+        if not alive or self._config.stalled_steps == 0.0:
             return
-        since_s = max(max(header.phase_since_s, header.step_end_s or 0.0) for header in headers)
+        since_s = max(one.moved_s for one in alive)
         if since_s != self._still_since_s:
             self._still_since_s, self._asked = since_s, []
             self._awaited.clear()
-        still_s = now_s - since_s
-        if len(self._asked) >= _ASKS or still_s <= self._config.stalled_s:
+        still_s, config = now_s - since_s, self._config
+        if len(self._asked) >= _ASKS or still_s <= config.stalled_s:
             return
-        if self._asked and now_s - self._asked[-1] < self._config.again_s:
+        if self._asked and now_s - self._asked[-1] < config.again_s:
             return
-        if still_s <= self._patience_s(alive, headers):
+        patience = Patience(config.stalled_s, config.stalled_steps, config.first_step_s, config.pause_s)
+        if still_s <= patience.of(alive):
             return
         self._asked.append(now_s)
-        for one in alive:
-            if _request(one.process.path, one.owner):
-                self._awaited.add(one.process.path)
-
-    def _patience_s(self, alive: list[_Watched], headers: list[hook.Header]) -> float:
-        longest_s = 0.0
-        for one, header in zip(alive, headers, strict=True):
-            steps = hook.read_steps(one.process.path, max(0, header.recorded - _RECENT_STEPS)) or []
-            longest_s = max([longest_s, *(step.duration_s for step in steps)])
-        patience_s = self._config.stalled_steps * longest_s if longest_s else self._config.first_step_s
-        if any(header.phase in _PAUSES for header in headers):
-            patience_s = max(patience_s, self._config.pause_s)
-        return max(patience_s, self._config.stalled_s)
-
-    def _runs(self, header: hook.Header) -> bool:
-        """One that cannot be seen from here may well run; nobody reads the pipe of one that does not."""
-        return self._lookout.look(header).state != "X"
+        for path in [one.process.path for one in alive]:
+            if _request(path, self._watched[path].owner):
+                self._awaited.add(path)
 
     def _answers(self, now_s: float) -> Iterator[Record]:
         for path, one in self._watched.items():

@@ -73,6 +73,8 @@ class Window:
         What passed between ranks in the newest of them.
     counts : Counts or None
         How many collective calls each rank has begun and ended, by its newest word; None where none tells.
+    stacks : mapping of int to str
+        Where the code of ranks stands, by rank, of those that were looked at while nobody moved.
     board : MetricBoard
         The newest metric samples.
     samples, scored : tuples
@@ -134,6 +136,7 @@ class Window:
     bases: tuple[tuple[str, str], ...] = ()
     layout: Layout | None = None
     carried: tuple[Carried, ...] = ()
+    stacks: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def asynchronous(self) -> npt.NDArray[np.bool_]:

@@ -1,20 +1,28 @@
-"""What an incident of slowness carries beside its votes: numbers, and what took a rank's time from it."""
+"""What an incident carries beside its votes: of slowness numbers and what took a rank's time, of a hang stacks."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from detectors.job.window import Window
 from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, most_explaining, said
+from detectors.verdict.ensemble import family_of
 from detectors.verdict.evidence import slowness
+from detectors.verdict.stacks import with_stacks
 from trainwarden.records import IncidentRecord
+
+_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 
 
 def evidenced(record: IncidentRecord, window: Window) -> IncidentRecord:
-    """`record` of slowness with what is measured now and, once that is known, why its first rank is slow."""
+    """`record` with what is measured now and, once that is known, why its first rank is slow or where it stands."""
+    if record.kind in _HANGS:
+        return with_stacks(record, window.stacks)
+    if family_of(record.kind) != "slow":
+        return record
     evidence = slowness(window, record.onset_step)
     told = msgspec.structs.replace(record, evidence=evidence)
     if QUEUED in record.metrics or not (why := _queued(record, window, evidence)):

@@ -221,7 +221,7 @@ class Joiner:
             model_versions=versions_used(votes, window),
             attempt=window.attempt,
         )
-        return evidenced(opened, window) if candidate.family == "slow" else opened
+        return evidenced(opened, window)
 
     def _revise(
         self, entry: OpenIncident, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
@@ -235,13 +235,12 @@ class Joiner:
             entry.hard, entry.life = True, window.restarts
         worth_telling = changed is not None
         due = window.phase not in ENDING and window.now_s - entry.evidence_s >= EVIDENCE_EVERY_S
-        if changed is None and candidate.family == "slow" and due:
+        if changed is None and due:
             entry.evidence_s, now = window.now_s, evidenced(record, window)
             if moved(record.evidence, now.evidence) or now.reason != record.reason:
                 changed, worth_telling = now, True
         if changed is not None:
-            if family_of(changed.kind) == "slow":
-                changed = evidenced(changed, window)
+            changed = evidenced(changed, window)
             entry.evidence_s = window.now_s
             entry.record = msgspec.structs.replace(
                 changed, state="updated" if entry.published else "opened", revision=record.revision + 1,

@@ -18,6 +18,7 @@ from trainwarden.testing.collector import CHECKS, Case
 ABSENT: dict[str, dict[str, Any]] = {
     "nic": {"sysfs": "/nonexistent"},
     "host": {"proc": "/nonexistent"},
+    "stacks": {"command": "nonexistent"},
     "logs": {"kmsg_path": "/nonexistent/kmsg"},
 }
 

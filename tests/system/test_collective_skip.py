@@ -1,4 +1,4 @@
-"""A real gloo job in which one rank leaves out a collective: the incident names rank, group, operation and sequence."""
+"""A real gloo job in which one rank leaves out a collective: it is named with group, operation, number, place."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ def test_a_skipped_collective_is_named_with_its_rank_group_operation_and_sequenc
     # Sequence numbers count from 1, one a step, in the group of the replicas.
     assert f"rank {SKIP_RANK} did not reach all_reduce {SKIP_AT + 1} of group" in incident["reason"]
     assert "replicas" in incident["reason"]
+    place = incident["reason"].partition(f"; rank {SKIP_RANK} stands in ")[2]
+    assert "main (scripts/skip_collective.py:" in place, incident  # by py-spy
 
 
 def test_a_job_whose_ranks_all_come_leaves_no_incident_and_is_asked_nothing(
