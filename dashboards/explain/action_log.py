@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
+from dashboards.explain.job_words import JobWord, JobWords
 from dashboards.explain.sentences import line, moment, place
 from trainwarden.commands.trust import Trust
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.json_objects import action_object, incident_object
 from trainwarden.protocols import Message
-from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
+from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentRecord, Record
 
 MOST: Final = 3  # suspects, votes and metrics
 MOST_REFUSED: Final = 100  # who floods the topic does not flood the log
@@ -70,6 +71,7 @@ class ActionLog:
         self._incidents: dict[str, IncidentRecord] = {}
         self._commands: dict[str, CommandRecord] = {}
         self._refused: deque[Word] = deque(maxlen=MOST_REFUSED)
+        self._asked = JobWords()
 
     def refuse(self, command: CommandRecord, why: str) -> None:
         """Take in a word that does not count."""
@@ -88,6 +90,8 @@ class ActionLog:
                     self._incidents[record.id] = record
             case CommandRecord():
                 self._commands.setdefault(record.id, record)
+            case EventRecord():
+                self._asked.take(record)
             case _:
                 pass
 
@@ -108,8 +112,13 @@ class ActionLog:
         said = [Word(one) for one in self._commands.values() if one.kind not in ("approve", "deny")]
         return sorted([*said, *self._refused], key=lambda word: word.at_s)
 
+    def asked_of_launchers(self) -> list[JobWord]:
+        """What was asked of the jobs' launchers by others than engines, in order."""
+        return self._asked.but(frozenset(self._records))
+
     def forget(self, before_s: float) -> None:
         """Let go of what was last spoken of before `before_s`."""
+        self._asked.forget(before_s)
         for name, records in list(self._records.items()):
             if (records[-1].finished_at_s or records[-1].at_s) < before_s:
                 del self._records[name]

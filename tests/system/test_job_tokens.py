@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from actions.launchers.cluster import places
 from tests.system.runs import SCRIPTS, WARDEN
+from trainwarden.cli.shared.machine import user
 from trainwarden.metrics_http.access import digest_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -33,6 +35,7 @@ def test_who_may_look_on_sees_the_job_and_suspends_nothing(tmp_path: Path) -> No
 
     def job(word: str, who: str) -> subprocess.CompletedProcess[str]:
         asked = ["job", word, "--job", "j", "--rdzv", rdzv, "--token-file", str(tmp_path / who), "--wait", "20"]
+        asked += ["--why", "the room is hot"]
         return subprocess.run([*WARDEN, *asked], capture_output=True, text=True, timeout=60, check=False)
 
     try:
@@ -46,6 +49,12 @@ def test_who_may_look_on_sees_the_job_and_suspends_nothing(tmp_path: Path) -> No
         assert job("status", "people").returncode == 2
         assert job("stop", "bob").returncode == 0
         assert process.wait(60) == 143
+        told = [json.loads(line)["fields"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+        words = [one for one in told if "verb" in one]
+        assert [one["stage"] for one in words[-1:]] == ["done"]
+        assert {(one["verb"], one["by"], one["why"]) for one in words} == {
+            ("stop", f"bob (act), as {user()}", "the room is hot")
+        }
     finally:
         process.terminate()
         process.wait(60)

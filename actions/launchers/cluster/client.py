@@ -92,7 +92,7 @@ class Patient:
         """What is true of the job."""
         return self._again(self._client.state)
 
-    def carry_out(self, kind: Verb, job: str, why: str, node: str | None = None) -> Report:
+    def carry_out(self, kind: Verb, job: str, why: str, node: str | None = None, *, by: str = "") -> Report:
         """Have `kind` done, of `node` if it is one of nodes, once; its end, or how far it was when the time was over.
 
         What a leader that was killed had accepted, but not begun, is unknown to the next one, and is asked for again
@@ -101,7 +101,7 @@ class Patient:
         state = self._again(self._client.state)
         operation = Operation(
             id=f"{job}/{kind}/{uuid.uuid4().hex}", job=job, kind=kind, expected_generation=state.generation,
-            targets=Targets(nodes=() if node is None else (node,)), why=why, by="a person",
+            targets=Targets(nodes=() if node is None else (node,)), why=why, by=by,
         )  # fmt: skip
         report = self._again(lambda: self._client.submit(operation))
         try:

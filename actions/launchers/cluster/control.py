@@ -23,7 +23,9 @@ from trainwarden.launching import (
     refusal,
     refused,
 )
+from trainwarden.metrics_http.access import Person
 
+MOST_NAME_CHARS: Final = 80  # of a token's; as much as the log of refused commands shows
 CAPABILITIES: Final = Capabilities(
     can=frozenset({"restart", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move"}),
     restarts_itself=True,
@@ -41,6 +43,25 @@ class Question(msgspec.Struct, frozen=True):
     """What is sent to the leader."""
 
     ask: Request
+
+
+def vouched(request: Request, who: Person | None) -> Request:
+    """`request` in the name of whose token it came with; what the asker says of itself comes after that.
+
+    Examples
+    --------
+    >>> asked = Submit(Operation(id="o", job="j", kind="stop", expected_generation=0, by="root"))
+    >>> said = vouched(asked, Person("ann", "act"))
+    >>> said.operation.by if isinstance(said, Submit) else None
+    'ann (act), as root'
+    >>> vouched(asked, None) is asked
+    True
+    """
+    if who is None or not isinstance(request, Submit):
+        return request
+    claimed, name = request.operation.by, f"{who.name[:MOST_NAME_CHARS]} ({who.role})"
+    by = name if claimed in ("", who.name) else f"{name}, as {claimed}"
+    return Submit(msgspec.structs.replace(request.operation, by=by))
 
 
 def answered(request: Request, job: str, table: LeaderTable, now_s: float) -> Reply:

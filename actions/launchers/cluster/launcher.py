@@ -7,21 +7,22 @@ import selectors
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from actions.launchers.cluster import places
 from actions.launchers.cluster.leading import ROLES, Leading
+from actions.launchers.cluster.ledger import LedgerNews
+from actions.launchers.cluster.obeying import sentence_of
 from actions.launchers.cluster.orders import NodeOrders, Ranks
 from actions.launchers.cluster.reporter import Reporter
 from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
 from actions.launchers.leases.client import LeaseClient, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
-from actions.launchers.leases.fence import Allegiance, EpochFence
+from actions.launchers.leases.fence import Allegiance, EpochFence, kept_allegiance
 from actions.launchers.leases.host import LeaseHost
-from actions.launchers.leases.questions import LOOPBACK, QuestionServer, Route
+from actions.launchers.leases.questions import LOOPBACK, Answer, QuestionServer, Route
 from actions.launchers.local.measuring import among
 from actions.launchers.local.node_runner import NodeRunner
 from actions.launchers.local.ranks import Place, World, check_command
@@ -35,7 +36,7 @@ from trainwarden.launching import Operation
 from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.network.host_port import host_and_port
-from trainwarden.state import load_json, save_json
+from trainwarden.state import save_json
 
 log = logging.getLogger("trainwarden.cluster")
 
@@ -93,8 +94,8 @@ class NodeLauncher:
         rundir.prepare(place.run_dir)
         self._selector = selectors.DefaultSelector()
         self._runner = NodeRunner(self._place, environ, self._selector, clock, stop_grace_s=stop_grace_s)
-        self._events = EventFile(self._place)
-        self._kept = _kept(place.run_dir / ALLEGIANCE)
+        self._events, self._asked = EventFile(self._place), LedgerNews()
+        self._kept = kept_allegiance(place.run_dir / ALLEGIANCE)
         self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
         self._trial = TrialPart(self._life, lambda t: among(self._place, t.checks, t.nodes, self._world(t)), clock)
         self._suspicions, self._lock = suspicions, threading.Lock()  # of orders and what is told
@@ -110,7 +111,7 @@ class NodeLauncher:
     def _connect(self) -> None:
         """Make the leader's part and the ways to others; nothing of it begins yet."""
         meeting, job, clock = self._meeting, self._place.job, self._clock
-        shown, routes = f"[{self._host}]" if ":" in self._host else self._host, dict[Route, Callable[[bytes], bytes]]()
+        shown, routes = f"[{self._host}]" if ":" in self._host else self._host, dict[Route, Answer]()
         own: dict[str, Any] = {"people": meeting.people, "tls": meeting.tls}
         self._server = QuestionServer(
             f"{shown}:0", routes, token=meeting.token, most_bytes=MAX_BYTES, roles=ROLES, **own
@@ -204,7 +205,10 @@ class NodeLauncher:
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
             changed = before != (self._orders.state, ranks, first)
             obeys, trial = self._orders.obeys, self._orders.trial if self._orders.over is None else None
+            asked = self._asked.of(self._orders.ledger)
         self._keep(obeys)
+        for entry, stage in asked:
+            self._events.asked(entry.operation(self._place.job), sentence_of(entry, stage), stage, self._clock.now_s())
         changed |= self._trial.follow(trial, idle=not ranks.alive and not isinstance(todo, Attempt))
         if todo == "stop":
             self._runner.ask_to_stop(list(self._runner.running))
@@ -290,11 +294,3 @@ def lowest(first_steps: Mapping[int, int | None], ranks: Collection[int]) -> int
     """
     known = [first_steps.get(rank) for rank in ranks]
     return None if not known or None in known else min(step for step in known if step is not None)
-
-
-def _kept(path: Path) -> Allegiance | None:
-    """Whom a launcher before this one obeyed in this run folder."""
-    try:
-        return msgspec.convert(load_json(path), Allegiance | None)
-    except (msgspec.ValidationError, OSError):
-        return None

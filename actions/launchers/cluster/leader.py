@@ -171,7 +171,7 @@ class LeaderTable:
         """Take what was asked for, and has its turn, as far as it goes now."""
         turn = self.asked.turn
         assert turn is not None
-        said = f"{sentence_of(turn)} was asked for by {turn.why}"
+        said = sentence_of(turn)
         step = next_step(self.asked, self.attempt if self.runs else None, self.living(now_s))
         if step == "stop":
             self._stop(said, now_s)

@@ -12,7 +12,7 @@ import msgspec
 
 from actions.launchers.checkpoints.newest import Checkpoint, Search
 from actions.launchers.checkpoints.resumption import SEARCH_S
-from actions.launchers.cluster.control import Question, answered
+from actions.launchers.cluster.control import Question, answered, vouched
 from actions.launchers.cluster.growing import CheckpointWatch
 from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.cluster.ledger import MOST_ASIDE
@@ -24,6 +24,7 @@ from actions.launchers.restart_check.trials import Trials
 from actions.launchers.restart_check.words import Suspicions
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.access import Person
 
 log = logging.getLogger("trainwarden.cluster")
 
@@ -76,16 +77,16 @@ class Leading:
             ("POST", "/v1/look"): self._looks,
         }
 
-    def _question(self, question: bytes) -> bytes:
+    def _question(self, question: bytes, _who: Person | None) -> bytes:
         report = decoded(question, Report)
         if report.job != self._job or not believable(report):
             raise Refusal(HTTPStatus.BAD_REQUEST, f"this launcher is of job '{self._job}'")
         return msgspec.json.encode(self.answer(report))
 
-    def _asked(self, question: bytes) -> bytes:
-        return msgspec.json.encode(self.control(decoded(question, Question).ask))
+    def _asked(self, question: bytes, who: Person | None) -> bytes:
+        return msgspec.json.encode(self.control(vouched(decoded(question, Question).ask, who)))
 
-    def _looks(self, question: bytes) -> bytes:
+    def _looks(self, question: bytes, _who: Person | None) -> bytes:
         ask = decoded(question, Question).ask
         if isinstance(ask, Submit):
             raise Refusal(HTTPStatus.BAD_REQUEST, "who looks on asks for nothing; POST /v1/job does")

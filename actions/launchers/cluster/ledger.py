@@ -12,10 +12,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from actions.launchers.leases.words import Epoch, Name
-from trainwarden.launching import Operation, OperationId, Report
+from trainwarden.launching import Operation, OperationId, Report, Targets
 
 KEPT_OPERATIONS: Final = 32  # of a ledger; one that is forgotten is refused as stale
+MOST_BY_CHARS: Final = 160  # twice a name
+MOST_WHY_CHARS: Final = 300
 MOST_ASIDE: Final = 64  # nodes that a ledger keeps out of the job
+Stage = Literal["accepted", "done"]
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
@@ -30,8 +33,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         That it is about.
     order : tuple of int
         Of a move that is not done: the node ranks of that attempt, in the order that the next one is to have.
-    why : str
-        Who asked for it, and why.
+    by, why : str
+        Who asked for it, and why. A name with a role in parentheses is that of a token; any other only what the asker
+        says of itself.
     done : bool
         Whether it is; a `Ledger` holds no other end.
     """
@@ -41,8 +45,21 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     attempt: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     node: Name | None = None
     order: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**31)], ...] = ()
-    why: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    by: Annotated[str, msgspec.Meta(max_length=MOST_BY_CHARS)] = ""
+    why: Annotated[str, msgspec.Meta(max_length=MOST_WHY_CHARS)] = ""
     done: bool = False
+
+    def operation(self, job: str) -> Operation:
+        """What was asked of `job`, as far as it is still known."""
+        targets = Targets() if self.node is None else Targets(nodes=(self.node,))
+        return Operation(
+            id=self.id, job=job, kind=self.kind, expected_generation=0, targets=targets, why=self.why, by=self.by
+        )
+
+    @property
+    def asker(self) -> str:
+        """Who asked for it, and why, in one sentence."""
+        return f"{self.by or 'somebody without a name'}{': ' if self.why else ''}{self.why}"
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,6 +90,31 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def id(self) -> tuple[int, int]:
         """By which writings are ordered, over all leaders."""
         return self.epoch, self.number
+
+
+class LedgerNews:
+    """What a node has not told of yet, of the ledgers that it hears one after the other.
+
+    Examples
+    --------
+    >>> news, pause = LedgerNews(), LedgerEntry(id="p", kind="pause", attempt=1)
+    >>> [stage for _, stage in news.of(Ledger(epoch=1, number=1, entries=(pause,)))]
+    ['accepted']
+    >>> ended = Ledger(epoch=1, number=2, entries=(msgspec.structs.replace(pause, done=True),))
+    >>> [stage for _, stage in news.of(ended)], news.of(ended)
+    (['done'], [])
+    """
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, Stage]] = set()
+
+    def of(self, ledger: Ledger | None) -> list[tuple[LedgerEntry, Stage]]:
+        """Each entry with the stage it has come to, once; one that was never seen under way is ``done`` at once."""
+        now: list[tuple[LedgerEntry, Stage]]
+        now = [] if ledger is None else [(one, "done" if one.done else "accepted") for one in ledger.entries]
+        news = [(one, stage) for one, stage in now if (one.id, stage) not in self._told]
+        self._told = {(one.id, stage) for one, stage in now}
+        return news
 
 
 class LedgerKeeper:
@@ -137,11 +179,9 @@ class LedgerKeeper:
 
         `order` is a move's; see `LedgerEntry`.
         """
-        why, node = f"{operation.by}: {operation.why}"[:300], next(iter(operation.targets.nodes), None)
-        entry = msgspec.convert(
-            {"id": operation.id, "kind": operation.kind, "attempt": attempt, "order": order, "why": why, "node": node},
-            LedgerEntry,
-        )
+        by, why = operation.by[:MOST_BY_CHARS], operation.why[:MOST_WHY_CHARS]
+        what = {"id": operation.id, "kind": operation.kind, "node": next(iter(operation.targets.nodes), None)}
+        entry = msgspec.convert({**what, "attempt": attempt, "order": order, "by": by, "why": why}, LedgerEntry)
         done = [one for one in self._entries if one.done]
         full = len(self._entries) >= KEPT_OPERATIONS and bool(done)
         kept = [one for one in self._entries if not full or one is not done[0]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from actions.launchers.cluster.ledger import LedgerEntry, LedgerKeeper
+from actions.launchers.cluster.ledger import LedgerEntry, LedgerKeeper, Stage
 from actions.launchers.cluster.words import Attempt, Report, node_of
 
 Step = Literal["stop", "end", "done", "wait"]
@@ -62,13 +62,16 @@ def _runs(running: Attempt, living: Sequence[Report]) -> Step:
     return "done" if all(ran.get(life) == running.id for life in running.roster) else "wait"
 
 
-def sentence_of(entry: LedgerEntry) -> str:
-    """What `entry` asks for.
+def sentence_of(entry: LedgerEntry, stage: Stage = "accepted") -> str:
+    """What `entry` asks for, who did, and whether it is done.
 
     Examples
     --------
-    >>> sentence_of(LedgerEntry(id="o", kind="evict", attempt=1, node="n2")), node_of("n2/4f")
-    ('an evict of n2', 'n2')
+    >>> sentence_of(LedgerEntry(id="o", kind="evict", attempt=1, node="n2", by="ann (act)", why="its fan is loud"))
+    'an evict of n2 was asked for by ann (act): its fan is loud'
+    >>> sentence_of(LedgerEntry(id="o", kind="pause", attempt=1), "done")
+    'a pause is done, which was asked for by somebody without a name'
     """
     of_node = "" if entry.node is None else f" of {entry.node}"
-    return f"{'an' if entry.kind in ('evict', 'uncordon') else 'a'} {entry.kind}{of_node}"
+    what = f"{'an' if entry.kind in ('evict', 'uncordon') else 'a'} {entry.kind}{of_node}"
+    return f"{what} {'is done, which was' if stage == 'done' else 'was'} asked for by {entry.asker}"

@@ -28,8 +28,12 @@ _STOP_S: Final = 0.2  # between two looks at whether to stop
 
 T = TypeVar("T")
 Route = tuple[str, str]
-Routes = Mapping[Route, Callable[[bytes], bytes]]
-"""By method and path: what answers the bytes of a question (none of a GET), or raises `Refusal`."""
+Answer = Callable[[bytes, Person | None], bytes]
+Routes = Mapping[Route, Answer]
+"""By method and path: what answers the bytes of a question (none of a GET), or raises `Refusal`.
+
+It is told whose token came with the question; None where that was the launchers' own, or none is wanted.
+"""
 
 
 Roles = Mapping[Route, Role]
@@ -58,16 +62,16 @@ def application(
         if route == ("GET", "/healthz"):
             return b'{"ok":true}'
         # Read before it is refused: a connection closed with bytes unread takes the refusal along.
-        question = _read(environ, most_bytes) if route[0] == "POST" else b""
+        question, person = _read(environ, most_bytes) if route[0] == "POST" else b"", None
         if token is not None:
             said = environ.get("HTTP_AUTHORIZATION", "")
             if not hmac.compare_digest(said.encode("utf-8", "surrogateescape"), b"Bearer " + token.encode()):
                 needed = "observe" if route[0] == "GET" else (roles or {}).get(route)
                 word = said.removeprefix("Bearer ")
-                _check_person(None if people is None or word == said else people.who(word), needed)
+                person = _checked(None if people is None or word == said else people.who(word), needed)
         if route not in routes:
             raise Refusal(HTTPStatus.NOT_FOUND, f"there are {known} and GET /healthz")
-        return routes[route](question)
+        return routes[route](question, person)
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
@@ -81,12 +85,13 @@ def application(
     return answer
 
 
-def _check_person(person: Person | None, needed: Role | None) -> None:
+def _checked(person: Person | None, needed: Role | None) -> Person:
     if person is None:
         raise Refusal(HTTPStatus.UNAUTHORIZED, "the token is not the one that is wanted here")
     if needed is None or not person.may(needed):
         wants = "the launchers' own token" if needed is None else f"the role {needed}"
         raise Refusal(HTTPStatus.FORBIDDEN, f"{person.name} has the role {person.role}; this needs {wants}")
+    return person
 
 
 def _read(environ: WSGIEnvironment, most_bytes: int) -> bytes:

@@ -23,7 +23,7 @@ from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import DURATION_S, MOST_EPOCH, Ask
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
-from trainwarden.metrics_http.access import Tokens
+from trainwarden.metrics_http.access import Person, Tokens
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.signing import read_held
 
@@ -63,20 +63,20 @@ def application(table: LeaseTable, token: str | None, clock: Clock) -> WSGIAppli
 def _routes(table: LeaseTable, clock: Clock) -> Routes:
     lock = threading.Lock()
 
-    def lease(question: bytes) -> bytes:
+    def lease(question: bytes, _who: Person | None) -> bytes:
         ask = decoded(question, Ask)
         if max(ask.seen_epoch, ask.carried.epoch if ask.carried else 0) > MOST_EPOCH:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"no job has had more than {MOST_EPOCH} leases")
         with lock:
             return msgspec.json.encode(table.answer(ask, clock.monotonic_s()))
 
-    def look(question: bytes) -> bytes:
+    def look(question: bytes, _who: Person | None) -> bytes:
         ask = decoded(question, Ask)
         asked = Ask(job=ask.job, holder=ask.holder, want="look")  # what else a person says of leases is not believed
         with lock:
             return msgspec.json.encode(table.answer(asked, clock.monotonic_s()))
 
-    def leases(_nothing: bytes) -> bytes:
+    def leases(_nothing: bytes, _who: Person | None) -> bytes:
         with lock:
             standing = table.standing(clock.monotonic_s())
         said = [{**msgspec.structs.asdict(lease), "left_s": left_s} for lease, left_s in standing.values()]

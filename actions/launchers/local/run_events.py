@@ -42,6 +42,25 @@ class EventFile:
             )
         )
 
+    def asked(self, operation: Operation, sentence: str, stage: str, now_s: float) -> None:
+        """`operation` was asked of the job, and is at `stage`: ``accepted`` or ``done``."""
+        fields: dict[str, str | int | float | bool | None] = {
+            "operation": operation.id, "stage": stage, "verb": operation.kind, "by": operation.by, "why": operation.why,
+        }  # fmt: skip
+        if operation.targets.nodes:
+            fields["target"] = operation.targets.nodes[0]
+        self._append(
+            EventRecord(
+                id=f"operation/{operation.id}/{stage}",
+                job=self._place.job,
+                node=self._place.node,
+                time_s=now_s,
+                kind="operation",
+                message=sentence,
+                fields=fields,
+            )
+        )
+
     def _append(self, event: EventRecord) -> None:
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

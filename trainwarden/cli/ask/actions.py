@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Literal
 
 import typer
@@ -19,7 +20,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.settings import Settings, load
-from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, INCIDENTS
 
 Word = Literal["list", "approve", "deny", "stop", "resume", "reset"]
 
@@ -60,18 +61,21 @@ def actions(
 def _list(bus: Bus, settings: Settings, job: str | None, since_s: float | None, voice: Voice) -> None:
     """The log of actions, with what people said in between, and what does not count of it."""
     from dashboards.explain.action_log import entry_lines, entry_object, taken, word_line, word_object
+    from dashboards.explain.job_words import job_word_line, job_word_object
 
     messages = (message for topic in (INCIDENTS, COMMANDS, ACTIONS) for message in in_order(bus.read(topic)))
-    log = taken(messages, Trust.of(settings.commands.trusted), job, since_s)
-    entries, words = log.entries(), log.words()
+    log = taken(chain(messages, bus.read(EVENTS)), Trust.of(settings.commands.trusted), job, since_s)
+    entries, words, asked = log.entries(), log.words(), log.asked_of_launchers()
     told = [(entry.at_s, tuple(entry_lines(entry))) for entry in entries]
     told += [(word.at_s, (word_line(word),)) for word in words]
+    told += [(one.at_s, (job_word_line(one),)) for one in asked]
     for _, lines in sorted(told, key=lambda one: one[0]):
         for line in lines:
             voice.say(line)
     if not entries:
         voice.say("no action")
-    voice.answer({"actions": [entry_object(one) for one in entries], "words": [word_object(one) for one in words]})
+    objects = {"words": [word_object(one) for one in words], "asked": [job_word_object(one) for one in asked]}
+    voice.answer({"actions": [entry_object(one) for one in entries], **objects})
 
 
 def _known(bus: Bus, job: str | None) -> dict[str, ActionRecord]:

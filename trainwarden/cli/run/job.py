@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 import typer
 
+from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, LauncherError
@@ -32,7 +33,7 @@ def job(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds the nodes' token, or one's own.")
     ] = None,
-    why: Annotated[str, typer.Option(help="Why; the launchers' logs say it.")] = "",
+    why: Annotated[str, typer.Option(help="Why; the launchers' logs and the log of actions say it.")] = "",
     wait: Annotated[
         float, typer.Option(min=0.0, max=3600.0, metavar="SECONDS", help="For a leader, and for the end.")
     ] = 60.0,
@@ -64,7 +65,7 @@ def job(
             voice.say(line)
         voice.answer(msgspec.to_builtins(state))
         return 0
-    report = asked.carry_out(VERBS[word], name, why, node)
+    report = asked.carry_out(VERBS[word], name, why, node, by=user())
     voice.say(said(word, report, wait))
     voice.answer(msgspec.to_builtins(report))
     return 0 if report.state == "done" else 1

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from dashboards.explain.action_log import ActionLog, entry_lines, entry_object, taken, word_line, word_object
+from dashboards.explain.job_words import job_word_line, job_word_object
 from tests.engine_doubles import Rig
 from trainwarden.commands.trust import Trust
 from trainwarden.commands.words import on_node
 from trainwarden.launching import Capabilities
-from trainwarden.records import CommandRecord, Suspect
+from trainwarden.records import CommandRecord, EventRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 
 
@@ -145,3 +146,38 @@ def test_an_action_whose_incident_is_gone_says_so() -> None:
     (entry,) = taken(rig.bus.read(ACTIONS), Trust()).entries()
     assert "    evidence: the incident is no longer kept" in list(entry_lines(entry))
     assert entry_object(entry)["evidence"] is None
+
+
+def operation(name: str, stage: str, at_s: float, node: str = "n1", **fields: str) -> EventRecord:
+    """What `node` tells of an operation that its job's launcher was asked for."""
+    said = {"operation": name, "stage": stage, "verb": "pause", "by": "bob (act)", "why": "hot", **fields}
+    of = f"operation/{name}/{stage}"
+    return EventRecord(id=of, job="job", node=node, time_s=at_s, kind="operation", fields=dict(said))
+
+
+def test_a_word_to_the_launcher_itself_is_told_once_with_who_when_and_why() -> None:
+    log = ActionLog()
+    for node, late_s in (("n2", 1.0), ("n1", 0.0), ("n3", 2.0)):
+        log.take(operation("o", "accepted", 1000.0 + late_s, node))
+        log.take(operation("o", "done", 1003.0 + late_s, node))
+    log.take(operation("p", "accepted", 1010.0, verb="evict", target="n7", by="", why=""))
+    log.take(EventRecord(id="x", job="job", node="n1", time_s=0.0, kind="restart", fields={"operation": "q"}))
+    log.take(EventRecord(id="x", job="job", node="n1", time_s=0.0, kind="operation", fields={"operation": 3}))
+    asked = log.asked_of_launchers()
+    assert [job_word_line(one) for one in asked] == [
+        "1970-01-01 00:16:40 UTC bob (act) asked the launcher of job job to pause: hot (done 1970-01-01 00:16:43 UTC)",
+        "1970-01-01 00:16:50 UTC somebody without a name asked the launcher of job job to evict node n7"
+        " (not seen done)",
+    ]
+    told = job_word_object(asked[0])
+    assert (told["by"], told["kind"], told["done_at_s"], told["operation"]) == ("bob (act)", "pause", 1003.0, "o")
+    log.forget(1005.0)
+    assert [one.field("operation") for one in log.asked_of_launchers()] == ["p"]
+
+
+def test_what_an_engine_asked_of_a_launcher_is_told_by_its_action_alone() -> None:
+    rig = asked()
+    log = log_of(rig)
+    log.take(operation("i1/evict/1", "accepted", 1000.0, verb="evict", target="n7", by="engine"))
+    assert len(log.entries()) == 1
+    assert log.asked_of_launchers() == []

@@ -71,6 +71,34 @@ def test_what_a_killed_leader_had_accepted_and_not_begun_is_asked_for_again_unde
     assert len({one.id for one in submitted}) == 1
 
 
+@pytest.mark.parametrize(
+    ("claims", "token", "kept"),
+    [
+        ("root", "a", "bob (act), as root"),
+        ("bob", "a", "bob (act)"),
+        ("", "a", "bob (act)"),
+        ("eve (act)", "a", "bob (act), as eve (act)"),
+        ("root", "t", "root"),
+        ("", "t", ""),
+        ("x" * 500, "a", ("bob (act), as " + "x" * 500)[:160]),
+    ],
+)
+def test_who_asks_is_who_the_token_stands_for_whatever_he_says(claims: str, token: str, kept: str) -> None:
+    leader = Leader()
+    leader.form()
+    leader.form()
+    people = Tokens({digest_of("a" * 16): Person("bob", "act")})
+    with closing_server(leader.leading.routes(), people) as address, closing_leases(people, address) as rdzv:
+        client = LeaderClient("j", rdzv, token * 16)
+        operation = Operation(
+            id="p", job="j", kind="pause", expected_generation=client.state().generation, why="hot", by=claims
+        )
+        client.submit(operation)
+    ledger = leader.form().ledger
+    assert ledger is not None
+    assert [(one.by, one.why) for one in ledger.entries] == [(kept, "hot")]
+
+
 def test_a_refusal_is_the_end() -> None:
     assert carry_out(Told(RUNS, "refused")).state == "refused"
     with pytest.raises(LauncherError, match="token"):
@@ -109,7 +137,7 @@ def test_the_leader_is_found_by_the_lease_service_and_asked_with_the_token(
     leader.form()
     address = served(leader.leading.routes())
     lease = b'{"granted":false,"lease":{"job":"j","holder":"l","address":"%s","epoch":3,"duration_s":6.0}}'
-    leases = served({("POST", "/v1/look"): lambda _: lease.replace(b"%s", address.encode())})
+    leases = served({("POST", "/v1/look"): lambda *_: lease.replace(b"%s", address.encode())})
     client = LeaderClient("j", leases, "t" * 16)
     state = client.state()
     assert (state.phase, [node.node for node in state.nodes]) == ("running", ["a", "b"])
@@ -146,6 +174,8 @@ def test_who_may_only_look_on_is_told_of_the_job_and_asks_for_nothing() -> None:
         with pytest.raises(LauncherError, match=r"400 .*who looks on asks for nothing"):
             Asker("leader", "o" * 16, 5.0, 1 << 20).ask(address, "/v1/look", Question(Submit(operation)), Reply)
         assert LeaderClient("j", rdzv, "a" * 16).submit(operation).state == "accepted"
+        by = [one.by for one in leader.form().ledger.entries]  # type: ignore[union-attr]
+        assert by == ["bob (act), as engine"], "the token's name, and what its bearer calls itself"
         with pytest.raises(LauncherError, match="401"):
             LeaderClient("j", rdzv, "u" * 16).state()
 
@@ -191,7 +221,7 @@ def closing_leases(people: Tokens, leader: str) -> Iterator[str]:
 
 
 def test_a_job_that_nobody_leads_is_said_to_be_none(served: Callable[[Routes], str]) -> None:
-    leases = served({("POST", "/v1/look"): lambda _: b'{"granted":false}'})
+    leases = served({("POST", "/v1/look"): lambda *_: b'{"granted":false}'})
     with pytest.raises(LauncherUnavailable, match="knows no leader of job 'j'"):
         LeaderClient("j", leases, "t" * 16).state()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actions.launchers.cluster.launcher import Meeting, NodeLauncher
+from actions.launchers.cluster.ledger import Ledger, LedgerEntry
 from actions.launchers.cluster.words import Shape
 from actions.launchers.local.ranks import Place
 from tests.doubles import ManualClock
@@ -47,3 +50,19 @@ def test_what_was_obeyed_before_a_kill_is_remembered(tmp_path: Path) -> None:
 def test_a_meeting_place_that_is_none_is_refused(tmp_path: Path, rdzv: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         launcher(tmp_path, rdzv)
+
+
+def test_what_is_asked_of_the_job_is_told_on_every_node_once_with_who_and_why(tmp_path: Path) -> None:
+    node = launcher(tmp_path)
+    asked = LedgerEntry(id="o", kind="evict", attempt=1, node="n2", by="ann (act)", why="its fan is loud")
+    for number, done in enumerate((False, False, True, True), 1):
+        entries = (msgspec.structs.replace(asked, done=done),)
+        node._orders.ledger = Ledger(epoch=1, number=number, entries=entries)
+        node._advance()
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(one["id"], one["kind"], one["fields"]["stage"]) for one in told] == [
+        ("operation/o/accepted", "operation", "accepted"), ("operation/o/done", "operation", "done"),
+    ]  # fmt: skip
+    assert told[0]["message"] == "an evict of n2 was asked for by ann (act): its fan is loud"
+    fields = told[0]["fields"]
+    assert (fields["by"], fields["why"], fields["verb"], fields["target"]) == ("ann (act)", asked.why, "evict", "n2")

@@ -75,7 +75,7 @@ class Leader:
         return order
 
     def post(self, question: bytes) -> bytes:
-        return self.leading.routes()["POST", "/v1/node"](question)
+        return self.leading.routes()["POST", "/v1/node"](question, None)
 
     def form(self) -> Order:
         """Both nodes come, and time passes as it does to a leader that is not the first."""
@@ -302,7 +302,7 @@ def test_no_question_breaks_the_leader(data: st.DataObject) -> None:
         with contextlib.suppress(Refusal):
             leader.post(good[:start] + piece + good[end:])
         with contextlib.suppress(Refusal):
-            leader.leading.routes()["POST", "/v1/job"](good[:start] + piece + good[end:])
+            leader.leading.routes()["POST", "/v1/job"](good[:start] + piece + good[end:], None)
         leader.leading.advance()
         leader.clock.sleep(1.0)
 

@@ -92,7 +92,7 @@ def test_it_speaks_with_the_token_and_by_tls(tmp_path: Path) -> None:
         lease = {"job": "j", "holder": "l", "address": served(leader.leading.routes()), "epoch": 3, "duration_s": 6.0}
         answer = msgspec.json.encode({"granted": False, "lease": lease})
         own = {"tls_ca": str(authority.ca), "tls_certificate": str(certificate), "tls_key": str(key)}
-        rdzv = served({("POST", "/v1/look"): lambda _: answer})
+        rdzv = served({("POST", "/v1/look"): lambda *_: answer})
         launcher = ClusterLauncher(ClusterConfig(rdzv=rdzv, token_file=str(token), **own), SCOPE)
         assert launcher.state("j").phase == "running"
         with pytest.raises(LauncherError, match="https"):

@@ -19,8 +19,8 @@ from trainwarden.cli.setup.check_config import check_config
 from trainwarden.cli.setup.key import key
 from trainwarden.commands.trust import Trust
 from trainwarden.errors import ConfigError
-from trainwarden.records import CommandRecord
-from trainwarden.topics import COMMANDS
+from trainwarden.records import CommandRecord, EventRecord
+from trainwarden.topics import COMMANDS, EVENTS
 
 UNSIGNED = CommandRecord(id="c", job="*", at_s=1.0, kind="stop", by="eve\x1b[2J")
 
@@ -139,3 +139,18 @@ def test_check_config_says_what_is_wrong_with_keys_and_that_kafka_would_be_unsig
     said = capsys.readouterr().err
     assert "t.toml:2: commands.key: /nowhere/k cannot be read (No such file or directory)" in said
     assert "t.toml:3: commands.trusted: /nowhere/t cannot be read" in said
+
+
+def test_the_log_says_who_asked_a_launcher_past_the_engine(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"operation": "o", "stage": "accepted", "verb": "pause", "by": "bob (act)", "why": "hot"}
+    event = EventRecord(
+        id="operation/o/accepted", job="j", node="n1", time_s=1.0, kind="operation", fields=dict(fields)
+    )
+    bus = EmbeddedBus(world.bus.partition(":")[2])
+    bus.publish(EVENTS, "j", event)
+    bus.close()
+    out, words = listed(world, capsys, None)
+    assert "bob (act) asked the launcher of job j to pause: hot (not seen done)" in out
+    assert words == []
+    (asked,) = json.loads((world.folder / "said.json").read_text())["asked"]
+    assert (asked["by"], asked["kind"], asked["why"], asked["done_at_s"]) == ("bob (act)", "pause", "hot", None)
