@@ -10,7 +10,9 @@
     ├── pause.json      a request to stand still between two iterations (`trainwarden.hook.TrainingShare`)
     ├── validation.json  what the launcher's last validation found, and validation.log
     ├── launcher.sock   the local launcher's control socket (mode 0600)
-    └── launcher.json   the local launcher's durable state
+    ├── launcher.json   the local launcher's durable state
+    ├── allegiance.json  of a job on several nodes: whom this node obeyed last
+    └── ledger.json     of the same: what was asked of the job, and who is set aside
 
 Of a run folder that the command line makes, the hook's part lives on tmpfs, so that disk write-back cannot stall a
 training step; nothing else does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from actions.launchers.cluster.words import AttemptId, node_of
+from actions.launchers.cluster.words import Attempt, AttemptId, node_of
 from actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import Operation, Targets, Verb
@@ -31,6 +31,7 @@ class Words:
         self._grid, self._random = grid, random
         self._asked: Operation | None = None
         self._said = 0
+        self._knew: dict[str, set[str]] = {}
         self.out: dict[str, AttemptId] = {}
         self.done = 0
 
@@ -46,10 +47,12 @@ class Words:
         )  # fmt: skip
         if kind == "uncordon":
             self.out.pop(node, None)  # from when it is asked for it may take part
+            self._knew.pop(node, None)
         return True
 
     def tick(self) -> None:
         """Ask how far the word is, and for it again where it is unknown."""
+        self._hear()
         if (asked := self._asked) is None or (reply := self._ask(Poll(asked.job, asked.id))) is None:
             return
         if reply.report is not None and reply.report.state == "unknown":
@@ -61,14 +64,24 @@ class Words:
             self.done += 1
             if asked.kind != "uncordon":
                 self.out[asked.targets.nodes[0]] = self._newest()
+                self._hear()
 
-    def check(self, attempt: AttemptId, roster: tuple[str, ...]) -> None:
-        """An attempt begins somewhere. What every launcher that its leader hears has forgotten is forgotten."""
-        nodes = [one for one in map(self._grid.of_life, roster) if one is not None]
-        known = {name for one in nodes if one.orders.ledger is not None for name in one.orders.ledger.aside}
-        for name in known.intersection(map(node_of, roster)):
-            if attempt > self.out.get(name, attempt):
-                self._grid.history.aside.append(f"{name} takes part in {attempt}, though a word has set it aside")
+    def check(self, attempt: Attempt) -> None:
+        """An attempt begins somewhere. It may be of nodes that have never heard of a word, and of no others."""
+        nodes = set(map(node_of, attempt.roster))
+        for name in nodes.intersection(self.out):
+            if attempt.id > self.out[name] and (knew := sorted(nodes & self._knew[name])):
+                said = f"{name} takes part in {attempt.id}, though {', '.join(knew)} knew that it is set aside"
+                self._grid.history.aside.append(said)
+
+    def _hear(self) -> None:
+        """See which machines have been told of which node that it is out."""
+        for name in self.out:
+            self._knew.setdefault(name, set()).update(
+                one.name
+                for one in self._grid.machines
+                if one.orders.ledger is not None and name in one.orders.ledger.aside
+            )
 
     def _newest(self) -> AttemptId:
         known = [one.orders.newest.id for one in self._grid.machines if one.on and one.orders.newest is not None]

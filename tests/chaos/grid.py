@@ -1,6 +1,7 @@
 """A job on several nodes, run by the real launchers' parts: lease, elector, fence, leader, reporter, orders.
 
-Only processes, time and the network between them are made up. A launcher that is killed comes back as another process.
+Only processes, time, disks and the network between them are made up. A launcher that is killed comes back as another
+process, which knows what it wrote down: whom it obeyed, and what was asked of the job.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class GridNode:
     def __init__(self, number: int, grid: Grid) -> None:
         self.number, self.name, self.grid = number, f"{grid.name}{number}", grid
         self.fence, self.lives, self.cut_until_s = EpochFence(), 0, float("-inf")
+        self.orders = NodeOrders("", self.fence, PATIENCE, 0.0)
         self.clock = NodeClock(grid, grid.random.uniform(0.0, 1e4))
         self.boot()
 
@@ -60,7 +62,8 @@ class GridNode:
         self.lives += 1
         self.life, self.on = f"{self.name}/{self.lives}", True
         self.fence = EpochFence(self.fence.allegiance)
-        self.orders = NodeOrders(self.life, self.fence, PATIENCE, self.clock.now_s())
+        kept = self.orders.ledger
+        self.orders = NodeOrders(self.life, self.fence, PATIENCE, self.clock.now_s(), ledger=kept)
         self.ranks, self.gone_s = Ranks(), float("inf")
         self.keeper = LeaseKeeper(LeaderElector(self.grid.name, self.life, self.life), self.ask_lease, self.clock)
         self.leading = Leading(
@@ -106,7 +109,7 @@ class GridNode:
             self.gone_s = min(self.gone_s, grid.now_s + grid.random.uniform(0.0, STOPPING_S))
         elif isinstance(todo, Attempt):
             grid.history.begun[self.life].append(todo.id)
-            grid.words.check(todo.id, todo.roster)
+            grid.words.check(todo)
             self.ranks, self.gone_s = Ranks(alive=1), float("inf")
 
 

@@ -39,13 +39,15 @@ class Node:
     def __init__(self, number: int, world: World) -> None:
         self.number, self.world, self.lives = number, world, 0
         self.cut_until_s, self.fence = 0.0, EpochFence()
+        self.orders = NodeOrders("", self.fence, PATIENCE, 0.0)
         self.boot()
 
     def boot(self) -> None:
         self.lives += 1
         self.life, self.on = f"n{self.number}/{self.lives}", True
         self.fence = EpochFence(self.fence.allegiance)
-        self.orders = NodeOrders(self.life, self.fence, PATIENCE, self.world.now_s)
+        kept = self.orders.ledger  # on disk
+        self.orders = NodeOrders(self.life, self.fence, PATIENCE, self.world.now_s, ledger=kept)
         self.ranks, self.begun, self.gone_s = Ranks(), list[AttemptId](), float("inf")
         self.leads: LeaderTable | None = None
         self.leads_until_s = 0.0

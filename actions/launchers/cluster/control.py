@@ -87,7 +87,7 @@ def _submit(operation: Operation, table: LeaderTable, now_s: float) -> Report:
     if (no := refusal(operation, CAPABILITIES, table.asked.generation) or _misfit(operation, table, now_s)) is not None:
         return no
     order = _order_of(operation, table) if operation.kind == "move" else ()
-    table.asked.accept(operation, 0 if table.attempt is None else table.attempt.number, order or ())
+    table.asked.accept(operation, None if table.attempt is None else table.attempt.id, order or ())
     return table.asked.report(operation.id)
 
 

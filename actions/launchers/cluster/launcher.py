@@ -15,12 +15,12 @@ from actions.launchers.cluster import places
 from actions.launchers.cluster.leading import ROLES, Leading
 from actions.launchers.cluster.ledger import LedgerNews
 from actions.launchers.cluster.obeying import sentence_of
-from actions.launchers.cluster.orders import NodeOrders, Ranks
+from actions.launchers.cluster.orders import NodeMemory, NodeOrders, Ranks
 from actions.launchers.cluster.reporter import Reporter
 from actions.launchers.cluster.words import MAX_BYTES, Attempt, Over, Patience, Report, Shape
 from actions.launchers.leases.client import LeaseClient, LeaseKeeper
 from actions.launchers.leases.elector import LeaderElector
-from actions.launchers.leases.fence import Allegiance, EpochFence, kept_allegiance
+from actions.launchers.leases.fence import EpochFence
 from actions.launchers.leases.host import LeaseHost
 from actions.launchers.leases.questions import LOOPBACK, Answer, QuestionServer, Route
 from actions.launchers.local.measuring import among
@@ -36,11 +36,9 @@ from trainwarden.launching import Operation
 from trainwarden.metrics_http.access import Tokens
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.network.host_port import host_and_port
-from trainwarden.state import save_json
 
 log = logging.getLogger("trainwarden.cluster")
 
-ALLEGIANCE: Final = "allegiance.json"  # in the run folder: a launcher after this one obeys no lower epoch
 STOPPED_CODE: Final = 143  # what a shell shows for SIGTERM
 LONGEST_WAIT_S: Final = 0.05
 FAREWELL_S: Final = 5.0  # for the leader to hear that this node's part is over
@@ -95,8 +93,10 @@ class NodeLauncher:
         self._selector = selectors.DefaultSelector()
         self._runner = NodeRunner(self._place, environ, self._selector, clock, stop_grace_s=stop_grace_s)
         self._events, self._asked = EventFile(self._place), LedgerNews()
-        self._kept = kept_allegiance(place.run_dir / ALLEGIANCE)
-        self._orders = NodeOrders(self._life, EpochFence(self._kept), meeting.patience, clock.monotonic_s())
+        self._memory = NodeMemory(place.run_dir, place.job)
+        self._asked.of(self._memory.ledger)  # which was told before
+        fence, begins_s = EpochFence(self._memory.allegiance), clock.monotonic_s()
+        self._orders = NodeOrders(self._life, fence, meeting.patience, begins_s, ledger=self._memory.ledger)
         self._trial = TrialPart(self._life, lambda t: among(self._place, t.checks, t.nodes, self._world(t)), clock)
         self._suspicions, self._lock = suspicions, threading.Lock()  # of orders and what is told
         self._ranks, self._port = Ranks(), places.free_port(self._host)
@@ -143,6 +143,8 @@ class NodeLauncher:
             0 if every rank ended well, else the code of the first that failed, 143 if the job was stopped.
         """
         self._runner.get_ready(stop)
+        if kept := self._memory.sentence:
+            self._runner.say(f"kept from before: {kept}; until `trainwarden job uncordon` or `resume`")
         self._connect()
         self._leases.start()
         self._server.start()
@@ -163,6 +165,8 @@ class NodeLauncher:
                 self._runner.say(f"the job is over: {over.why}")
         finally:
             self._close()
+        if self._orders.told_over:
+            self._memory.forget()
         return over.code
 
     def _close(self) -> None:
@@ -205,9 +209,9 @@ class NodeLauncher:
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
             changed = before != (self._orders.state, ranks, first)
             obeys, trial = self._orders.obeys, self._orders.trial if self._orders.over is None else None
-            asked = self._asked.of(self._orders.ledger)
-        self._keep(obeys)
-        for entry, stage in asked:
+            ledger = self._orders.ledger
+        changed |= self._memory.keep(obeys, ledger)
+        for entry, stage in self._asked.of(ledger):
             self._events.asked(entry.operation(self._place.job), sentence_of(entry, stage), stage, self._clock.now_s())
         changed |= self._trial.follow(trial, idle=not ranks.alive and not isinstance(todo, Attempt))
         if todo == "stop":
@@ -270,18 +274,8 @@ class NodeLauncher:
             code=orders.code, first_step=self._first_step, newest=orders.newest, start_s=self._start_s,
             age_s=self._clock.monotonic_s() - self._began_s if self._ranks.alive else None,
             obeyed_epoch=0 if obeys is None else obeys.epoch, obeyed_holder="" if obeys is None else obeys.holder,
-            ledger=orders.ledger, trial=self._trial.said, over=orders.over,
+            ledger=self._memory.ledger, trial=self._trial.said, over=orders.over,
         )  # fmt: skip
-
-    def _keep(self, obeys: Allegiance | None) -> None:
-        """Remember whom this node obeys, over a kill of this process."""
-        if obeys is None or obeys == self._kept:
-            return
-        self._kept = obeys
-        try:
-            save_json(self._place.run_dir / ALLEGIANCE, obeys)
-        except OSError as error:
-            log.error("allegiance not kept", extra={"fields": {"error": str(error)}})
 
 
 def lowest(first_steps: Mapping[int, int | None], ranks: Collection[int]) -> int | None:

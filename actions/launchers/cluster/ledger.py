@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from actions.launchers.leases.words import Epoch, Name
+from actions.launchers.leases.words import Epoch, Name, SeenEpoch
 from trainwarden.launching import Operation, OperationId, Report, Targets
 
 KEPT_OPERATIONS: Final = 32  # of a ledger; one that is forgotten is refused as stale
@@ -27,8 +27,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes
     ----------
-    attempt : int
-        The number of the newest attempt then; 0 if there was none.
+    attempt, epoch : int
+        The number of the newest attempt then, and the epoch of the leader that began it; 0 if there was none.
     node : str, optional
         That it is about.
     order : tuple of int
@@ -43,6 +43,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     id: OperationId
     kind: Literal["restart", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move"]
     attempt: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    epoch: SeenEpoch = 0
     node: Name | None = None
     order: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**31)], ...] = ()
     by: Annotated[str, msgspec.Meta(max_length=MOST_BY_CHARS)] = ""
@@ -123,7 +124,7 @@ class LedgerKeeper:
     Examples
     --------
     >>> keeper = LedgerKeeper(epoch=1)
-    >>> keeper.accept(Operation(id="p", job="j", kind="pause", expected_generation=0), attempt=3)
+    >>> keeper.accept(Operation(id="p", job="j", kind="pause", expected_generation=0), attempt=(1, 3))
     >>> keeper.turn.kind, keeper.holds, keeper.report("p").state
     ('pause', True, 'accepted')
     >>> keeper.done()
@@ -174,14 +175,20 @@ class LedgerKeeper:
         turn = self.turn
         return self.paused or (turn is not None and turn.kind in ("pause", "stop"))
 
-    def accept(self, operation: Operation, attempt: int, order: tuple[int, ...] = ()) -> None:
+    def accept(self, operation: Operation, attempt: tuple[int, int] | None, order: tuple[int, ...] = ()) -> None:
         """Write `operation` down, of a kind that a `LedgerEntry` has; what was done long ago makes room.
 
-        `order` is a move's; see `LedgerEntry`.
+        `attempt` is the newest one's epoch and number, `order` a move's; see `LedgerEntry`.
         """
         by, why = operation.by[:MOST_BY_CHARS], operation.why[:MOST_WHY_CHARS]
-        what = {"id": operation.id, "kind": operation.kind, "node": next(iter(operation.targets.nodes), None)}
-        entry = msgspec.convert({**what, "attempt": attempt, "order": order, "by": by, "why": why}, LedgerEntry)
+        what: dict[str, object] = {
+            "id": operation.id,
+            "kind": operation.kind,
+            "node": next(iter(operation.targets.nodes), None),
+        }
+        epoch, number = attempt or (0, 0)
+        what |= {"epoch": epoch, "attempt": number, "order": order, "by": by, "why": why}
+        entry = msgspec.convert(what, LedgerEntry)
         done = [one for one in self._entries if one.done]
         full = len(self._entries) >= KEPT_OPERATIONS and bool(done)
         kept = [one for one in self._entries if not full or one is not done[0]]

@@ -44,7 +44,7 @@ def _against(turn: LedgerEntry, running: Attempt, living: Sequence[Report]) -> b
     if turn.kind == "evict":
         names = {one.life: one.node for one in living}
         return turn.node in {names.get(life, node_of(life)) for life in running.roster}
-    return turn.kind == "pause" or (turn.kind in ("restart", "move") and running.number == turn.attempt)
+    return turn.kind == "pause" or (turn.kind in ("restart", "move") and running.id == (turn.epoch, turn.attempt))
 
 
 def order_after(asked: LedgerKeeper, before: Attempt | None) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def order_after(asked: LedgerKeeper, before: Attempt | None) -> tuple[str, ...]:
     if before is None:
         return ()
     turn = asked.turn
-    if turn is None or turn.kind != "move" or turn.attempt != before.number:
+    if turn is None or turn.kind != "move" or (turn.epoch, turn.attempt) != before.id:
         return before.roster
     return tuple(before.roster[place] for place in turn.order)
 

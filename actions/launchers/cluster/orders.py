@@ -1,12 +1,15 @@
 """One node's side: which orders it obeys, and what follows from them for its ranks.
 
 An order says what is wanted from now on, so one that is lost or comes twice changes nothing. Each attempt is started
-here at most once, and none after a later one.
+here at most once, and none after a later one. What a later process of the node has to know of them is kept on disk.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -14,6 +17,12 @@ from actions.launchers.cluster.ledger import Ledger
 from actions.launchers.cluster.words import Attempt, AttemptId, Order, Over, Patience
 from actions.launchers.leases.fence import Allegiance, EpochFence
 from actions.launchers.restart_check.trial import Trial
+from trainwarden.state import load_json, save_json
+
+log = logging.getLogger("trainwarden.cluster")
+
+ALLEGIANCE: Final = "allegiance.json"  # in the run folder: a launcher after this one obeys no lower epoch
+LEDGER: Final = "ledger.json"
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -32,6 +41,8 @@ class NodeOrders:
         This launcher's process.
     now_s : float
         The time on a clock of this machine that does not jump, in seconds; as with every call.
+    ledger : Ledger, optional
+        What a process of this node before this one had heard.
 
     Examples
     --------
@@ -45,18 +56,21 @@ class NodeOrders:
     (True, 'running')
     """
 
-    def __init__(self, life: str, fence: EpochFence, patience: Patience, now_s: float) -> None:
+    def __init__(
+        self, life: str, fence: EpochFence, patience: Patience, now_s: float, *, ledger: Ledger | None = None
+    ) -> None:
         self._life, self._fence, self._patience = life, fence, patience
         self._contact_s = now_s
         self._wanted: Attempt | None = None
         self._stopping = False
         self.newest: Attempt | None = None
-        self.ledger: Ledger | None = None
+        self.ledger = ledger
         self.trial: Trial | None = None
         self.ran: AttemptId | None = None
         self.state: Literal["idle", "running", "done", "failed", "stopped"] = "idle"
         self.code: int | None = None
         self.over: Over | None = None
+        self.told_over = False  # by a leader
 
     @property
     def obeys(self) -> Allegiance | None:
@@ -86,7 +100,7 @@ class NodeOrders:
         taking_part = order.run and order.attempt is not None and self._life in order.attempt.roster
         self._wanted = order.attempt if taking_part else None
         if order.over is not None:
-            self.over = order.over
+            self.over, self.told_over = order.over, True
         return True
 
     def wish(self, over: Over) -> None:
@@ -118,3 +132,61 @@ class NodeOrders:
             self.state, self.code = "failed", ranks.code
         elif not ranks.alive:
             self.state = "stopped" if self._stopping else "done"
+
+
+class _JobLedger(msgspec.Struct, frozen=True):
+    job: str
+    ledger: Ledger
+
+
+class NodeMemory:
+    """What a node keeps in `folder` over a kill of its launcher: whom it obeyed, and what was asked of `job`.
+
+    A ledger is reported once it is kept. So a word that was seen done is forgotten only where nobody is heard any more
+    who was told of it.
+    """
+
+    def __init__(self, folder: Path, job: str) -> None:
+        self._folder, self._job = folder, job
+        self.allegiance: Allegiance | None = _kept(folder / ALLEGIANCE, Allegiance)
+        kept: _JobLedger | None = _kept(folder / LEDGER, _JobLedger)
+        ledger = None if kept is None or kept.job != job else kept.ledger
+        ends = ledger is not None and any(one.kind == "stop" for one in ledger.entries)  # and may have done so since
+        self.ledger = None if ends else ledger
+
+    def keep(self, allegiance: Allegiance | None, ledger: Ledger | None) -> bool:
+        """Keep both; whether there is a ledger that was not kept before."""
+        if allegiance is not None and allegiance != self.allegiance:
+            self.allegiance = allegiance
+            self._save(ALLEGIANCE, allegiance)
+        if ledger is None or ledger == self.ledger:
+            return False
+        self._save(LEDGER, _JobLedger(self._job, ledger))
+        self.ledger = ledger
+        return True
+
+    def _save(self, name: str, value: msgspec.Struct) -> None:
+        try:
+            save_json(self._folder / name, value)
+        except OSError as error:  # a full disk must not hold the job up
+            log.error("not kept", extra={"fields": {"what": name, "error": str(error)}})
+
+    def forget(self) -> None:
+        """The job is over: one of that name that is begun later is asked nothing of this one's."""
+        with contextlib.suppress(OSError):
+            (self._folder / LEDGER).unlink(missing_ok=True)
+
+    @property
+    def sentence(self) -> str:
+        """What of it keeps nodes, or the whole job, from training; nothing, if it does not."""
+        held = [f"{', '.join(self.ledger.aside)} set aside"] if self.ledger is not None and self.ledger.aside else []
+        held += ["the job suspended"] if self.ledger is not None and self.ledger.paused else []
+        return " and ".join(held)
+
+
+def _kept(path: Path, kind: type[Any]) -> Any:
+    """What a process before this one kept at `path`; None if nothing can be read there."""
+    try:
+        return msgspec.convert(load_json(path), kind | None)
+    except (msgspec.ValidationError, OSError, RecursionError):
+        return None

@@ -7,11 +7,7 @@ Kleppmann 2016, checked at the resource).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
-
-from trainwarden.state import load_json
 
 
 class Allegiance(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +68,3 @@ class EpochFence:
         """The leader says that it resigns: the next one need not wait."""
         if sender == self._allegiance:
             self._heard_until_s = float("-inf")
-
-
-def kept_allegiance(path: Path) -> Allegiance | None:
-    """Whom a process before this one obeyed, as it wrote down at `path`; None if nothing can be read there."""
-    try:
-        return msgspec.convert(load_json(path), Allegiance | None)
-    except (msgspec.ValidationError, OSError):
-        return None

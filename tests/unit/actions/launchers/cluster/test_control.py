@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from actions.launchers.cluster.control import CAPABILITIES, answered
-from actions.launchers.cluster.ledger import KEPT_OPERATIONS
+from actions.launchers.cluster.ledger import KEPT_OPERATIONS, Ledger, LedgerEntry, LedgerKeeper
+from actions.launchers.cluster.obeying import next_step, order_after
 from actions.launchers.cluster.words import MAX_BYTES, MOST_NODES, Attempt, Over
 from actions.launchers.local.control import AskState, Poll, Submit
 from tests.examples import examples
@@ -374,3 +375,17 @@ def follow(job: Asked, turns: int) -> None:
             job.stop()
             if job.ready:
                 job.run()
+
+
+def test_a_restart_or_move_that_was_said_against_an_attempt_before_all_launchers_began_anew_is_of_no_other() -> None:
+    """Whoever counts attempts from one again has none of the attempt that was meant."""
+    for kind in ("restart", "move"):
+        job = Asked()
+        entry = LedgerEntry(id="o", kind=kind, epoch=1, attempt=1, order=(1, 0) if kind == "move" else ())  # type: ignore[arg-type]
+        keeper = LedgerKeeper(epoch=9)
+        keeper.hear(Ledger(epoch=1, number=4, entries=(entry,)))
+        assert job.table.attempt is not None
+        now = msgspec.structs.replace(job.table.attempt, epoch=9, number=1)
+        assert order_after(keeper, now) == now.roster
+        ran = [msgspec.structs.replace(one, ran=now.id) for one in job.table.living(job.now_s)]
+        assert next_step(keeper, now, ran) == "done"

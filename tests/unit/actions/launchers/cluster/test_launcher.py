@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from actions.launchers.cluster import orders
 from actions.launchers.cluster.launcher import Meeting, NodeLauncher
 from actions.launchers.cluster.ledger import Ledger, LedgerEntry
 from actions.launchers.cluster.words import Shape
@@ -16,11 +18,16 @@ from actions.launchers.local.ranks import Place
 from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError
 
+ASIDE = Ledger(epoch=3, number=2, paused=True, aside=("n2",), entries=(LedgerEntry(id="o", kind="evict", attempt=1),))
+STOPPED = Ledger(epoch=3, number=2, aside=("n2",), entries=(LedgerEntry(id="o", kind="stop", attempt=1),))
 
-def launcher(folder: Path, rdzv: str = "127.0.0.1:29401") -> NodeLauncher:
-    place = Place(command=("python",), ranks=1, run_dir=folder, job="j", node="n")
+
+def launcher(folder: Path, rdzv: str = "127.0.0.1:29401", job: str = "j") -> NodeLauncher:
+    place = Place(command=("python",), ranks=1, run_dir=folder, job=job, node="n")
     meeting = Meeting(rdzv=rdzv, shape=Shape(nodes=1, least_nodes=1))
-    return NodeLauncher(place, meeting, ManualClock(), {}, stop_grace_s=1.0)
+    node = NodeLauncher(place, meeting, ManualClock(), {}, stop_grace_s=1.0)
+    node._reporter = SimpleNamespace(wake=lambda: None)  # type: ignore[assignment]
+    return node
 
 
 def test_a_port_that_somebody_took_while_the_node_waited_is_offered_no_more(tmp_path: Path) -> None:
@@ -66,3 +73,39 @@ def test_what_is_asked_of_the_job_is_told_on_every_node_once_with_who_and_why(tm
     assert told[0]["message"] == "an evict of n2 was asked for by ann (act): its fan is loud"
     fields = told[0]["fields"]
     assert (fields["by"], fields["why"], fields["verb"], fields["target"]) == ("ann (act)", asked.why, "evict", "n2")
+
+
+def hears(node: NodeLauncher, ledger: Ledger) -> None:
+    node._orders.ledger = ledger
+    assert node.report().ledger is None, "not before it is on disk: who was killed now would have forgotten it"
+    node._advance()
+
+
+def test_what_was_asked_of_the_job_is_known_to_the_next_process_of_the_node(tmp_path: Path) -> None:
+    hears(launcher(tmp_path), ASIDE)
+    after = launcher(tmp_path)
+    assert after.report().ledger == ASIDE
+    assert after._memory.sentence == "n2 set aside and the job suspended"
+    assert launcher(tmp_path, job="another").report().ledger is None
+
+
+def test_of_a_job_that_was_to_end_nothing_is_known_to_one_that_is_begun_later(tmp_path: Path) -> None:
+    hears(launcher(tmp_path), STOPPED)
+    assert launcher(tmp_path).report().ledger is None
+    hears(launcher(tmp_path), ASIDE)
+    launcher(tmp_path)._memory.forget()
+    assert launcher(tmp_path).report().ledger is None
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"job":"j"}', '{"job":"j","ledger":{"epoch":"x"}}', "[" * 9000])
+def test_a_damaged_ledger_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ledger.json").write_text(text)
+    assert launcher(tmp_path).report().ledger is None
+
+
+def test_a_disk_that_takes_nothing_holds_no_word_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = launcher(tmp_path)
+    monkeypatch.setattr(orders, "save_json", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    hears(node, ASIDE)
+    assert node.report().ledger == ASIDE
+    assert launcher(tmp_path).report().ledger is None
