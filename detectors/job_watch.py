@@ -208,12 +208,12 @@ class JobWatch:
         if bundle is None:
             return replace(window, unscored={"": self.own_models.why}) if self.own_models.why else window
         try:
-            scored = self.scorer.score(window.samples)
+            scored = self.scorer.score(window.samples, window.end_s)
         except DetectorError as error:
             self._metrics.count("detector_errors_total", "Windows that a detector could not score.", detector="models")
             log.warning("models failed", extra={"fields": {"job": window.job, "error": str(error)}})
             return replace(window, unscored={one.family: f"failed: {error}" for one in window.samples})
-        self.shadow.compare(window.samples, scored)
+        self.shadow.compare(window.samples, scored, window.end_s)
         return replace(
             window, scored=scored, unscored=self.scorer.abstained, model_versions=bundle.versions,
             provisional=bundle.provisional, weights=bundle.weights, idle=self.scorer.idle,

@@ -190,8 +190,10 @@ class FamilyRing:
             values = self.values[rows[:, None, None], np.arange(len(self.names))[None, :, None], places[:, None, :]]
             # Columns that an entity has not filled yet.
             unfilled = self.count[rows][:, None] + back < 0
+            times_s = self.times[rows[:, None], places]
             if unfilled.any():
                 values = np.where(unfilled[:, None, :], np.nan, values)
+                times_s = np.where(unfilled, np.nan, times_s)
             entities = tuple(self.entities[row] for row in rows.tolist())
             found.append(
                 FamilySamples(
@@ -201,7 +203,8 @@ class FamilyRing:
                     entities=entities,
                     roles=tuple(self._role(row, roles) for row in rows.tolist()),
                     values=values,
-                    times_s=self.times[rows[:, None], places[:, past:]],
+                    times_s=times_s[:, past:],
+                    past_s=times_s[:, :past],
                 )
             )
         return found

@@ -59,6 +59,8 @@ class FamilySamples:
         When the new samples were taken.
     normal : bool
         Somebody has said that nothing in them is strange: they are what models are trained on.
+    past_s : float array [r, m], optional
+        When the older samples were taken, NaN where there is none; None where nobody knows.
     """
 
     family: str
@@ -69,6 +71,7 @@ class FamilySamples:
     values: Floats
     times_s: Floats
     normal: bool = False
+    past_s: Floats | None = None
 
     @property
     def fresh(self) -> int:

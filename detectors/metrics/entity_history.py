@@ -30,8 +30,10 @@ class EntityHistory:
     history: Floats = field(init=False)  # z-scores [e, d, window - 1], newest last
     age: Rows = field(init=False)  # samples since the last comparison with others
     raw: Floats = field(init=False)  # what that comparison found
+    times_s: Floats = field(init=False)  # of the z-scores [e, window - 1]
     last_s: Floats = field(init=False)
     every_s: Floats = field(init=False)
+    lead_s: Floats = field(init=False)  # how far its newest sample was before the time at which it came
     roles: list[str] = field(default_factory=list)
     holding: Holding = field(default_factory=Holding)
 
@@ -41,7 +43,8 @@ class EntityHistory:
         self.count, self.mean, self.squares = (np.zeros((0, metrics)) for _ in range(3))
         self.history = np.zeros((0, metrics, self.vote.window_samples - 1))
         self.age = np.zeros(0, dtype=np.int64)
-        self.raw, self.last_s, self.every_s = (np.zeros(0) for _ in range(3))
+        self.times_s = np.zeros((0, self.vote.window_samples - 1))
+        self.raw, self.last_s, self.every_s, self.lead_s = (np.zeros(0) for _ in range(4))
 
     def widen(self, size: int) -> None:
         """Room for `size` entities; those not seen before start on the scale of training, without a past."""
@@ -54,10 +57,11 @@ class EntityHistory:
         self.count, self.mean = np.concatenate([self.count, start.count]), np.concatenate([self.mean, start.mean])
         self.squares = np.concatenate([self.squares, start.squares])
         self.history = np.concatenate([self.history, np.full((new, *self.history.shape[1:]), np.nan)])
+        self.times_s = np.concatenate([self.times_s, np.full((new, self.times_s.shape[1]), np.nan)])
         # Due at once: the first sample is compared.
         self.age = np.append(self.age, np.full(new, self.vote.config.dtw_stride))
-        self.raw, self.last_s, self.every_s = (
-            np.append(one, np.full(new, np.nan)) for one in (self.raw, self.last_s, self.every_s)
+        self.raw, self.last_s, self.every_s, self.lead_s = (
+            np.append(one, np.full(new, np.nan)) for one in (self.raw, self.last_s, self.every_s, self.lead_s)
         )
         self.roles.extend([""] * new)
         self.holding.widen(new)
@@ -77,8 +81,9 @@ class EntityHistory:
         """Samples of the entity that has shown most of its own scale."""
         return int(self.count.max(axis=1, initial=0.0)[self.known].max(initial=0.0))
 
-    def follow(self, rows: Rows, values: Floats, learns: Flags) -> Floats:
-        """New ``values [r, d_all, k]`` of `rows` as z-scores after their history, ``[r, d, window - 1 + k]``.
+    def follow(self, rows: Rows, values: Floats, times_s: Floats, learns: Flags) -> tuple[Floats, Floats]:
+        """New ``values [r, d_all, k]`` of `rows` as z-scores after their history, ``[r, d, window - 1 + k]``, and the
+        times of all.
 
         Whoever does not learn ``[r]`` is measured on its scale as it stands.
         """
@@ -88,38 +93,58 @@ class EntityHistory:
         taught = rows[learns]
         for part in SCALE:
             getattr(self, part)[taught] = getattr(after, part)[learns]
-        return self._keep(rows, scaled)
+        return self._keep(rows, scaled, times_s)
 
     def kept(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         """What scoring of `rows` changes; `put_back` undoes it."""
-        return {part: getattr(self, part)[rows] for part in (*SCALE, "history", "age", "raw")}
+        return {part: getattr(self, part)[rows] for part in (*SCALE, "history", "times_s", "age", "raw")}
 
     def put_back(self, rows: Rows, kept: dict[str, npt.NDArray[Any]]) -> None:
         """Forget what has come since `kept` was taken."""
         for part, values in kept.items():
             getattr(self, part)[rows] = values
 
-    def _keep(self, rows: Rows, scaled: Floats) -> Floats:
+    def _keep(self, rows: Rows, scaled: Floats, times_s: Floats) -> tuple[Floats, Floats]:
         """The history of `rows` and what has come, the newest of which is the history from now on."""
         joined = np.concatenate([self.history[rows], scaled], axis=2)
-        self.history[rows] = joined[:, :, joined.shape[2] - self.history.shape[2] :]
-        return joined
+        joined_s = np.concatenate([self.times_s[rows], times_s], axis=1)
+        past = self.times_s.shape[1]
+        self.history[rows] = joined[:, :, joined.shape[2] - past :]
+        self.times_s[rows] = joined_s[:, joined_s.shape[1] - past :]
+        return joined, joined_s
 
-    def remember(self, rows: Rows, values: Floats) -> None:
+    def remember(self, rows: Rows, values: Floats, past_s: Floats | None) -> None:
         """Older samples of entities that are new to the models; own scales that were kept have seen them before."""
+        times_s = np.full((len(rows), values.shape[2]), np.nan) if past_s is None else past_s
         kept = (self.count[rows] > self.vote.preparation.scale.count).any(axis=1)
-        self.follow(rows[~kept], values[~kept], np.ones(np.count_nonzero(~kept), dtype=np.bool_))
+        learns = np.ones(np.count_nonzero(~kept), dtype=np.bool_)
+        self.follow(rows[~kept], values[~kept], times_s[~kept], learns)
         if kept.any():
             scaled = self._scale(rows[kept]).apply(self.vote.preparation.values(values[kept]))
-            self._keep(rows[kept], scaled)
+            self._keep(rows[kept], scaled, times_s[kept])
 
     def _scale(self, rows: Rows) -> Scale:
         start = self.vote.preparation.scale
         return replace(start, count=self.count[rows], mean=self.mean[rows], squares=self.squares[rows])
 
+    def heard(self, rows: Rows, times_s: Floats, now_s: float) -> None:
+        """The newest samples of `rows` were taken at `times_s` by their own clocks, and came at `now_s`."""
+        self.widen(int(rows.max()) + 1)
+        self.lead_s[rows] = times_s - now_s
+
+    def apart(self, every_s: float) -> Flags:
+        """Whose samples come more than an interval earlier or later than is usual here, by their times.
+
+        Their clocks are wrong, or they come late, and nobody can tell which: what they did when is not known.
+        """
+        known = ~np.isnan(self.lead_s)
+        found = np.zeros(self.lead_s.size, dtype=np.bool_)
+        if known.any():
+            found[known] = np.abs(self.lead_s[known] - np.median(self.lead_s[known])) > every_s
+        return found
+
     def others(self, rows: Rows, first_s: float, stride: int) -> Rows:
-        """Entities that are heard of but have nothing new now: their newest sample is neither later nor stale."""
-        fits = self.known & (self.every_s > 0.0) & (self.last_s <= first_s)
-        fits &= self.last_s >= first_s - stride * self.every_s
+        """Entities that are heard of but have nothing new now: their newest sample is not stale."""
+        fits = self.known & (self.every_s > 0.0) & (self.last_s >= first_s - stride * self.every_s)
         fits[rows] = False
         return np.flatnonzero(fits)

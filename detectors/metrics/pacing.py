@@ -163,6 +163,7 @@ def thinned(one: FamilySamples, rows: Rows, pattern: Flags) -> FamilySamples:
         roles=tuple(one.roles[row] for row in rows.tolist()),
         values=one.values[rows][:, :, seen],
         times_s=one.times_s[rows][:, pattern],
+        past_s=None if one.past_s is None else one.past_s[rows],
     )
 
 

@@ -13,7 +13,7 @@ from detectors.job.packed import pack, unpack
 from detectors.job.samples import FamilySamples, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote, Scores
-from detectors.metrics.bundle.peers import Beside, Held
+from detectors.metrics.comparing import scored_beside, why_apart
 from detectors.metrics.entity_history import EntityHistory
 from detectors.metrics.holding import ARRAYS as HELD
 from detectors.metrics.models.rows import Floats
@@ -31,6 +31,7 @@ METRICS_SHARE: Final = 0.5  # with fewer of the metrics that its models were tra
 BLAMED: Final = 3
 AHEAD: Final = 256  # samples that are scored before it is known who is held after each
 _ARRAYS: Final = ("known", "count", "mean", "squares", "history", "age", "raw", "last_s", "every_s")
+_TIMES: Final = ("times_s", "lead_s")  # what was kept before they were has none
 
 
 class MetricScorer:
@@ -87,14 +88,19 @@ class MetricScorer:
             if vote is not None and vote.preparation.warm_up and family.vote.preparation.warm_up:
                 self._families[name] = family.moved_to(vote)
 
-    def score(self, samples: Sequence[FamilySamples]) -> tuple[ScoredSamples, ...]:
-        """Scores of the new samples, one entry for each of `samples` that has models; `abstained` has the others."""
-        found = []
+    def score(self, samples: Sequence[FamilySamples], now_s: float | None = None) -> tuple[ScoredSamples, ...]:
+        """Scores of the new samples, one entry for each of `samples` that has models; `abstained` has the others.
+
+        They came at `now_s`, where somebody knows: who has times unlike the others' then is not compared with them.
+        """
+        new = []
         for one in samples:
             family = self._family(one)
             if family is not None and one.fresh and len(one.rows):
-                found.append(self._paced(one, family))
-        return tuple(found)
+                new.append((one, family))
+                if now_s is not None:
+                    family.heard(one.rows, one.times_s[:, -1], now_s)
+        return tuple(self._paced(one, family) for one, family in new)
 
     # -- internals -------------------------------------------------------------------------------------------
 
@@ -149,8 +155,8 @@ class MetricScorer:
                 f"trained on samples every {vote.pace.said} cannot judge"
             )
         if pacing.thins:
-            # Of older samples there are no times, so nobody knows which of them would have been taken.
-            one = replace(one, values=one.values[:, :, -one.fresh :])
+            # Nobody knows which of the older samples would have been taken.
+            one = replace(one, values=one.values[:, :, -one.fresh :], past_s=None)
         if taken.all():
             return self._scored(one, family, values)
         parts = []
@@ -171,7 +177,8 @@ class MetricScorer:
         new = ~family.known[rows]
         if before and new.any():
             # The models have changed, or were not there before: what is remembered elsewhere makes up for it.
-            family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new])
+            past_s = None if one.past_s is None else one.past_s[new]
+            family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new], past_s)
         family.known[rows] = True
         parts = self._parts(one, family, values)
         least = vote.preparation.warm_up
@@ -180,6 +187,8 @@ class MetricScorer:
             self.abstained[one.family] = (
                 f"warm-up: {what} differ in level, so each needs {least} samples of its own first, there are {most}"
             )
+        if apart := why_apart(one, family):
+            self.abstained[one.family] = apart
         scores = {
             name: np.concatenate([part.members[name] for _, part in parts], axis=1) for name in parts[0][1].members
         }
@@ -225,28 +234,9 @@ class MetricScorer:
         return found
 
     def _part(self, one: FamilySamples, family: EntityHistory, values: Floats, first: int, learns: Flags) -> Part:
-        joined = family.follow(one.rows, values, learns)
-        return joined, self._block(one, family, joined, one.times_s[:, first : first + values.shape[2]])
-
-    def _block(self, one: FamilySamples, family: EntityHistory, joined: Floats, times_s: Floats) -> Scores:
-        vote, rows, fresh = family.vote, one.rows, times_s.shape[1]
-        if "dtw" not in vote.models:
-            return vote.score_block(joined, fresh)
-        stride = vote.config.dtw_stride
-        age = int(family.age[rows].max())
-        others = np.zeros(0, dtype=np.int64)
-        if stride - age - 1 < fresh:
-            others = family.others(rows, float(times_s[:, 0].min()), stride)
-        roles = [family.roles[row] for row in (*rows.tolist(), *others.tolist())]
-        groups = np.unique(roles, return_inverse=True)[1] if any(roles) else None
-        behind = 0
-        if others.size:
-            behind = int(np.median((times_s[:, 0].min() - family.last_s[others]) / family.every_s[others]).round())
-        held = Held(family.raw[rows], age)
-        scores = vote.score_block(joined, fresh, Beside(groups, held, family.history[others], behind))
-        if scores.held is not None:
-            family.raw[rows], family.age[rows] = scores.held.raw, scores.held.age
-        return scores
+        fresh = values.shape[2]
+        joined, joined_s = family.follow(one.rows, values, one.times_s[:, first : first + fresh], learns)
+        return joined, scored_beside(one, family, joined, joined_s, fresh)
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -256,7 +246,7 @@ class MetricScorer:
         roles: dict[str, list[str]] = {}
         for number, (name, family) in enumerate(self._families.items()):
             roles[name] = family.roles
-            arrays |= {f"{number}/{part}": getattr(family, part) for part in _ARRAYS}
+            arrays |= {f"{number}/{part}": getattr(family, part) for part in (*_ARRAYS, *_TIMES)}
             arrays |= {f"{number}/held/{part}": getattr(family.holding, part) for part in HELD}
             pacing = self._pacings.get(name, Pacing())
             arrays |= {f"{number}/pacing/{part}": getattr(pacing, part) for part in PACING_PARTS}
@@ -280,8 +270,10 @@ class MetricScorer:
                 return
             for number, (name, roles) in enumerate(plain["roles"].items()):
                 family = families[name] = EntityHistory(self._votes[name], roles=list(roles))
-                for part in _ARRAYS:
-                    stored, empty = arrays[f"{number}/{part}"], getattr(family, part)
+                for part in (*_ARRAYS, *_TIMES):
+                    empty = getattr(family, part)
+                    unknown = {part: np.full((len(roles), *empty.shape[1:]), np.nan) for part in _TIMES}
+                    stored = arrays[key] if (key := f"{number}/{part}") in arrays else unknown[part]
                     if stored.shape != (len(roles), *empty.shape[1:]):
                         raise DetectorError(f"state of the scorer is damaged: {part} has shape {stored.shape}")
                     setattr(family, part, stored.astype(empty.dtype))

@@ -34,12 +34,14 @@ class Shadow:
         """Another challenger, or none."""
         self._scorer = None if bundle is None else MetricScorer(bundle, self._idle)
 
-    def compare(self, samples: Sequence[FamilySamples], champion: Sequence[ScoredSamples]) -> None:
+    def compare(
+        self, samples: Sequence[FamilySamples], champion: Sequence[ScoredSamples], now_s: float | None = None
+    ) -> None:
         """Score the new samples too and export both; what fails here never reaches a vote."""
         if self._scorer is None:
             return
         try:
-            found = self._scorer.score(samples)
+            found = self._scorer.score(samples, now_s)
         except DetectorError as error:
             self._metrics.count(
                 "detector_errors_total", "Windows that a detector could not score.", detector="challenger"

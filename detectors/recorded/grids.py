@@ -64,6 +64,7 @@ class MetricGrid:
             ),
             values=self.values[:, :, first:end],
             times_s=np.where(np.isnan(self.times_s), self.column_s, self.times_s)[:, new:end],
+            past_s=self.times_s[:, first:new],
         )
 
     def before(self, until_s: float) -> MetricGrid:

@@ -107,7 +107,7 @@ class _Prescored(MetricScorer):
         self._grids = scores.scored
         self._places = [0] * len(scores.scored)
 
-    def score(self, samples: Sequence[FamilySamples]) -> tuple[ScoredSamples, ...]:
+    def score(self, samples: Sequence[FamilySamples], now_s: float | None = None) -> tuple[ScoredSamples, ...]:
         """The scored samples up to `until_s` that were not handed out yet."""
         del samples
         out = []

@@ -46,7 +46,7 @@ def _kept(window: Window, scorer: MetricScorer) -> Window:
     for array in found.values():
         array.flags.writeable = False
     if scorer.bundle is not None:
-        found["scored"] = scorer.score(window.samples)
+        found["scored"] = scorer.score(window.samples, window.end_s)
         found |= {"unscored": scorer.abstained, "model_versions": scorer.bundle.versions,
                   "provisional": scorer.bundle.provisional, "weights": scorer.bundle.weights}  # fmt: skip
     return replace(window, **found)

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.metrics.bundle.lined_up import TOGETHER, interval_s, lined_up, taken_together
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.bundle.preparation import Preparation
 from detectors.metrics.models.dtw import Dtw
@@ -15,6 +16,9 @@ from detectors.metrics.models.rows import Floats
 
 PEER_WINDOW_SHARE: Final = 0.5
 """Ranks are compared once their window is half full: of fewer samples chance decides who is farthest."""
+SLACK: Final = 1
+"""Samples by which peers may do something earlier or later where they were not sampled together: each is half an
+interval from its place at most, so two are one apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,20 @@ class Beside:
     held : Held, optional
         From the previous block. Ranks are compared every `dtw_stride` samples and the score stands in between;
         without `held` the first of the newest samples is compared.
+    times_s : float array [r, m + k], optional
+        When the samples were taken; without it those of one place were taken together.
     others : float array [o, d, m'], optional
-        Newest z-scores of ranks that have no new sample now; the first comparison takes them along.
-    behind : int
-        How many samples the others end before the first new one here: so far back the comparison is made.
+        Newest z-scores of ranks that have no new sample now, taken at `others_s` ``[o, m']``.
+    apart : bool array [r + o], optional
+        Whose times say nothing about when they are beside those of the others: they are not compared.
     """
 
     groups: npt.ArrayLike | None = None
     held: Held | None = None
+    times_s: Floats | None = None
     others: Floats | None = None
-    behind: int = 0
+    others_s: Floats | None = None
+    apart: npt.NDArray[np.bool_] | None = None
 
 
 ALONE: Final = Beside()
@@ -59,31 +67,55 @@ class RankComparison:
 
     def scores(self, scaled: Floats, newest: int, beside: Beside) -> tuple[Floats, Held]:
         """Raw scores ``[r, newest]`` of z-scores ``[r, d, m]``, and the comparison that stands now."""
-        stride, window = self._config.dtw_stride, self._config.dtw_samples
+        stride = self._config.dtw_stride
         count, _, samples = scaled.shape
         held = beside.held or Held(np.full(count, np.nan), stride)
         standing, age = held.raw, held.age + newest
         raw = np.repeat(standing[:, None], newest, axis=1)
-        due = max(0, stride - held.age - 1)
-        median_rows = self._preparation.config.median_rows - 1
-        others = None
-        if beside.others is not None and len(beside.others) and due < newest:
-            others = self._preparation.steadied(beside.others[:, :, -window - median_rows :])[:, :, -window:]
-        labels = None if beside.groups is None else np.asarray(beside.groups)
-        for at in range(due, newest, stride):
-            end = samples - newest + at + 1 - (0 if others is None else min(beside.behind + at, samples - newest + at))
-            steady = self._preparation.steadied(scaled[:, :, max(0, end - window - median_rows) : end])[:, :, -window:]
-            together = steady if others is None else np.concatenate([_padded(steady, window), _padded(others, window)])
-            now = self._model.score(together, None if labels is None else labels[: len(together)])[:count]
-            others = None
-            measured = (~np.isnan(steady).all(axis=1)).sum(axis=1)
-            standing = np.where(measured >= PEER_WINDOW_SHARE * window, now, np.nan)
+        for at in range(max(0, stride - held.age - 1), newest, stride):
+            end = samples - newest + at + 1
+            times_s = None if beside.times_s is None else beside.times_s[:, :end]
+            standing = self._compared(scaled[:, :, :end], times_s, beside)
             raw[:, at:] = standing[:, None]
             age = newest - 1 - at
         return raw, Held(standing, age)
 
+    def _compared(self, scaled: Floats, times_s: Floats | None, beside: Beside) -> Floats:
+        """Raw scores ``[r]`` at the newest sample of ``scaled [r, d, m]``."""
+        window, more = self._config.dtw_samples, self._preparation.config.median_rows - 1
+        labels = None if beside.groups is None else np.asarray(beside.groups)
+        scaled = scaled[:, :, max(0, scaled.shape[2] - window - more) :]
+        if times_s is not None:
+            times_s = times_s[:, times_s.shape[1] - scaled.shape[2] :]
+            others_s = np.zeros((0, 0)) if beside.others_s is None else beside.others_s
+            every_s = interval_s((times_s, others_s))
+            if len(others_s) or (every_s > 0.0 and not taken_together(times_s, every_s)):
+                return self._beside(scaled, times_s, beside, every_s)
+        steady = self._preparation.steadied(scaled)[:, :, -window:]
+        now = self._model.score(steady, None if labels is None else labels[: len(steady)])
+        return np.where(self._full(steady), now, np.nan)
 
-def _padded(steady: Floats, samples: int) -> Floats:
-    """``[r, d, m]`` with missing samples in front where m is less than `samples`."""
-    short = samples - steady.shape[2]
-    return steady if short <= 0 else np.pad(steady, ((0, 0), (0, 0), (short, 0)), constant_values=np.nan)
+    def _beside(self, scaled: Floats, times_s: Floats, beside: Beside, every_s: float) -> Floats:
+        """`_compared` by time, of ranks that were not sampled together."""
+        count, window = len(scaled), self._config.dtw_samples
+        apart = np.zeros(count, dtype=np.bool_) if beside.apart is None else beside.apart[:count]
+        ends_s = times_s[~apart, -1]
+        if not (every_s > 0.0 and np.isfinite(ends_s).any()):
+            return np.full(count, np.nan)
+        end_s, places = float(np.nanmedian(ends_s)), window + self._preparation.config.median_rows - 1
+        parts = [lined_up(scaled, times_s, end_s, every_s, places)]
+        if beside.others is not None and beside.others_s is not None and len(beside.others):
+            parts.append(lined_up(beside.others, beside.others_s, end_s, every_s, places))
+        steady = self._preparation.steadied(np.concatenate([values for values, _ in parts]))[:, :, -window:]
+        off = np.concatenate([off for _, off in parts])
+        kept = ~np.isnan(off) if beside.apart is None else ~np.isnan(off) & ~beside.apart
+        labels = None if beside.groups is None else np.asarray(beside.groups)[kept]
+        found = np.full(len(steady), np.nan)
+        slack = SLACK if (off[kept] > TOGETHER).any() else 0
+        found[kept] = self._model.score(steady[kept], labels, slack)
+        return np.where(self._full(steady), found, np.nan)[:count]
+
+    def _full(self, steady: Floats) -> npt.NDArray[np.bool_]:
+        """Who has enough samples to be compared."""
+        measured = (~np.isnan(steady).all(axis=1)).sum(axis=1)
+        return np.asarray(measured >= PEER_WINDOW_SHARE * self._config.dtw_samples, dtype=np.bool_)

@@ -14,6 +14,7 @@ from detectors.metrics.models.rows import KNOWN_SHARE, Arrays, Floats, config_ar
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
+Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 LEAST_MEASURED: Final = 3
 
@@ -82,23 +83,25 @@ class Dtw:
         spread = np.sqrt(squares.mean(axis=(0, 1)))
         return cls(config, np.maximum(spread, config.least_spread))
 
-    def score(self, windows: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Floats:
+    def score(self, windows: npt.ArrayLike, groups: npt.ArrayLike | None = None, slack: int = 0) -> Floats:
         """Distances ``[r]`` of ``windows [r, d, m]``, in normal spreads per sample; `groups` ``[r]`` labels the roles.
 
-        NaN where a group has too few ranks or a rank too few of the metrics.
+        NaN where a group has too few ranks or a rank too few of the metrics. With `slack` each sample is measured
+        from all that the median was within so many samples before and after (the envelope of Keogh, VLDB 2002), so
+        that ranks may be sampled so far apart; the first and last so many samples are not judged.
 
         Raises
         ------
         DetectorError
             If the metrics are not those of training.
         """
-        return self._measured(windows, groups).distances
+        return self._measured(windows, groups, slack).distances
 
     def blame(self, windows: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Floats:
         """Mean squared offset from the group's median series per metric, ``[r, d]``."""
         return self._measured(windows, groups).offsets
 
-    def _measured(self, windows: npt.ArrayLike, groups: npt.ArrayLike | None) -> _Group:
+    def _measured(self, windows: npt.ArrayLike, groups: npt.ArrayLike | None, slack: int = 0) -> _Group:
         array = np.asarray(windows, dtype=np.float64)
         if array.ndim != 3 or array.shape[1] != self._spread.size or not array.shape[2]:
             raise DetectorError(f"windows {array.shape} do not have the {self._spread.size} metrics of training")
@@ -108,23 +111,24 @@ class Dtw:
             members = np.flatnonzero(labels == label)
             if len(members) >= self.config.least_ranks:
                 part = array if len(members) == len(array) else array[members]
-                measured = self._group(part)
+                measured = self._group(part, slack)
                 distances[members], offsets[members] = measured.distances, measured.offsets
         there = (~np.isnan(array)).any(axis=2).sum(axis=1)
         distances[there < KNOWN_SHARE * array.shape[1]] = np.nan
         return _Group(distances, offsets)
 
-    def _group(self, array: Floats) -> _Group:
-        median, offsets = _offsets(array, self._spread)
+    def _group(self, array: Floats, slack: int) -> _Group:
+        median, offsets, missing = _offsets(array, self._spread, slack)
         distances = np.sqrt(offsets.mean(axis=1))
         middle = np.median(distances)
         spread = 1.4826 * np.median(np.abs(distances - middle))  # normal-consistent MAD
         order = np.argsort(-distances, kind="stable")[: self.config.outlying]
         few = order[distances[order] > middle + self.config.limit * spread]
         if few.size:
-            scaled = array[few] / self._spread[:, None]
-            scaled = np.where(np.isnan(scaled), median / self._spread[:, None], scaled)
-            distances[few] = self._warped(scaled, median / self._spread[:, None], len(array))
+            inner = slice(slack, array.shape[2] - slack)
+            scaled = np.where(missing[few], median, array[few])[:, :, inner] / self._spread[:, None]
+            warped = self._warped(scaled, median[:, inner] / self._spread[:, None], len(array))
+            distances[few] = np.minimum(warped, distances[few]) if slack else warped
         return _Group(distances, offsets)
 
     def _warped(self, few: Floats, median: Floats, ranks: int) -> Floats:
@@ -186,20 +190,36 @@ def banded_dtw(left: Floats, right: Floats, band_samples: int) -> Floats:
     return distances
 
 
-def _offsets(array: Floats, spread: Floats) -> tuple[Floats, Floats]:
-    """Median series ``[d, m]`` over ranks and each rank's mean squared offset per metric ``[r, d]``, gaps left out."""
+def _offsets(array: Floats, spread: Floats, slack: int = 0) -> tuple[Floats, Floats, Flags]:
+    """Median series ``[d, m]`` over ranks, each rank's mean squared offset per metric ``[r, d]``, and what is left out
+    of it ``[r, d, m]``: gaps, and samples without enough others.
+    """
     missing = np.isnan(array)
-    if not missing.any():
+    if not missing.any() and not slack:
         median = np.median(array, axis=0)
         difference = array - median
-        return median, np.asarray(np.einsum("rdm,rdm->rd", difference, difference) / array.shape[2] / spread**2)
-    samples = (~missing).any(axis=1).sum(axis=1)[:, None]
+        return (
+            median,
+            np.asarray(np.einsum("rdm,rdm->rd", difference, difference) / array.shape[2] / spread**2),
+            missing,
+        )
+    inner = slice(slack, array.shape[2] - slack)
+    samples = (~missing[:, :, inner]).any(axis=1).sum(axis=1)[:, None]
     # Of two that have a metric, as one that comes late, nobody can say which is the odd one.
     measured = (~missing).sum(axis=0) >= LEAST_MEASURED
-    missing |= ~measured
     median = np.zeros(array.shape[1:])
     median[measured] = np.nanmedian(array[:, measured], axis=0)
-    difference = np.where(missing, 0.0, array - median)
+    low, high, judged = _envelope(median, measured, slack) if slack else (median, median, measured)
+    missing |= ~judged
+    difference = np.where(missing, 0.0, array - np.clip(array, low, high))
     # A mean over fewer samples than a rank's other metrics have strays farther: half of those count at least.
     counts = np.maximum((~missing).sum(axis=2), np.maximum(KNOWN_SHARE * samples, 1.0))
-    return median, np.asarray(np.einsum("rdm,rdm->rd", difference, difference) / counts / spread**2)
+    return median, np.asarray(np.einsum("rdm,rdm->rd", difference, difference) / counts / spread**2), missing
+
+
+def _envelope(median: Floats, measured: Flags, slack: int) -> tuple[Floats, Floats, Flags]:
+    """Lowest and highest of a series ``[d, m]`` within `slack` samples, and where all of those are `measured`."""
+    there = np.pad(np.where(measured, median, np.nan), ((0, 0), (slack, slack)), constant_values=np.nan)
+    near = np.lib.stride_tricks.sliding_window_view(there, 2 * slack + 1, axis=1)
+    low, high = near.min(axis=2), near.max(axis=2)
+    return np.nan_to_num(low), np.nan_to_num(high), ~np.isnan(low)
