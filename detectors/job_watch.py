@@ -12,6 +12,7 @@ import msgspec
 from detectors.barrier import Barrier
 from detectors.calls.links import Carried, Loads
 from detectors.collectives.live import Dump, LiveCollectives
+from detectors.collectives.watchdog import GaveUp
 from detectors.job.board import HISTORY
 from detectors.job.packed import pack, unpack
 from detectors.job.plain import Plain
@@ -37,7 +38,7 @@ from trainwarden.self_metrics import SelfMetrics
 log = logging.getLogger("trainwarden.detection")
 
 MAX_ROUNDS: Final = 8  # findings of different kinds that one window may show
-_PLAIN: Final = Plain(Carried, Dump, Loads, LogLine, OpenIncident, Pending, Stack)
+_PLAIN: Final = Plain(Carried, Dump, GaveUp, Loads, LogLine, OpenIncident, Pending, Stack)
 _KIND: Final = "job"
 _SETTINGS: Final = ("_config",)  # of the joiner: these come from the settings, not from memory
 

@@ -20,6 +20,7 @@ from detectors.collectives import ras as nccl_ras
 from detectors.collectives.count_watch import CountWatch
 from detectors.collectives.findings import EVENT_KIND, CollectiveFinding, to_event
 from detectors.collectives.flight_dump import read_dump
+from detectors.collectives.watchdog import WatchdogLines
 from detectors.job.window import Window, job_duration_s
 from trainwarden.errors import DataError
 from trainwarden.records import EventRecord, Vote
@@ -71,6 +72,7 @@ class LiveCollectives:
         self._ras_before: tuple[float, bytes] | None = None
         self._counts = CountWatch()
         self._counted: tuple[EventRecord, ...] = ()  # what the counts say to explain a hang
+        self._watchdog = WatchdogLines()
 
     def follow(self, window: Window) -> tuple[EventRecord, ...]:
         """Take in the window's events; findings that are certain by themselves, to be judged with this window."""
@@ -90,7 +92,14 @@ class LiveCollectives:
             else:
                 self._explanation = ()
                 out.extend(found)
-        return (*out, *self._of_counts(window))
+        return (*out, *self._of_watchdog(window), *self._of_counts(window))
+
+    def _of_watchdog(self, window: Window) -> tuple[EventRecord, ...]:
+        """What the log lines of PyTorch's watchdog tell of a job that stands still, where its dumps do not."""
+        found, since_s = self._watchdog.follow(window), self._watchdog.since_s
+        if not found or since_s is None or self._dumps or not self._stands_still(window, since_s):
+            return ()
+        return self._events(found, window, since_s, "torch_watchdog")
 
     def _of_counts(self, window: Window) -> tuple[EventRecord, ...]:
         """What the counts tell by themselves; what only explains a hang that others see is kept for `explain`."""

@@ -67,7 +67,7 @@ class Consequences(msgspec.Struct):
     last_s: float = 0.0
     speakers: set[str] = msgspec.field(default_factory=set)
     root_s: float = float("-inf")
-    known: bool = False  # facts tell of the end, or it was a good one
+    known: bool = False  # facts or a broken collective tell of the end, or it was a good one
 
     def note(self, finding: Finding, speaker: str) -> None:
         """Take in a line: one of another failure's consequences, or one that names a cause."""
@@ -95,7 +95,7 @@ class Consequences(msgspec.Struct):
         """Forget what the job has outlived or something else explains."""
         for event in window.events:
             ended_well = event.kind == "job_end" and event.fields.get("exit_code") == 0
-            if event.kind in _FACTS or ended_well:
+            if event.kind in _FACTS or event.fields.get("finding") is not None or ended_well:
                 self.known = True
             elif event.kind in {"restart", "job_start"}:
                 self.known, self.first, self.cause, self.speakers = False, None, None, set()
