@@ -15,6 +15,7 @@ _CALLS_WITHOUT_GAPS = 48
 _CALLS_KEPT = 1024
 _STRAYS = 3  # times that a call outside the pattern comes again before the pattern is taken for a part of the step
 _SYMBOLS = 64
+_LONGER = 2  # times as long as the others is a gap that ends a step
 
 
 class CallPeriod:
@@ -72,10 +73,11 @@ class CallPeriod:
         long_ns = sorted(gaps[1:])[-3] * 3 // 10
         # The gap before the very first call means nothing, so that one is left out.
         period = smallest_period([(symbols[place], gaps[place] >= long_ns) for place in range(1, len(symbols))])
-        if period:
-            self.long_ns = long_ns
-        elif len(symbols) >= _CALLS_WITHOUT_GAPS:
-            period = smallest_period(symbols[1:])
+        plain = smallest_period(symbols[1:]) if period or len(symbols) >= _CALLS_WITHOUT_GAPS else 0
+        if plain and not _gaps_tell(gaps[1:], period, plain):
+            period = plain
+        # Where the calls themselves tell their places, gaps are no sign: within a step of a pipeline some are long too.
+        self.long_ns = long_ns if period != plain else 0
         if not period:
             return []
         means = [sum(gaps[1 + place :: period]) / len(gaps[1 + place :: period]) for place in range(period)]
@@ -121,6 +123,19 @@ class CallPeriod:
             self.at = self.pattern.index(symbol)
         self.at = (self.at + 1) % len(self.pattern)
         return [end] if self.at == 0 else []
+
+
+def _gaps_tell(gaps: Sequence[int], period: int, plain: int) -> bool:
+    """Whether gaps make a `period` of several that calls alone have: one is far longer than those in its place there.
+
+    Gaps that are now shorter and now longer than what counts as long have a period by chance.
+    """
+    if period <= plain or period % plain:
+        return period > plain
+    means = [sum(gaps[place::period]) / len(gaps[place::period]) for place in range(period)]
+    longest = max(range(period), key=means.__getitem__)
+    others = [means[place] for place in range(longest % plain, period, plain) if place != longest]
+    return means[longest] * len(others) >= _LONGER * sum(others)
 
 
 def smallest_period(symbols: Sequence[Any]) -> int:
