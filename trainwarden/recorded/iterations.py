@@ -142,13 +142,14 @@ def read_collectives(path: Path, file: str) -> CollectiveTable | None:
     peer = whole(columns, "peer", columns.numbers["peer"], 0, missing=-1) if "peer" in columns.numbers else None
     comm, comms = _words(columns, "comm")
     function, functions = _words(columns, "func")
+    enqueued_s = columns.numbers.get("enqueued_s", np.full(columns.rows, np.nan))
     order = np.lexsort((rank, step))
     return CollectiveTable(
         step=step[order], rank=rank[order], comm=comm[order], function=function[order],
         seq=whole(columns, "seq", columns.numbers["seq"], 0)[order],
         call_bytes=whole(columns, "bytes", columns.numbers["bytes"], 0)[order],
         device_s=not_negative(columns, "device_s")[order],
-        enqueued_s=columns.numbers.get("enqueued_s", np.full(columns.rows, np.nan))[order],
+        enqueued_s=np.where(np.isfinite(enqueued_s), enqueued_s, np.nan)[order],
         peer=np.full(columns.rows, -1) if peer is None else peer[order],
         comms=comms, functions=functions, groups=_group_names(columns, comm, len(comms)),
         nodes=_largest(columns, "nodes", comm, len(comms)), sizes=_largest(columns, "size", comm, len(comms)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -61,9 +62,12 @@ def time_of(text: str | None, option: str = "--normal-until") -> float | None:
     if text is None:
         return None
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         return _iso_s(text, f"{option}: '{text}' is neither a number of seconds nor an ISO 8601 time")
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{option}: '{text}' is no time")
+    return seconds
 
 
 def since_of(text: str | None, now_s: float) -> float | None:

@@ -107,6 +107,16 @@ def test_what_was_not_measured_is_a_hole(tmp_path: Path) -> None:
     assert table.values[5, 0] == 1.5
 
 
+@pytest.mark.parametrize("cell", ["", "nan", "inf", "-inf", "1e999"])
+def test_a_time_of_a_call_that_is_no_number_is_not_known(cell: str, tmp_path: Path) -> None:
+    put(tmp_path, "iterations.csv", "step,rank,duration_s\n3,0,1\n")
+    head = "step,rank,comm,func,seq,bytes,device_s,enqueued_s"
+    put(tmp_path, "collectives.csv", f"{head}\n3,0,c,AllReduce,1,8,0.5,{cell}\n3,0,c,AllReduce,2,8,0.5,7\n")
+    table = read_folder(tmp_path).collectives
+    assert table is not None
+    np.testing.assert_array_equal(table.enqueued_s, [np.nan, 7.0])
+
+
 def test_an_exporter_column_gets_our_name_and_unit(tmp_path: Path) -> None:
     table = metrics(tmp_path, "time_s,DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_SM_CLOCK,made_up\n0,50,1980,7\n")
     assert table.names == ("gpu_utilization_ratio", "gpu_sm_clock_hertz", "made_up")
