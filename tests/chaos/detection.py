@@ -12,6 +12,7 @@ import msgspec
 from tests.chaos.bus import ChaosBus
 from tests.chaos.grid import Grid
 from tests.chaos.scheduled import ScheduledJob
+from tests.chaos.slow_links import Pair, evidence
 from trainwarden.errors import BusUnavailable
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 from trainwarden.topics import INCIDENTS
@@ -33,6 +34,7 @@ class _Trouble(msgspec.Struct):
     ends_s: float  # of what ends by itself
     said: bool = False
     well_since_s: float | None = None
+    slow: Pair | None = None
 
 
 class Detection:
@@ -56,6 +58,12 @@ class Detection:
             reason=f"{kind} on {node}", suspects=(suspect,), **fields,
         )  # fmt: skip
         self._troubles.append(_Trouble(job, incident, node, told_s, told_s + lasts_s))
+
+    def open_slow_link(self, job: ScheduledJob, pair: Pair) -> None:
+        """The link `pair` of `job` has become slow, and all steps with it."""
+        self.open(job, "slow_link", min(pair))
+        one = self._troubles[-1]
+        one.slow, one.incident = pair, msgspec.structs.replace(one.incident, evidence=evidence(job.placed, pair))
 
     def about(self, job: Job, *kinds: str) -> bool:
         """Whether an incident of one of `kinds` is still open for `job`."""
@@ -88,6 +96,8 @@ class Detection:
             well = one.job.trains or one.job.phase == "ended"
         elif one.incident.kind == "gpu_lost":
             well = one.node not in one.job.sick or one.node in one.job.out
+        elif one.slow is not None:
+            well = one.job.slow != one.slow or not one.job.suffers  # type: ignore[union-attr]
         else:
             return now_s >= one.ends_s
         one.well_since_s = (one.well_since_s or now_s) if well else None

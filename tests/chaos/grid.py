@@ -22,8 +22,10 @@ from actions.launchers.leases.elector import LeaderElector
 from actions.launchers.leases.fence import EpochFence
 from actions.launchers.leases.table import LeaseTable
 from actions.launchers.leases.words import DURATION_S, Answer, Ask
+from actions.launchers.restart_check.trial import TrialPart
 from tests.chaos.cluster_words import Words
 from tests.chaos.history import History
+from tests.chaos.measuring import Suspected
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import JobPhase
 
@@ -67,14 +69,18 @@ class GridNode:
         self.ranks, self.gone_s = Ranks(), float("inf")
         self.keeper = LeaseKeeper(LeaderElector(self.grid.name, self.life, self.life), self.ask_lease, self.clock)
         self.leading = Leading(
-            self.grid.name, self.life, self.keeper, self.clock, shape=SHAPE, patience=PATIENCE, checkpoints=None
-        )
+            self.grid.name, self.life, self.keeper, self.clock, shape=SHAPE, patience=PATIENCE, checkpoints=None,
+            suspicions=self.grid.suspected,
+        )  # fmt: skip
+        life = self.life
+        self.trial = TrialPart(life, lambda trial: self.grid.suspected.begins(life, trial), self.clock)
         self.reporter = Reporter(self.orders, self.keeper, self.report, threading.Lock(), self.clock, token=None)
         self.reporter._asker = self  # type: ignore[assignment]
         self.grid.history.begun[self.life] = []
 
     def kill(self) -> None:
         self.on, self.ranks = False, Ranks()
+        self.trial.close()
 
     def ask_lease(self, question: Ask) -> Answer:
         """The way to the lease service and back."""
@@ -94,7 +100,7 @@ class GridNode:
             alive=self.ranks.alive, ran=orders.ran, state=orders.state, code=orders.code, newest=orders.newest,
             obeyed_epoch=0 if orders.obeys is None else orders.obeys.epoch,
             obeyed_holder="" if orders.obeys is None else orders.obeys.holder, ledger=orders.ledger,
-            over=orders.over,
+            trial=self.trial.said, over=orders.over,
         )  # fmt: skip
 
     def tick(self) -> None:
@@ -104,7 +110,11 @@ class GridNode:
         self.keeper.once()
         self.reporter.once()
         self.leading.advance()
+        if (asking := self.leading._trials._asking) is not None:
+            asking.wait(5.0)
         todo = self.orders.decide(self.ranks, self.clock.now_s())
+        trial = self.orders.trial if self.orders.over is None else None
+        self.trial.follow(trial, idle=not self.ranks.alive and not isinstance(todo, Attempt))
         if todo == "stop":
             self.gone_s = min(self.gone_s, grid.now_s + grid.random.uniform(0.0, STOPPING_S))
         elif isinstance(todo, Attempt):
@@ -123,7 +133,7 @@ class Grid:
         self.sick: set[str] = set()
         self.out: set[str] = set()
         self.down_since_s: float | None = None
-        self.words = Words(self, random)
+        self.words, self.suspected = Words(self, random), Suspected(self, random)
         self.restart_leases()
         self.machines = [GridNode(number, self) for number in range(SHAPE.nodes + SHAPE.spares)]
 
@@ -152,6 +162,7 @@ class Grid:
             if one.on:
                 one.tick()
         self.words.tick()
+        self.suspected.check(self.words.named)
         leads = sum(one.on and one.keeper.leads() is not None for one in self.machines)
         self.history.leaders = max(self.history.leaders, leads)
         self.history.steps += sorted(attempt.id for attempt in self._whole())

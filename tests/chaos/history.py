@@ -13,7 +13,7 @@ from trainwarden.records import ActionRecord
 
 HOUR_S: Final = 3600.0
 SKEW_S: Final = 6.0  # clocks of engines are up to half of it apart from the bus's
-ONCE: Final = frozenset({"restart", "evict", "stop"})
+ONCE: Final = frozenset({"restart", "evict", "stop", "move"})
 WORDS: Final = frozenset({"cordon", "uncordon"})  # of people, which use up no budget
 JobEnd = Literal["goes on", "stopped"]
 
@@ -56,8 +56,8 @@ class History(msgspec.Struct):
     """One run: what engines asked for, what was done, what is on the bus, and how each job ended.
 
     `steps` are attempts of the job on several nodes in the order in which they trained, `begun` those that each
-    launcher process started, `leaders` how many launchers led at once at most, `aside` who took part and
-    was not to.
+    launcher process started, `leaders` how many launchers led at once at most, `aside` who took part, was set
+    aside or was measured and was not to, `done` what was seen done there.
     """
 
     seed: int
@@ -73,6 +73,7 @@ class History(msgspec.Struct):
     begun: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     leaders: int = 0
     aside: list[str] = msgspec.field(default_factory=list)
+    done: Counter[str] = msgspec.field(default_factory=Counter)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
 
 

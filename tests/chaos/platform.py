@@ -24,7 +24,8 @@ from trainwarden.launching import (
 )
 
 ABLE: Final = Capabilities(
-    can=frozenset({"restart", "stop", "evict", "validate", "cordon", "uncordon"}), cannot={"move": "nobody moves ranks"}
+    can=frozenset({"restart", "stop", "evict", "validate", "cordon", "uncordon", "move"}),
+    cannot={"rebalance": "nobody splits batches"},
 )
 UNREACHABLE: Final = 0.03  # shares of calls
 BROKEN: Final = 0.005
@@ -32,7 +33,7 @@ OLDER: Final = 0.05
 TIMED_OUT: Final = 0.12
 LATE: Final = 0.08
 ERRS: Final = 0.02
-LONGEST_S: Final = {"restart": 8.0, "evict": 25.0, "validate": 15.0, "stop": 4.0}
+LONGEST_S: Final = {"restart": 8.0, "evict": 25.0, "validate": 15.0, "stop": 4.0, "move": 8.0}
 
 
 class _Accepted(msgspec.Struct):
@@ -90,8 +91,12 @@ class Platform:
             return Findings()
         nodes = tuple(job.nodes)
         guilty = [node for node in operation.targets.nodes if node in job.sick]
-        accused = tuple(Accused(kind="slow_compute", text=f"{node} is slow", nodes=(node,)) for node in guilty)
-        return Findings(accused=accused, judged=operation.plan.checks, nodes=nodes)
+        accused = [Accused(kind="slow_compute", text=f"{node} is slow", nodes=(node,)) for node in guilty]
+        if job.slow is not None and "links" in operation.plan.checks and job.slow.issubset(job.placed):
+            ends = tuple(sorted(job.placed.index(node) for node in job.slow))
+            named = tuple(job.placed[place] for place in ends)
+            accused.append(Accused(kind="slow_link", text="a link is slow", nodes=named, ranks=ends, link=ends))  # type: ignore[arg-type]
+        return Findings(accused=tuple(accused), judged=operation.plan.checks, nodes=nodes)
 
     def state(self, job: str) -> LauncherState:
         if job not in self.jobs:
@@ -115,11 +120,14 @@ class Platform:
             return refused(operation, "over", "the job is over")
         if kind in NODE_VERBS and not set(job.nodes).issuperset(nodes):
             return refused(operation, "unknown_target", "no node of the job was named")
+        order = operation.plan.node_order
+        if kind == "move" and (job.phase != "running" or sorted(order) != sorted(job.placed)):
+            return refused(operation, "unfit", "the job does not run on these nodes")
         self._generations[operation.job] += 1
         self.history.effects.append(
             Effect(self.now_s, operation.id, job.name, kind, nodes, job.needs(kind, nodes), self.share)
         )
-        job.begin(kind, nodes)
+        job.begin(kind, nodes, order)
         takes_s = self.random.uniform(0.0, LONGEST_S.get(kind, 1.0))
         report = Report(operation=operation.id, state="running", text="on its way")
         self.accepted[operation.id] = _Accepted(operation, self.now_s + takes_s, report)

@@ -19,8 +19,9 @@ class Sum(msgspec.Struct):
 
     Attributes
     ----------
-    faults, actions, ends : Counter of str
-        Faults by kind, operations that were carried out by kind, and how the jobs ended.
+    faults, actions, ends, done : Counter of str
+        Faults by kind, operations that were carried out by kind, how the jobs ended, and what was seen done on the job
+        on several nodes: words by kind, measurements by how they ended.
     violations : dict of str to list of str
         By rule, what broke it and in which run.
     """
@@ -29,6 +30,7 @@ class Sum(msgspec.Struct):
     faults: Counter[str] = msgspec.field(default_factory=Counter)
     actions: Counter[str] = msgspec.field(default_factory=Counter)
     ends: Counter[str] = msgspec.field(default_factory=Counter)
+    done: Counter[str] = msgspec.field(default_factory=Counter)
     violations: dict[str, list[str]] = msgspec.field(default_factory=lambda: {name: [] for name in RULES})
 
 
@@ -38,6 +40,7 @@ def summed(histories: Iterable[History]) -> Sum:
     for one in histories:
         total.runs += 1
         total.faults += one.faults
+        total.done += one.done
         total.actions.update(effect.kind for effect in one.effects)
         total.ends.update(one.ends.values())
         for rule, sentences in broken(one).items():

@@ -1,24 +1,27 @@
-"""A job that a launcher keeps going, in truth: its ranks, its nodes, and which of those are at fault."""
+"""A job that a launcher keeps going, in truth: its ranks, its nodes, and which of those, or which link, is at fault."""
 
 from __future__ import annotations
 
 from random import Random
 from typing import Final
 
+from tests.chaos.slow_links import Pair, exchanging
 from trainwarden.launching import JobPhase, NodeCondition, NodeState
 
-NODES: Final = 5
-SPARES: Final = 1
+NODES: Final = 4
+SPARES: Final = 2
 FAILS_AGAIN: Final = 0.5  # of restarts onto a node at fault
 
 
 class ScheduledJob:
-    """Five nodes and a spare, which a scheduler would know by name.
+    """Four nodes and two spares, which a scheduler would know by name.
 
     Attributes
     ----------
     sick : set of str
         Nodes at fault, whatever anybody believes.
+    slow : frozenset of str, optional
+        Two nodes between which all is slow.
     down_since_s : float or None
         Since when it does not train.
     """
@@ -33,6 +36,7 @@ class ScheduledJob:
         self.out: set[str] = set()
         self.cordoned: set[str] = set()
         self.sick: set[str] = set()
+        self.slow: Pair | None = None
         self.down_since_s: float | None = None
 
     @property
@@ -43,6 +47,11 @@ class ScheduledJob:
     @property
     def trains(self) -> bool:
         return self.phase == "running" and not self.hung
+
+    @property
+    def suffers(self) -> bool:
+        """Whether gradients go by the slow link as its nodes are placed now."""
+        return self.slow in exchanging(self.placed)
 
     def states(self) -> tuple[NodeState, ...]:
         return tuple(
@@ -68,11 +77,15 @@ class ScheduledJob:
             return self.phase == "failed" or self.hung
         if kind == "evict":
             return not self.out.issuperset(nodes)
+        if kind == "move":
+            return self.phase == "running" and self.suffers  # hung or not
         return kind != "stop" or self.phase != "ended"
 
-    def begin(self, kind: str, nodes: tuple[str, ...]) -> None:
+    def begin(self, kind: str, nodes: tuple[str, ...], order: tuple[str, ...] = ()) -> None:
         """The operation is accepted: what is true from then on."""
-        if kind == "restart":
+        if kind == "move":
+            self.placed = list(order)
+        if kind in ("restart", "move"):
             self.phase, self.hung = "restarting", False
         elif kind == "stop":
             self.phase = "stopping"
@@ -96,7 +109,7 @@ class ScheduledJob:
 
     def finish(self, kind: str) -> str | None:
         """The operation ends; why it failed, if it did."""
-        if kind in ("restart", "evict") and self.phase == "restarting":
+        if kind in ("restart", "evict", "move") and self.phase == "restarting":
             if self.sick.intersection(self.placed) and self._random.random() < FAILS_AGAIN:
                 self.phase = "failed"
                 return "the ranks ended at once"

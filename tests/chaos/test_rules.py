@@ -11,8 +11,10 @@ from actions.brakes.brakes import Brakes
 from actions.brakes.nodes import NodeLimits
 from actions.engine.acting import Acting
 from actions.engine.handler import EngineHandler
+from actions.launchers.cluster import leader
 from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.leases.table import LeaseTable
+from actions.launchers.restart_check.trials import Trials
 from actions.remedies import planner, stopped_job
 from actions.remedies.memory import Memory
 from tests.chaos.history import RULES, broken
@@ -53,6 +55,8 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "nothing is planned": ("no job left stopped without a word", EngineHandler, "_planned", lambda self, view: None),
     "what was begun is not taken over": ("nothing begun and forgotten", Acting, "take_over", _disowned),
     "who is set aside takes part": ("no attempt beside another", LeaderTable, "_free", _anybody),
+    "a move is forgotten": ("no attempt beside another", leader, "order_after", lambda asked, before: ()),
+    "an order is kept through the next": ("no attempt beside another", Trials, "cut", lambda self: None),
     "a lease service does not wait at its start": ("no attempt beside another", LeaseTable, "__init__", _at_once),
 }  # fmt: skip
 

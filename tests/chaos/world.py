@@ -17,6 +17,7 @@ from tests.chaos.grid import Grid
 from tests.chaos.history import Call, History, Limits
 from tests.chaos.platform import Platform
 from tests.chaos.scheduled import ScheduledJob
+from tests.chaos.slow_links import exchanging
 from trainwarden.commands.words import on_job, on_node, set_healthy
 from trainwarden.launching import Operation
 from trainwarden.records import ActionRecord, CommandRecord
@@ -134,6 +135,7 @@ class World:
             history.ends[name] = "goes on" if job.trains else "stopped"
             if job.down_since_s is not None:
                 history.down_since_s[name] = job.down_since_s
+        history.done = self.grid.words.done + self.grid.suspected.done
         if self.grid.over is not None:
             history.over_why["g"] = self.grid.over.why
 
@@ -146,7 +148,8 @@ class World:
             (2.0, "hang", self.hang),
             (2.0, "GPU lost", self.lose_gpu),
             (0.6, "node crashes again and again", self.make_flaky),
-            (1.0, "slow link", lambda: self.suspect("slow_link")),
+            (1.0, "slow link on a healthy node", lambda: self.suspect("slow_link")),
+            (1.5, "slow link", self.slow_link),
             (1.5, "metric anomaly on a healthy node", lambda: self.suspect("metric_anomaly")),
             (0.1, "user error", self.user_error),
             (4.0, "", self.kill_engine),
@@ -162,7 +165,8 @@ class World:
             (0.7, "a person stops all", self.stop_all),
             (2.0, "a person resumes", self.resume),
             (0.7, "a person cordons or uncordons", self.cordon),
-            (2.0, "a word to the job on several nodes", self.grid.words.say),
+            (4.0, "a word to the job on several nodes", self.grid.words.say),
+            (1.5, "a node of the job on several is suspected", self.grid.suspected.say),
             (1.0, "a node is repaired", self.repair),
             (20.0, "", lambda: False),
         )
@@ -240,6 +244,15 @@ class World:
         if node in job.sick:
             return False
         self.detection.open(job, kind, node, self.random.uniform(10.0, 90.0))  # type: ignore[arg-type]
+        return True
+
+    def slow_link(self) -> bool:
+        """One that gradients go by; the one before it is mended."""
+        job = self.a_job()
+        if not job.trains or not (pairs := exchanging(job.placed)) or self.detection.about(job, "slow_link"):
+            return False
+        job.slow = self.random.choice(pairs)
+        self.detection.open_slow_link(job, job.slow)
         return True
 
     def user_error(self) -> bool:
