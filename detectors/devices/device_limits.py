@@ -73,7 +73,7 @@ class DeviceLimits:
         self._at_s = window.now_s
         for samples in window.samples:
             self._take(samples, window)
-        if window.samples:
+        if window.samples or self._found:
             self._now_s = window.now_s
             self._found = self._look()
 

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.devices.limits import Limit
+from detectors.job.silence import absent_after, interval_after
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 BUCKETS: Final = 12  # of the time in which growth is counted
-GONE_S: Final = 600.0  # of a device that has told nothing for so long nothing is said
-_BY_ROW: Final = ("since_s", "seen_s", "heard_s", "value", "peer", "bucket", "held", "well")
+_BY_ROW: Final = ("since_s", "seen_s", "heard_s", "every_s", "value", "peer", "bucket", "held", "well")
 
 
 def _none() -> Floats:
@@ -34,6 +34,8 @@ class LimitMemory:
         Its newest sample of the metric, by its node's clock.
     heard_s : float array [rows]
         When that was heard of: clocks of nodes may be apart.
+    every_s : float array [rows]
+        Seconds from one that is heard of to the next.
     value : float array [rows]
         That sample, or the growth counted.
     peer : float array [rows]
@@ -50,6 +52,7 @@ class LimitMemory:
     since_s: Floats = field(default_factory=_none)
     seen_s: Floats = field(default_factory=_none)
     heard_s: Floats = field(default_factory=_none)
+    every_s: Floats = field(default_factory=_none)
     value: Floats = field(default_factory=_none)
     peer: Floats = field(default_factory=_none)
     buckets: Floats = field(default_factory=lambda: np.zeros((0, BUCKETS)))
@@ -74,6 +77,8 @@ class LimitMemory:
         self._room(int(rows.max(initial=-1)) + 1)
         known = np.isfinite(values) & ~(times_s <= self.seen_s[rows])
         rows, values, times_s = rows[known], values[known], times_s[known]
+        elapsed_s = (times_s if heard_s is None else heard_s) - self.heard_s[rows]
+        self.every_s[rows] = interval_after(self.every_s[rows], np.where(elapsed_s > 0.0, elapsed_s, np.nan))
         self.heard_s[rows] = times_s if heard_s is None else heard_s
         if self.limit.total is None:
             self.peer[rows] = values if idle is None else np.where(idle[known], np.nan, values)
@@ -85,7 +90,7 @@ class LimitMemory:
     def broken(self, now_s: float) -> Rows:
         """The devices beyond the limit."""
         with np.errstate(invalid="ignore"):
-            return np.flatnonzero((self.held > 0.0) & np.isfinite(self.since_s) & (now_s - self.heard_s < GONE_S))
+            return np.flatnonzero((self.held > 0.0) & np.isfinite(self.since_s) & self._there(now_s))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays for `restore`; of counters that stand still, which nearly all do, no buckets."""
@@ -108,12 +113,17 @@ class LimitMemory:
 
     # -- internals -------------------------------------------------------------------------------------------
 
+    def _there(self, now_s: float) -> Flags:
+        """Which devices the metric is still heard of; of what is lost nothing is said."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(now_s - self.heard_s < absent_after(self.every_s), dtype=np.bool_)
+
     def _apart(self, values: Floats, now_s: float) -> Flags:
         """Whether each value is as far from the median of all devices at work as the limit asks."""
         limit = self.limit
         if limit.hotter is None and limit.times is None:
             return np.ones(values.size, dtype=np.bool_)
-        peers = self.peer[np.isfinite(self.peer) & ~(now_s - self.heard_s >= GONE_S)]
+        peers = self.peer[np.isfinite(self.peer) & self._there(now_s)]
         middle = np.median(peers) if peers.size else np.nan
         far = limit.side * (values - middle) > (limit.hotter or 0.0)
         return np.asarray(far & (limit.side * (values - (limit.times or 1.0) * middle) > 0.0))

@@ -11,6 +11,7 @@ from detectors.devices.peer_stream import peer_records
 from detectors.devices.rounds import PeerRounds
 from detectors.job.packed import pack, unpack
 from detectors.job.samples import name_of
+from detectors.job.silence import absent_after, interval_after
 from detectors.job.window import Window
 from detectors.protocol import Role
 from trainwarden.catalogue import CATALOGUE
@@ -61,6 +62,7 @@ class MetricPeers:
         self._families: dict[str, PeerRounds] = {}
         self._restarts = 0
         self._found: list[Odd] = []
+        self._heard: dict[str, tuple[float, float]] = {}  # by family: when, and how often
 
     @property
     def more(self) -> bool:
@@ -75,6 +77,7 @@ class MetricPeers:
                 family.restart()
             self._found = []
         before = self._rounds()
+        self._listen(window)
         for place in range(max((samples.fresh for samples in window.samples), default=0)):
             for samples in window.samples:
                 if place < samples.fresh:
@@ -101,7 +104,12 @@ class MetricPeers:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for number, one in enumerate(self._families.values()):
             arrays |= {f"{number}/{part}": array for part, array in one.arrays().items()}
-        plain = {"restarts": self._restarts, "families": {name: one.plain() for name, one in self._families.items()}}
+        heard = {name: list(one) for name, one in self._heard.items()}
+        plain = {
+            "restarts": self._restarts,
+            "heard": heard,
+            "families": {name: one.plain() for name, one in self._families.items()},
+        }
         return pack(_KIND, plain, arrays)
 
     def restore(self, state: bytes) -> None:
@@ -113,12 +121,25 @@ class MetricPeers:
                 one = families[name] = PeerRounds()
                 one.restore(said, {part: arrays[f"{number}/{part}"] for part in one.arrays()})
             self._restarts = int(plain["restarts"])
+            self._heard = {str(name): (float(at_s), float(step_s)) for name, (at_s, step_s) in plain["heard"].items()}
         except (KeyError, TypeError, ValueError) as error:
             raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
         self._families = families
         self._found = self._look()
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _listen(self, window: Window) -> None:
+        """Whoever is silent makes no rounds: a family that is lost is forgotten by time."""
+        speak = {samples.family for samples in window.samples if samples.fresh}
+        for name, (heard_s, every_s) in self._heard.items():
+            if name not in speak and window.now_s - heard_s > float(absent_after(np.array(every_s))):
+                self._families[name].forget()
+                self._found = self._look() if self._found else []
+        for name in speak:
+            heard_s, every_s = self._heard.get(name, (window.now_s, float("nan")))
+            elapsed_s = window.now_s - heard_s if window.now_s > heard_s else float("nan")
+            self._heard[name] = window.now_s, float(interval_after(np.array(every_s), np.array(elapsed_s)))
 
     def _rounds(self) -> int:
         return sum(family.number for family in self._families.values())

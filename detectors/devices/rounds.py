@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.devices.cells import compared_as, empty, kind_of
 from detectors.job.common_mode import quiet_median
 from detectors.job.samples import MOST, Entity, FamilySamples
 from detectors.metrics.models.dtw import banded_dtw
@@ -66,7 +67,7 @@ class PeerRounds:
     heard: Floats = field(default_factory=lambda: np.zeros(0))
     said_s: Floats = field(default_factory=lambda: np.zeros(0))
     spread: dict[str, Floats] = field(default_factory=dict)  # by role [metrics]
-    cells: dict[str, npt.NDArray[Any]] = field(default_factory=lambda: {name: _empty(name, (0, 0)) for name in _CELLS})
+    cells: dict[str, npt.NDArray[Any]] = field(default_factory=lambda: {name: empty(name, (0, 0)) for name in _CELLS})
     groups: dict[str, Rows] | None = None  # rows by role; None: to be found anew
     apart: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((ROUNDS, 0, 0), dtype=np.float32))
     medians: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((ROUNDS, 0, 0), dtype=np.float32))
@@ -81,7 +82,7 @@ class PeerRounds:
         self._room(int(rows.max()) + 1)
         for row, entity, role in zip(rows.tolist(), samples.entities, samples.roles, strict=True):
             self.entities[row] = entity
-            if self.roles[row] != (own := _role(samples.family, entity, role)):
+            if self.roles[row] != (own := compared_as(samples.family, entity, role)):
                 self.roles[row], self.groups = own, None
         spoken = self.heard == self.number
         waited = self.heard > self.number - SILENT
@@ -133,9 +134,13 @@ class PeerRounds:
         """With how many others an entity is compared."""
         return self.roles.count(self.roles[row]) - 1
 
+    def forget(self) -> None:
+        """Nobody is heard any more: who was away then is not away for that when all come back."""
+        self.cells["high"][:], self.cells["low"][:], self.cells["away_s"][:] = 0, 0, np.nan
+
     def restart(self) -> None:
         """Ranks begin anew, perhaps elsewhere: nothing is usual yet."""
-        self.cells = {name: _empty(name, self.cells["now"].shape) for name in _CELLS}
+        self.cells = {name: empty(name, self.cells["now"].shape) for name in _CELLS}
         self.spread = {}
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ class PeerRounds:
         self.spread = {str(role): np.array(one, dtype=np.float64) for role, one in plain["spread"].items()}
         shapes = {"least": (3, metrics), "apart": (ROUNDS, metrics, rows), "medians": (ROUNDS, metrics, rows)}
         for name in _CELLS:
-            self.cells[name] = arrays[name].astype(_kind(name)).reshape(metrics, rows)
+            self.cells[name] = arrays[name].astype(kind_of(name)).reshape(metrics, rows)
         for name in (*_ROWS, *shapes):
             kind = getattr(self, name).dtype
             setattr(self, name, arrays[name].astype(kind).reshape(shapes.get(name, (rows,))))
@@ -224,6 +229,11 @@ class PeerRounds:
         for side, name in ((1.0, "high"), (-1.0, "low")):
             bits = ((part[name] << np.uint32(1)) | (beyond & (side * off > 0.0))) & _BITS
             part[name] = np.where(judged, bits, part[name])
+        gone = ~known & ((part["high"] | part["low"]) > 0)
+        if gone.any():  # what has been silent for long is forgotten, as entities are
+            newest = (self.number - np.arange(SILENT)) % ROUNDS
+            gone &= ~np.isfinite(self.apart[newest][:, :, members]).any(axis=0)
+            part["high"][gone], part["low"][gone] = 0, 0
         part["middle"], part["width"] = np.where(known, middle, part["middle"]), np.where(judged, width, part["width"])
         self._learn(part, apart, beyond, self.said_s[members])
         for name in _CELLS:
@@ -278,23 +288,8 @@ class PeerRounds:
         self.roles += [""] * more
         self.heard, self.said_s = (np.append(one, np.full(more, -np.inf)) for one in (self.heard, self.said_s))
         for name in _CELLS:
-            wide = _empty(name, (metrics, rows))
+            wide = empty(name, (metrics, rows))
             wide[: have[0], : have[1]] = self.cells[name]
             self.cells[name] = wide
         by = (0, 0), (0, metrics - have[0]), (0, rows - have[1])
         self.apart, self.medians = (np.pad(one, by, constant_values=np.nan) for one in (self.apart, self.medians))
-
-
-def _role(family: str, entity: Entity, role: str) -> str:
-    """Who is compared with whom: entities of one role; ports, disks and mounts of one name besides."""
-    return f"{role} {entity.device}" if family == "nic" or family.startswith("host:") else role
-
-
-def _kind(name: str) -> type[np.generic]:
-    return np.uint32 if name in {"high", "low"} else np.float64
-
-
-def _empty(name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Cells of which nothing is known."""
-    unknown = np.nan if name in {"away_s", "middle", "now"} else 0
-    return np.full(shape, unknown, dtype=_kind(name))

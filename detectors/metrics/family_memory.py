@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.samples import Entity, Floats
-from detectors.metrics.opening import REFERENCE_S
+from detectors.job.silence import absent_after
+from detectors.metrics.opening import ABSENT, REFERENCE_S
 
 PARTS: Final = (
     "recent",
     "below",
+    "missing",
     "opened",
     "usual",
     "learnt",
@@ -24,9 +26,8 @@ PARTS: Final = (
     "latest",
     "shared",
     "last_s",
+    "heard_s",
 )
-ABSENT_S: Final = 300.0
-ABSENT_SAMPLES: Final = 10
 PACE_SAMPLES: Final = 1_000  # the sampling interval is the mean, in logarithms, over about so many samples
 
 
@@ -38,6 +39,7 @@ class FamilyMemory:
     size: int = 0  # entities seen
     recent: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))  # newest in bit 0
     below: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    missing: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     opened: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     usual: Floats = field(default_factory=lambda: np.zeros(0))  # nats of rarity that are usual for the entity
     learnt: Floats = field(default_factory=lambda: np.zeros(0))  # what will be usual once it is not anomalous
@@ -47,6 +49,7 @@ class FamilyMemory:
     latest: Floats = field(default_factory=lambda: np.zeros(0))
     shared: Floats = field(default_factory=lambda: np.zeros(0))  # the whole vote's highest score since the onset
     last_s: Floats = field(default_factory=lambda: np.zeros(0))
+    heard_s: Floats = field(default_factory=lambda: np.zeros(0))  # when its newest score came
     blamed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     pace: float = float(np.log(REFERENCE_S))  # logarithm of the sampling interval
     paced: int = 0  # samples that it was learnt from
@@ -73,9 +76,17 @@ class FamilyMemory:
             paces[sample] = self.pace
         return np.exp(paces)
 
+    def hear(self, rows: npt.NDArray[np.int64], times_s: Floats, measured: npt.NDArray[np.bool_], now_s: float) -> None:
+        """Samples of `rows` taken at ``times_s [r, k]``, some of them `measured`, have come at `now_s`."""
+        newest_s = np.fmax.reduce(np.where(measured, times_s, np.nan), axis=1)
+        came_s = now_s - (np.fmax.reduce(times_s, axis=1) - newest_s)
+        self.heard_s[rows] = np.where(np.isnan(came_s), self.heard_s[rows], came_s)
+
     def let_go(self, now_s: float) -> None:
-        """Nobody is anomalous who has not been measured for long: an evicted device says nothing any more."""
-        absent = self.opened & (now_s - self.last_s > max(ABSENT_S, ABSENT_SAMPLES * self.every_s))
+        """Nothing is said of whoever has had no score for long: what is lost is neither strange nor normal."""
+        with np.errstate(invalid="ignore"):
+            absent = now_s - self.heard_s > absent_after(np.array(self.every_s))
+        absent |= self.missing >= ABSENT
         if absent.any():
             self.opened[absent], self.recent[absent], self.below[absent] = False, 0, 0
             self.latest[absent] = np.nan

@@ -20,6 +20,8 @@ EXPIRE_S: Final = 86_400.0
 """What has been strange for a day may teach what is usual again: a machine that has changed for good."""
 BURST_S: Final = 3_600.0
 """A spell that is over sooner teaches what is usual once it is over: what comes and goes is the machine's way."""
+ABSENT: Final = 10
+"""Samples without a score after which nothing is said of an entity any more, as without samples (`job.silence`)."""
 HIGHEST: Final = 0.99  # a calibrated score of 1 would be infinitely rare
 State = dict[str, npt.NDArray[Any]]
 
@@ -29,6 +31,7 @@ def start(entities: int) -> State:
     return {
         "recent": np.zeros(entities, dtype=np.uint64),  # strange or not, newest in bit 0
         "below": np.zeros(entities, dtype=np.int64),
+        "missing": np.zeros(entities, dtype=np.int64),  # samples without a score since the last one
         "opened": np.zeros(entities, dtype=np.bool_),
         "usual": np.zeros(entities),
         "learnt": np.zeros(entities),  # what `usual` will be once the entity is not anomalous
@@ -125,11 +128,16 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         """`step` for all samples of one entity, in plain numbers: ten times as fast for one."""
         mask, most = (1 << (2 * self.open_samples - 1)) - 1, float(unsqueeze(self.usual_most))
         share, size = self.usual_share, self.usual_step if self.usual_share else 0.0
-        recent, below, usual, learnt, opened, open_s = 0, 0, 0.0, 0.0, False, 0.0
+        recent, below, missing, usual, learnt, opened, open_s = 0, 0, 0, 0.0, 0.0, False, 0.0
         out = []
         rare = (scores >= thresholds).tolist()
         for nats, enough, elapsed_s in zip(rarity(scores).tolist(), rare, every_s.tolist(), strict=True):
-            if not math.isnan(nats):
+            if math.isnan(nats):
+                missing += 1
+                if missing >= ABSENT:
+                    recent, below, opened = 0, 0, False
+            else:
+                missing = 0
                 strange = enough and nats >= usual
                 recent = (recent << 1 | strange) & mask
                 below = 0 if strange else below + 1
@@ -145,7 +153,9 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
             out.append(opened)
         return out
 
-    def step(self, state: State, score: Floats, threshold: float, every_s: float) -> npt.NDArray[np.bool_]:
+    def step(
+        self, state: State, score: Floats, threshold: float, every_s: float, there: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
         """Move `state` on by one sample of every entity; for whom a run of strange samples begins.
 
         Parameters
@@ -153,11 +163,13 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         state : dict of array [r]
             Parts as `start` makes them; replaced.
         score : float array [r]
-            Calibrated; NaN counts neither way.
+            Calibrated; NaN counts neither way, but `ABSENT` of them in a row end what was found.
         threshold : float
             Before what is usual for an entity raises it.
         every_s : float
             Seconds since the sample before.
+        there : bool array [r], optional
+            Who has a sample; without it all have.
         """
         nats = rarity(score)
         measured = ~np.isnan(score)
@@ -169,8 +181,11 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         # A run of strange samples begins where none of the last few was.
         begins: npt.NDArray[np.bool_] = strange & (before == 0) & ~state["opened"]
         state["below"] = np.where(strange, 0, state["below"] + measured)
+        state["missing"] = np.where(measured, 0, state["missing"] + (1 if there is None else there))
+        absent = state["missing"] >= ABSENT
         opened = state["opened"] | (np.bitwise_count(recent) >= self.open_samples)
-        closes = opened & (state["below"] >= self.close_samples)
+        closes = opened & (state["below"] >= self.close_samples) | absent
+        state["below"] = np.where(absent, 0, state["below"])
         state["opened"] = opened & ~closes
         state["recent"] = np.where(closes, np.uint64(0), recent)
         fault = measured & ~state["opened"] & (state["open_s"] > BURST_S) & (state["open_s"] <= EXPIRE_S)

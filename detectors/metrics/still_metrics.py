@@ -76,7 +76,7 @@ class StillMetrics:
         for samples in window.samples:
             family = self._families.setdefault(samples.family, StillFamily())
             family.take(samples, window.now_s, quiet=samples.normal or window.phase in QUIET)
-        if window.samples:
+        if window.samples or self._found:
             self._found = self._look()
 
     def score(self, window: Window) -> Vote:

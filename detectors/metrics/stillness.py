@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.job.samples import Entity, FamilySamples, Floats
+from detectors.job.silence import absent_after, interval_after
 from detectors.metrics.opening import BURST_S, EXPIRE_S
 
 Flags = npt.NDArray[np.bool_]
@@ -21,7 +22,7 @@ CALM: Final = 15  # samples back where it stood, after which a movement is over:
 RARE: Final = np.log(31.0)  # nats: what has stood for less than half an hour is no evidence
 SAME: Final = 1e-9  # of its size: what differs by less is the same but for rounding
 GAP_S: Final = 600.0  # a longer silence counts as so much time at most
-_CELLS: Final = ("level", "value", "level_s", "seen_s", "since_s", "away_s", "nats", "calm", "recent")
+_CELLS: Final = ("level", "value", "level_s", "seen_s", "every_s", "since_s", "away_s", "nats", "calm", "recent")
 _METRICS: Final = ("minutes", "moves", "told")
 _LASTS: Final = np.array([bin(bits).count("1") >= 3 for bits in range(32)])  # of the newest five samples
 
@@ -40,6 +41,8 @@ class StillFamily:
         The value at which a metric stands, and since when; NaN if it was never measured.
     value, seen_s : float arrays [metrics, rows]
         Its newest value off the level, and when it was measured last, by the node's own clock.
+    every_s : float array [metrics, rows]
+        Seconds between two samples of it.
     since_s, away_s, nats : float arrays [metrics, rows]
         Since when it has left a level that it never left before (NaN if it has not), when it was last seen off it, and
         how rare that is.
@@ -57,6 +60,7 @@ class StillFamily:
     value: Floats = field(init=False)
     level_s: Floats = field(init=False)
     seen_s: Floats = field(init=False)
+    every_s: Floats = field(init=False)
     since_s: Floats = field(init=False)
     away_s: Floats = field(init=False)
     nats: Floats = field(init=False)
@@ -83,7 +87,11 @@ class StillFamily:
 
         Of what a fifth of the entities does, two at least, nothing is said: that is other work.
         """
-        there = now_s - self.heard_s < GAP_S
+        every_s = np.fmin.reduce(self.every_s, axis=0, initial=np.inf)
+        there = now_s - self.heard_s < absent_after(np.where(np.isinf(every_s), np.nan, every_s))
+        # By the node's own clock: a metric may be lost while others of the same device come.
+        silent_s = np.fmax.reduce(self.seen_s, axis=0, initial=-np.inf) - self.seen_s
+        there = there & ~(silent_s > absent_after(self.every_s))
         away = np.isfinite(self.since_s) & there & (self.recent > 0.0)
         many = (np.isfinite(self.level) & there).sum(axis=1)
         common = (many > 1) & (away.sum(axis=1) > np.maximum(1, 0.2 * many))
@@ -135,6 +143,8 @@ class StillFamily:
         elapsed_s = np.clip(newest[:, 1:] - newest[:, :-1], 0.0, GAP_S)
         self.minutes[metric] += np.nansum(elapsed_s) / 60.0 / max(1, np.isfinite(self.level[metric]).sum())
         self.seen_s[metric, rows] = newest[:, -1]
+        apart_s = np.fmax.reduce(np.where(np.isnan(at_s), np.nan, newest[:, 1:] - newest[:, :-1]), axis=1, initial=0.0)
+        self._paced(metric, rows, apart_s)
         return end
 
     def _step(self, metric: int, rows: npt.NDArray[np.int64], values: Floats, at_s: Floats, quiet: bool) -> None:
@@ -148,9 +158,15 @@ class StillFamily:
         inside = np.isfinite(self.since_s[metric, rows])
         if away.any() or inside.any():
             self._moved(metric, (rows, values, at_s), away, quiet)
+        self._paced(metric, rows, at_s - self.seen_s[metric, rows])
         elapsed_s = np.clip(at_s - self.seen_s[metric, rows], 0.0, GAP_S)[~first & ~inside]
         self.minutes[metric] += elapsed_s.sum() / 60.0 / max(1, np.isfinite(self.level[metric]).sum())
         self.seen_s[metric, rows] = at_s
+
+    def _paced(self, metric: int, rows: npt.NDArray[np.int64], elapsed_s: Floats) -> None:
+        """A metric of `rows` came so long after its sample before; 0 or NaN where there was none."""
+        apart_s = np.where(elapsed_s > 0.0, elapsed_s, np.nan)
+        self.every_s[metric, rows] = interval_after(self.every_s[metric, rows], apart_s)
 
     def _moved(
         self, metric: int, sample: tuple[npt.NDArray[np.int64], Floats, Floats], away: Flags, quiet: bool

@@ -25,6 +25,7 @@ from trainwarden.records import Suspect, Vote
 __all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
 MAX_SUSPECTS: Final = 16
 IDLE: Final = "its votes weigh nothing, so it is not computed; name it in detection.detectors or --detectors to see it"
+ABSENT_WHY: Final = "no sample of late that the model could judge"
 ENSEMBLE: Final = "ensemble"  # what the mean of all models is called among versions
 
 
@@ -62,7 +63,7 @@ class ModelVote:
         for scored in window.scored:
             scores = self.scores_of(scored)
             if scores is not None:
-                self._take(scored, scores)
+                self._take(scored, scores, window.end_s)
         for family in self._families.values():
             family.let_go(window.end_s)
         self._why = self._silence(window)
@@ -114,9 +115,11 @@ class ModelVote:
             return f"no {self.member} model was trained"
         if not window.scored and not self._families:
             return self._why if self._why != NO_MODELS else "no metrics to score yet"
+        if any(np.isfinite(one.heard_s).any() for one in self._families.values()):
+            return ABSENT_WHY
         return self.silence
 
-    def _take(self, scored: ScoredSamples, scores: Floats) -> None:
+    def _take(self, scored: ScoredSamples, scores: Floats, now_s: float) -> None:
         family = self._families.setdefault(scored.family, FamilyMemory())
         rows = scored.rows
         if not rows.size or not scores.shape[1]:
@@ -132,11 +135,15 @@ class ModelVote:
         if not ((scores >= thresholds).any() or part["opened"].any() or part["recent"].any()):
             self._rest(part, scores, scored)
         else:
+            there = ~np.isnan(scored.times_s)
             for sample in range(len(thresholds)):
-                begins = self._config.step(part, scores[:, sample], float(thresholds[sample]), float(every_s[sample]))
+                begins = self._config.step(
+                    part, scores[:, sample], float(thresholds[sample]), float(every_s[sample]), there[:, sample]
+                )
                 self._step(part, begins, scores[:, sample], scored.ensemble[:, sample], scored.times_s[:, sample])
         for name, array in part.items():
             getattr(family, name)[rows] = array
+        family.hear(rows, scored.times_s, ~np.isnan(scores), now_s)
         self._blame(family, scored, scores, float(thresholds[-1]))
 
     def _rest(self, part: dict[str, Any], scores: Floats, scored: ScoredSamples) -> None:
@@ -148,6 +155,9 @@ class ModelVote:
         newest = scores.shape[1] - 1 - np.argmax(measured[:, ::-1], axis=1)
         found = scores[np.arange(len(scores)), newest]
         part["latest"] = np.where(np.isnan(found), part["latest"], found)
+        there, any_ = ~np.isnan(scored.times_s), measured.any(axis=1)
+        since = there & (np.arange(scores.shape[1]) > np.where(any_, newest, -1)[:, None])
+        part["missing"] = np.where(any_, 0, part["missing"]) + since.sum(axis=1)
         part["last_s"] = np.fmax(part["last_s"], np.fmax.reduce(scored.times_s, axis=1))
         for nats in rarity(scores).T:
             part["usual"] = self._config.usual(part["usual"], nats)

@@ -97,13 +97,39 @@ def test_a_device_that_is_not_measured_any_more_is_not_anomalous_for_ever() -> N
     again.restore(detector.state())
     later = window(end_s=30 * 86_400.0)
     again.update(later)
-    assert again.score(later).opinion == "normal"
+    assert again.score(later).opinion == "abstain"
+    assert again.score(later).reason == "no sample of late that the model could judge"
 
 
 def test_gaps_neither_open_nor_close() -> None:
     gap = float("nan")
     assert after(window(scored([[0.9, gap, gap, 0.9]])))[1].opinion == "anomalous"
     assert after(window(scored([[0.9, 0.9, 0.1, gap, gap, gap, 0.1]])))[1].opinion == "anomalous"
+
+
+def test_what_is_lost_while_samples_come_is_told_for_ten_of_them() -> None:
+    gap = float("nan")
+    for gaps, opinion in ((9, "anomalous"), (10, "abstain")):
+        scores = [[0.9, 0.9, *[gap] * gaps]]
+        assert after(window(scored(scores)))[1].opinion == opinion
+        one_by_one = [window(scored([[one]], start_s=60.0 * place)) for place, one in enumerate(scores[0])]
+        assert after(*one_by_one)[1].opinion == opinion
+        assert bool(CONFIG.opened(np.array(scores), np.full(gaps + 2, 0.5))[0, -1]) == (opinion == "anomalous")
+    back = window(scored([[0.9, 0.9, *[gap] * 12, 0.9]]))
+    assert after(back)[1].opinion == "normal"
+
+
+def test_samples_that_are_left_out_are_not_lost() -> None:
+    one = scored([[0.9, 0.9, *[float("nan")] * 30]])
+    left_out = replace(one, times_s=np.where(np.isnan(one.scores["pca"]), np.nan, one.times_s))
+    assert after(window(left_out))[1].opinion == "anomalous"
+
+
+@pytest.mark.parametrize(("every_s", "silent_s"), [(1.0, 30.0), (60.0, 600.0)])
+def test_a_score_ends_with_its_samples(every_s: float, silent_s: float) -> None:
+    for passed_s, opinion in ((silent_s - 1.0, "anomalous"), (silent_s + 1.0, "abstain")):
+        sick = window(scored([[0.9] * 30], every_s=every_s), end_s=1000.0)
+        assert after(sick, window(end_s=1000.0 + passed_s))[1].opinion == opinion
 
 
 def test_how_samples_are_cut_into_windows_changes_nothing() -> None:
