@@ -13,8 +13,8 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
+from detectors.job.beats import KNOWN_PAUSES, WAIT
 from detectors.job.common_mode import quiet_median
-from detectors.job.rings import KNOWN_PAUSES, WAIT
 from detectors.job.window import Window, job_duration_s
 from trainwarden.settings import Config
 

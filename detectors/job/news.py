@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from detectors.job.roster import Seen
 from detectors.job.window import LogLine
 from trainwarden.records import EventRecord, LogRecord, MetricsRecord
@@ -30,7 +32,9 @@ class News:
         """Whether `record` comes for the first time."""
         if isinstance(record, EventRecord):
             return self._seen_events.add(record.id)
-        return self._seen_metrics.add((record.node, record.time_s, record.devices, record.names[:1]))
+        # A hundred thousand of these are remembered, and kept with each snapshot.
+        words = "\0".join((record.node, repr(record.time_s), *record.names[:1], *record.devices))
+        return self._seen_metrics.add(blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest())
 
     def log(self, record: LogRecord) -> tuple[int, list[float]]:
         """Take in lines; how many of them had come before, and the times of the others."""

@@ -8,7 +8,7 @@ kinds, records, or of classes that the caller names.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ import numpy as np
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record
 
-_SCALARS: Final = (type(None), bool, int, float, str, bytes)
+_PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SEQUENCES: Final[dict[str, Callable[[Iterable[Any]], Any]]] = {
     "tuple": tuple, "list": list, "set": set, "frozenset": frozenset,
 }  # fmt: skip
@@ -100,7 +100,7 @@ class Plain:
     def _out(self, value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
-        if type(value) in _SCALARS:
+        if type(value) in _PLAIN_TYPES:
             return value
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in _NUMBERS:
@@ -109,14 +109,18 @@ class Plain:
         name = type(value).__name__
         if name in _SEQUENCES:
             ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-            return [name, [self._out(one) for one in ordered]]
+            return [name, self._each(ordered)]
         if name in _TABLES:
-            return [name, [(self._out(key), self._out(one)) for key, one in value.items()]]
+            return [name, list(zip(self._each(value), self._each(value.values()), strict=True))]
         return self._object(name, value)
+
+    def _each(self, values: Collection[Any]) -> list[Any]:
+        # Of large jobs most is long lists of plain numbers and words: one call for all of them.
+        return list(values) if _PLAIN_TYPES.issuperset(map(type, values)) else [self._out(one) for one in values]
 
     def _object(self, name: str, value: Any) -> Any:
         if isinstance(value, deque):
-            return ["deque", value.maxlen, [self._out(one) for one in value]]
+            return ["deque", value.maxlen, self._each(value)]
         if isinstance(value, Record):
             return ["record", name, msgspec.to_builtins(value, builtin_types=(bytes,))]
         if name in self._kinds:

@@ -39,7 +39,7 @@ def absent_after(every_s: Floats) -> Floats:
     [30.0, 100.0, 600.0, 900.0, 600.0]
     """
     known_s = np.where(np.isnan(every_s), GONE_S / ABSENT_SAMPLES, every_s)
-    return np.fmax(np.clip(ABSENT_SAMPLES * known_s, ABSENT_S, GONE_S), SELDOM * known_s)
+    return np.asarray(np.fmax(np.clip(ABSENT_SAMPLES * known_s, ABSENT_S, GONE_S), SELDOM * known_s), dtype=np.float64)
 
 
 class Silence:

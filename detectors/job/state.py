@@ -11,14 +11,14 @@ from typing import Final
 import numpy as np
 
 from detectors.calls.board import CallBoard
+from detectors.job.beats import HeartbeatBoard, damaged
 from detectors.job.board import HISTORY, MetricBoard
 from detectors.job.clocks import MAX_TIME_S, NodeClocks
 from detectors.job.news import News
-from detectors.job.phase import phase
-from detectors.job.rings import COLUMNS, HeartbeatBoard, NodeBeats, damaged, node_clock_s
+from detectors.job.rings import COLUMNS
 from detectors.job.roster import MAX_RANKS, Roster
 from detectors.job.silence import Silence
-from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly
+from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, phase
 from detectors.job.window import Window
 from trainwarden.records import (
     CollectivesRecord,
@@ -53,7 +53,6 @@ class JobState:
         self.attempt: int | None = None  # the newest start of the ranks that was heard of, by their launcher's count
         self.clocks = NodeClocks()
         self._silence = Silence()
-        self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
         self._steps = StepAssembly(rows)
         self._board, self._samples = HeartbeatBoard(), MetricBoard()
         self._calls, self._roster, self._news = CallBoard(), Roster(), News()
@@ -80,6 +79,7 @@ class JobState:
 
         Metric samples are gathered only `with_samples`; `history` older ones come along. `last`: nothing comes later.
         """
+        self._settle()
         size, ended = len(self._roster.ranks), self._roster.ended[: len(self._roster.ranks)]
         live = ~ended & ~self._board.gone[:size]
         calls = self._calls.close(live, last or self.finished)
@@ -124,10 +124,12 @@ class JobState:
     @property
     def quiet_s(self) -> float:
         """How long no rank has made a visible step or collective call, by the newest heartbeat; 0 if unknown."""
+        self._settle()
         return float(np.nan_to_num(self._board.still_s, nan=np.inf).min(initial=np.inf)) if self._board.heard else 0.0
 
     def take_counts(self) -> dict[str, int]:
         """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd``, ``lost`` there were since the last call."""
+        self._settle()
         counts = self._steps.counts + self._calls.counts + Counter(late=self._samples.late, odd=self._samples.odd)
         self._steps.counts, self._calls.counts = Counter(), Counter()
         self._samples.late = self._samples.odd = 0
@@ -135,6 +137,7 @@ class JobState:
 
     def count_silence(self, elapsed_s: float) -> None:
         """Let `elapsed_s` of watched time pass for every node that has not been heard since the last call."""
+        self._settle()  # who moved has moved before
         self._silence.passed(elapsed_s)
         self._calls.passed(elapsed_s)
 
@@ -196,23 +199,21 @@ class JobState:
             return
         if self._no_room(record.ranks):
             return
-        every = self._columns(record.ranks, record.node)
-        keep = [i for i, column in enumerate(every) if self._same_life(column, record.incarnations[i])]
-        columns = np.array([every[i] for i in keep], dtype=np.int64)
-        self._board.reboot(
-            columns[[self._boots.get(column, record.boot) != record.boot for column in columns.tolist()]]
-        )
-        self._boots |= dict.fromkeys(columns.tolist(), record.boot)
-        old = node_clock_s(record) <= self._board.clock_s[columns]
-        if old.any():
-            self._steps.counts["duplicates"] += 1
-            keep = [i for i, stale in zip(keep, old, strict=True) if not stale]
-            columns = columns[~old]
-        if not keep:
-            return
-        if self._board.feed(NodeBeats.of(record, keep, columns, self._roster.incarnation[columns])):
+        columns, keep = self._columns(record.ranks, record.node), None
+        if any(self._roster.incarnations[one] != life for one, life in zip(columns, record.incarnations, strict=True)):
+            keep = [i for i, column in enumerate(columns) if self._same_life(column, record.incarnations[i])]
+            columns = [columns[i] for i in keep]
+        if self._board.holds(columns):
+            self._settle()
+        self._board.take(record, keep, columns, self._roster.incarnation[columns].tolist())
+
+    def _settle(self) -> None:
+        """Take in the heartbeats that wait."""
+        settled = self._board.settle()
+        self._steps.counts["duplicates"] += settled.overtaken
+        if settled.moved:
             self._silence.moved()
-        self._heard(record.time_s)
+        self._heard(settled.newest_s)
 
     def _feed_log(self, record: LogRecord) -> None:
         duplicates, times_s = self._news.log(record)
@@ -291,8 +292,6 @@ class JobState:
             self._steps.counts["late"] += 1
         elif self._calls.feed(record, column):
             self._heard(record.time_s)
-
-    # -- windows ---------------------------------------------------------------------------------------------
 
     def _live_silence(self, size: int) -> dict[str, float]:
         dead = self._roster.ended[:size] | self._board.gone[:size]

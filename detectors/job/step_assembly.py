@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.job.beats import EXIT, PHASE_CODE, Ints
 from detectors.job.common_mode import quiet_median
 from detectors.job.rings import COLUMNS, StepRing
 
@@ -160,6 +161,30 @@ class StepAssembly:
         self.repaced_left = max(0, self.repaced_left - 1)
         self.ring.append(key[1], key[0], end_s, quiet, pending.values, repaced=repaced)
         self._closed = max(self._closed, key)
+
+
+def phase(steps: StepAssembly, alive: Ints, finished: bool, manned: bool) -> str:
+    """The phase of a job, see `detectors.job.window.Window`.
+
+    Parameters
+    ----------
+    alive : int [ranks]
+        Phases of the ranks that have not ended.
+    finished, manned : bool
+        Whether the launcher has said that it is over; whether there are ranks: without any no start can be seen.
+    """
+    if steps.restarting:
+        return "restart"
+    if finished:
+        return "ended"
+    if bool((alive == EXIT).any()):
+        return "exit"
+    if steps.quiet_left > 0 and manned:
+        return "start"
+    for name in ("checkpoint", "evaluation", "data"):
+        if (alive == PHASE_CODE[name]).any():
+            return name
+    return ""
 
 
 def widened(array: npt.NDArray[Any], room: int, empty: object) -> npt.NDArray[Any]:

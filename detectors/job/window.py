@@ -11,9 +11,9 @@ import numpy.typing as npt
 from detectors.calls.counts import Counts
 from detectors.calls.joined import JoinedStep
 from detectors.calls.links import Carried
+from detectors.job.beats import HeartbeatBoard
 from detectors.job.board import MetricBoard
 from detectors.job.common_mode import quiet_median
-from detectors.job.rings import HeartbeatBoard
 from detectors.job.samples import FamilySamples, ScoredSamples
 from trainwarden.parallelism.layout import Layout
 from trainwarden.records import EventRecord, MetricsRecord

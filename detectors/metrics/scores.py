@@ -181,14 +181,7 @@ class MetricScorer:
             family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new], past_s)
         family.known[rows] = True
         parts = self._parts(one, family, values)
-        least = vote.preparation.warm_up
-        if least and (most := family.waited()) < least:
-            what = one.family or "entities"
-            self.abstained[one.family] = (
-                f"warm-up: {what} differ in level, so each needs {least} samples of its own first, there are {most}"
-            )
-        if apart := why_apart(one, family):
-            self.abstained[one.family] = apart
+        self._explain(one, family)
         scores = {
             name: np.concatenate([part.members[name] for _, part in parts], axis=1) for name in parts[0][1].members
         }
@@ -211,6 +204,17 @@ class MetricScorer:
             blamed=blamed,
             versions={name: version for name, version in self._versions().items() if name in scores},
         )
+
+    def _explain(self, one: FamilySamples, family: EntityHistory) -> None:
+        """Say who is not judged yet, or not with the others."""
+        least = family.vote.preparation.warm_up
+        if least and (most := family.waited()) < least:
+            what = one.family or "entities"
+            self.abstained[one.family] = (
+                f"warm-up: {what} differ in level, so each needs {least} samples of its own first, there are {most}"
+            )
+        if apart := why_apart(one, family):
+            self.abstained[one.family] = apart
 
     def _parts(self, one: FamilySamples, family: EntityHistory, values: Floats) -> list[Part]:
         """z-scores and scores of the new samples, cut where somebody's scale begins or ends to follow its samples.

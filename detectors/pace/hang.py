@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.rings import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
+from detectors.job.beats import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from detectors.job.window import Window
 from detectors.pace.held_up import held_up_by
 from trainwarden.records import Suspect, Vote
