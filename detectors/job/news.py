@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 from detectors.job.roster import Seen
 from detectors.job.window import LogLine
 from trainwarden.records import EventRecord, LogRecord, MetricsRecord
-
-Shown = tuple[tuple[LogLine, ...], tuple[EventRecord, ...], tuple[MetricsRecord, ...]]
 
 
 class News:
@@ -54,8 +53,8 @@ class News:
         self._log_ends[source] = high
         return duplicates, times_s
 
-    def take(self) -> Shown:
-        """Everything, once."""
-        shown = tuple(self._logs), tuple(self.events), tuple(self.metrics)
+    def take(self) -> dict[str, Any]:
+        """Everything, once: what a window shows of it."""
+        shown = {"logs": tuple(self._logs), "events": tuple(self.events), "metrics": tuple(self.metrics)}
         self._logs, self.events, self.metrics = [], [], []
         return shown

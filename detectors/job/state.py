@@ -85,7 +85,7 @@ class JobState:
         calls = self._calls.close(live, last or self.finished)
         self._steps.close(~ended, self.world_size <= size, [one.step for one in calls])
         ring = self._steps.ring
-        values, (logs, events, metrics) = ring.values[:, :, :size], self._news.take()
+        values = ring.values[:, :, :size]
         values.flags.writeable = False
         return Window(
             job=self.job,
@@ -109,9 +109,7 @@ class JobState:
             board=self._samples,
             node_silent_s=self._live_silence(size),
             still_s=self._silence.still_s,
-            logs=logs,
-            events=events,
-            metrics=metrics,
+            **self._news.take(),
             calls=calls,
             **self._calls.told(),
             samples=tuple(self._samples.take(self._roster.said_roles(), history)) if with_samples else (),
