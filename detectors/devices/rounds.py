@@ -22,8 +22,10 @@ from trainwarden.catalogue import lookup
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
+# A sample size, whatever the interval: chosen on peers sampled each second and every other (`likeness`, in benchmarks).
 ROUNDS: Final = 30  # in a window: half a minute at one sample a second
-ENOUGH: Final = 20  # of them a metric must be away in, always on one side
+ENOUGH: Final = 20  # of them a metric must be away in, always on one side,
+ENOUGH_S: Final = 19.0  # and for as long as so many take there: samples that come faster are no more independent
 LEAST: Final = 3  # of a role: of two nobody can say which is the odd one
 WIDTHS: Final = 2.0  # robust standard deviations of the peers that count as away,
 OWN_WIDTHS: Final = 1.5  # or mean distances of its own
@@ -31,7 +33,7 @@ ODD_SHARE: Final = 0.2  # what more than these do is other work
 SLOW: Final = 1.0 / 600.0  # per round: how fast usual distances follow while nothing is away
 BAND: Final = 5  # rounds by which a peer may lag behind the others, or be ahead
 WARPED: Final = 4_096  # cells at most, in some 0.04 s of a processor
-SILENT: Final = 10  # rounds without a word after which nobody waits for an entity, nor speaks of it
+SILENT: Final = 10  # rounds without a word after which nobody waits for an entity, nor speaks of it (`job.silence`)
 _CELLS: Final = ("usual", "own", "seen", "high", "low", "away_s", "width", "middle", "now")
 _ROWS: Final = ("heard", "said_s")
 _BITS: Final = np.uint32((1 << ROUNDS) - 1)
@@ -101,7 +103,8 @@ class PeerRounds:
         heard = self.heard > self.number - SILENT
         for members in self._members().values():
             counts = np.maximum(np.bitwise_count(cells["high"][:, members]), np.bitwise_count(cells["low"][:, members]))
-            away = (counts >= ENOUGH) & heard[members]
+            lasted_s = self.said_s[members] - cells["away_s"][:, members]
+            away = (counts >= ENOUGH) & (lasted_s >= ENOUGH_S) & heard[members]
             many = away.sum(axis=1) > np.maximum(1, ODD_SHARE * members.size)
             found[:, members] = away & ~many[:, None]
         lagging = self._lagging(np.argwhere(found))

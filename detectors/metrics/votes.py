@@ -18,7 +18,10 @@ from detectors.protocol import Role
 
 
 class DtwVoteConfig(ModelVoteConfig, frozen=True, kw_only=True):
-    """As `ModelVoteConfig`; a comparison stands for five samples, so that 8 of 15 are two comparisons at least."""
+    """As `ModelVoteConfig`; a comparison stands for five samples, so that 8 of 15 are two comparisons at least.
+
+    That counts comparisons, not time: samples come at the interval that the model was trained at (`pacing`).
+    """
 
     open_samples: Annotated[int, msgspec.Meta(ge=1, le=16)] = 8
 

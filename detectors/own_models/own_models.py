@@ -18,7 +18,8 @@ from trainwarden.errors import DetectorError
 
 log = logging.getLogger("trainwarden.detection")
 
-STAGES: Final = (24, 120)  # samples of an entity: the first models, and those that stay
+# Samples of an entity: the first models, and those that stay. Rows to fit and calibrate on, whatever their interval.
+STAGES: Final = (24, 120)
 MAX_ENTITIES: Final = 32  # of a family that are learnt from
 MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a third of a core or so (16,384 take 1.2 s)
 

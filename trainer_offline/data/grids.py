@@ -28,13 +28,8 @@ Flags = npt.NDArray[np.bool_]
 Span = tuple[float, float]
 
 IRREGULAR: Final = 0.5  # samples further than half an interval off its multiples are laid on a grid
-UNSETTLED_METRICS: Final = 0.2  # of the metrics measured at the start, so many have to be off their later range
-MARGIN: Final = 0.25  # of the later range: outside it by more is another level
-SETTLED_SAMPLES: Final = 5  # settled once nothing is off for so many samples
-START_SAMPLES: Final = 3  # an initialisation begins with the recording
 LEAST_ENTITIES: Final = 4  # of a job; fewer could not be compared with each other
 LOOK_BACK: Final = 62  # samples before a fault that the models need to judge its first one
-LEAST_SAMPLES: Final = 40  # of fewer nothing can be said about levels
 
 
 class PrepareConfig(Config, frozen=True, kw_only=True):
@@ -124,41 +119,6 @@ class JobGrid:
         return digest.hexdigest()
 
 
-def settled_index(values: Floats, start_share: float) -> int:
-    """How many first samples of ``values [d, n]`` belong to an initialisation phase; 0 if there is none.
-
-    A job initialises while several metrics stand at levels that they never see again: outside the range of the rest of
-    the recording. It has settled when nothing is off for a few samples. What is not settled after `start_share` of the
-    recording is no initialisation.
-
-    Examples
-    --------
-    >>> power = np.concatenate([np.full(20, 80.0), np.random.default_rng(0).normal(400.0, 5.0, 280)])
-    >>> settled_index(power[None], 0.2), settled_index(power[None, 20:], 0.2)
-    (20, 0)
-    """
-    samples = values.shape[1]
-    limit = int(samples * start_share)
-    if samples < LEAST_SAMPLES or limit < START_SAMPLES:
-        return 0
-    start, rest = values[:, :limit], values[:, limit:]
-    there = np.isfinite(start).any(axis=1) & np.isfinite(rest).any(axis=1)
-    if not there.any():
-        return 0
-    start, rest = start[there], rest[there]
-    low, high = np.nanquantile(rest, (0.005, 0.995), axis=1)
-    margin = MARGIN * (high - low) + 1e-9 * np.maximum(np.abs(low), np.abs(high))
-    with np.errstate(invalid="ignore"):
-        off = (start < (low - margin)[:, None]) | (start > (high + margin)[:, None])
-    least = max(1.0, UNSETTLED_METRICS * there.sum())
-    places = np.flatnonzero(off.sum(axis=0) >= least)
-    if not places.size or places[0] >= START_SAMPLES:
-        return 0
-    breaks = np.flatnonzero(np.diff(places) > SETTLED_SAMPLES)
-    last = int(places[breaks[0]] if breaks.size else places[-1])
-    return 0 if last + 1 + SETTLED_SAMPLES > limit else last + 1
-
-
 def on_grid(grid: MetricGrid, every_s: float | None, fill_samples: int) -> tuple[Floats, Floats, float]:
     """Times ``[m]``, values ``[r, d, m]`` and the interval; regular samples of the wanted interval stay as they are.
 
@@ -169,7 +129,7 @@ def on_grid(grid: MetricGrid, every_s: float | None, fill_samples: int) -> tuple
     times_s, values = times_s[there], values[:, :, there]
     steps = np.diff(times_s)
     steps = steps[steps > 0.0]
-    own_s = float(np.median(steps)) if steps.size else 1.0
+    own_s = interval_of(times_s)
     step_s = every_s or own_s
     off = np.abs(steps / step_s - np.maximum(np.round(steps / step_s), 1.0))
     if not times_s.size or (abs(own_s / step_s - 1.0) < 0.1 and not (off > IRREGULAR * 0.5).mean() > 0.01):
@@ -187,6 +147,19 @@ def on_grid(grid: MetricGrid, every_s: float | None, fill_samples: int) -> tuple
     source = np.repeat(np.arange(occupied.size), empty + 1)
     offset = np.arange(source.size) - np.repeat(np.cumsum(empty + 1) - (empty + 1), empty + 1)
     return times_s[0] + (occupied[source] + offset) * step_s, means[:, :, source], step_s
+
+
+def interval_of(times_s: Floats) -> float:
+    """Seconds between samples taken at ``times_s [n]``, most of the time.
+
+    Examples
+    --------
+    >>> interval_of(np.array([0.0, 10.0, 20.0, 20.0, 90.0]))
+    10.0
+    """
+    steps = np.diff(times_s)
+    steps = steps[steps > 0.0]
+    return float(np.median(steps)) if steps.size else 1.0
 
 
 def inside(times_s: Floats, spans: Sequence[Span]) -> Flags:

@@ -24,10 +24,11 @@ from trainer_offline.data.grids import (
     PrepareConfig,
     Span,
     inside,
+    interval_of,
     on_grid,
-    settled_index,
     thinned,
 )
+from trainer_offline.data.settling import settled_index
 from trainwarden.catalogue import Metric, add, added, lookup
 from trainwarden.errors import DataError
 from trainwarden.recorded.folder import read_metrics_of
@@ -165,7 +166,7 @@ def _start_s(grids: Sequence[MetricGrid], until_s: float | None, task: Task, out
         if before.sum() and grid.names:
             with np.errstate(invalid="ignore"):
                 values = _median(grid.values[:, :, before])
-            index = settled_index(values, task.config.start_share)
+            index = settled_index(values, task.config.start_share, interval_of(grid.column_s[before]))
             if index:
                 found_s = max(found_s, float(grid.column_s[before][index]))
                 first_s = float(grid.column_s[0])

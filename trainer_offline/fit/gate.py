@@ -16,7 +16,7 @@ from trainer_offline.fit.judge import Tally, judge
 from trainer_offline.fit.weights import Counted, Weight, weighed
 from trainer_offline.progress import Tell, silent
 
-FEWEST_NEW: Final = 60  # samples: the models' look-back; of less there is nothing to compare by
+FEWEST_NEW: Final = 60  # samples of the models' own interval, their look-back; of less there is nothing to compare by
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from detectors.job.samples import FamilySamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote
+from detectors.metrics.opening import REFERENCE_S
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVoteConfig
 from trainer_offline.data.grids import Flags, Floats, JobGrid
@@ -25,11 +26,12 @@ from trainer_offline.data.prepare_job import PreparedJob
 from trainer_offline.fit.weights import Counted
 
 BLOCK_CELLS: Final = 8_000_000  # values scored in one call: 64 MB
-INJECTED_SAMPLES: Final = 30
+INJECTED_SAMPLES: Final = 30  # no time: models look back by samples of their own interval
 INJECTED_EVERY: Final = 300  # samples from one added anomaly to the next
 INJECTED_LEAST: Final = 60  # samples before the first one: the models' look-back
 INJECTED_METRICS: Final = 1 / 3
-SAME_EPISODE_SAMPLES: Final = 5  # alerts less than this many samples apart are one episode
+SAME_EPISODE_SAMPLES: Final = 5  # alerts less than this many samples apart are one episode,
+SAME_EPISODE_S: Final = 300.0  # or less than so much time: that many samples at `REFERENCE_S`, as of SMD's servers
 SPELL_S: Final = 3_600.0  # false alarms of one hour of a job have one cause: a phase, a load, somebody at work
 # A tenth of the time is injected: that many steps would teach a vote that they are usual, and it would be right.
 EACH_ALONE: Final = ModelVoteConfig(usual_share=0.0)
@@ -186,11 +188,12 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
             if hits.size:
                 one.found += 1
                 tally.delays_s.append(float(grid.times_s[first + hits[0]] - grid.times_s[first]))
-        near = np.convolve(labels, np.ones(11), mode="same") > 0
+        beside = min(same_episode(grid.every_s), labels.size)
+        near = np.convolve(labels, np.ones(2 * beside + 1))[beside:-beside] > 0.5
         false = [
             first
             for row in on
-            for first, last in episodes(row).tolist()
+            for first, last in episodes(row, grid.every_s).tolist()
             if grid.quiet[first] and not near[first : last + 1].any()
         ]
         one.false_episodes += len(false)
@@ -269,16 +272,29 @@ def segments(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return np.stack([edges[::2], edges[1::2] - 1], axis=1).astype(np.int64)
 
 
-def episodes(alerts: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Alert samples joined into episodes ``[n, 2]`` where less than `SAME_EPISODE_SAMPLES` lie between them.
+def same_episode(every_s: float) -> int:
+    """Samples, one every `every_s`, that lie between two episodes at least.
+
+    Examples
+    --------
+    >>> [same_episode(every_s) for every_s in (1.0, 60.0, 300.0)]
+    [300, 5, 5]
+    """
+    return max(SAME_EPISODE_SAMPLES, round(SAME_EPISODE_S / every_s))
+
+
+def episodes(alerts: npt.ArrayLike, every_s: float = REFERENCE_S) -> npt.NDArray[np.int64]:
+    """Alert samples, one every `every_s`, joined into episodes ``[n, 2]`` where less than `same_episode` lie between.
 
     Examples
     --------
     >>> episodes([1, 0, 0, 1, 0, 0, 0, 0, 0, 1]).tolist()
     [[0, 3], [9, 9]]
+    >>> episodes([1, 0, 0, 1, 0, 0, 0, 0, 0, 1], every_s=1.0).tolist()
+    [[0, 9]]
     """
     runs = segments(alerts)
     if len(runs) < 2:
         return runs
-    apart = runs[1:, 0] - runs[:-1, 1] >= SAME_EPISODE_SAMPLES
+    apart = runs[1:, 0] - runs[:-1, 1] >= same_episode(every_s)
     return np.stack([runs[np.append(True, apart), 0], runs[np.append(apart, True), 1]], axis=1)

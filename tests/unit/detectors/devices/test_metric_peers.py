@@ -234,3 +234,18 @@ def test_what_is_told_of_peers_is_counted_in_their_own_samples(every_s: float) -
         rounds.take(new, 0, quiet=False)
         told += [second] * len(rounds.outlying())
     assert (told[0] - 120, told[-1] + 1 - 240) == (20, 11)
+
+
+@pytest.mark.parametrize("every_s", [0.1, 1.0])
+def test_two_seconds_are_too_short_however_many_samples_they_have(every_s: float) -> None:
+    """Ten samples a second are no more independent than one; what lasts is told after as long at both."""
+    rounds, random = PeerRounds(), np.random.default_rng(0)
+    who, told_s = tuple(Entity(f"n{one}", "GPU-0", one) for one in range(8)), []
+    for time_s in np.arange(0.0, 180.0, every_s).tolist():
+        values = 60.0 + random.normal(0.0, 0.5, (8, 1, 1))
+        values[3] += 20.0 * (60.0 <= time_s < 63.0 or time_s >= 120.0)
+        new = FamilySamples("gpu", ("gpu_temperature_celsius",), np.arange(8), who, ("",) * 8, values,
+                            np.full((8, 1), time_s))  # fmt: skip
+        rounds.take(new, 0, quiet=False)
+        told_s += [time_s] * len(rounds.outlying())
+    assert 139.0 <= told_s[0] <= 140.5

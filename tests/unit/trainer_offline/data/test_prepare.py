@@ -9,8 +9,9 @@ from detectors.job.samples import Entity
 from detectors.recorded.grids import MetricGrid
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import EVERY_S, SMALL, annotate, batch, job
-from trainer_offline.data.grids import PrepareConfig, on_grid, settled_index
+from trainer_offline.data.grids import PrepareConfig, on_grid
 from trainer_offline.data.prepare import prepare
+from trainer_offline.data.settling import settled_index
 from trainer_offline.fit.fit import fit
 from trainwarden.errors import DataError
 from trainwarden.records import MetricsRecord
@@ -65,9 +66,27 @@ def test_the_cut_is_overridable(tmp_path, how):
 def test_a_level_that_never_settles_early_is_no_initialisation():
     rng = np.random.default_rng(0)
     values = rng.normal(0.0, 1.0, (3, 400))
-    assert settled_index(values, 0.2) == 0
+    assert settled_index(values, 0.2, 60.0) == 0
     values[:, :200] += 50.0
-    assert settled_index(values, 0.2) == 0
+    assert settled_index(values, 0.2, 60.0) == 0
+
+
+@pytest.mark.parametrize("every_s", [1.0, 60.0])
+@pytest.mark.parametrize(
+    ("begins_s", "pause_s", "settled_s"), [(0, 240, 960), (120, 240, 960), (0, 420, 360), (240, 240, 0)]
+)
+def test_an_initialisation_is_told_by_time_and_not_by_samples(every_s, begins_s, pause_s, settled_s):
+    """Two stretches at other levels: a pause of less than five minutes between them ends nothing, at any interval."""
+    times_s = np.arange(0.0, 12_000.0, every_s)
+    values = np.random.default_rng(0).normal(0.0, 1.0, (3, times_s.size))
+    values[:, (times_s >= begins_s) & (times_s < 360) | (times_s >= 360 + pause_s) & (times_s < 720 + pause_s)] += 50.0
+    assert settled_index(values, 0.2, every_s) * every_s == settled_s
+
+
+def test_a_start_of_minutes_is_cut_from_a_recording_of_minutes():
+    values = np.random.default_rng(0).normal(0.0, 1.0, (3, 300))
+    values[:, :25] += 50.0
+    assert settled_index(values, 0.2, 1.0) == 25
 
 
 def test_only_rows_before_t_are_learnt_from_and_job_toml_goes_first(tmp_path):

@@ -61,6 +61,15 @@ def test_segments_and_episodes():
     alerts = np.zeros(40)
     alerts[[3, 7, 12, 30]] = 1  # 4 apart, 5 apart
     assert episodes(alerts).tolist() == [[3, 7], [12, 12], [30, 30]]
+    assert episodes(alerts, every_s=300.0).tolist() == [[3, 7], [12, 12], [30, 30]]
+
+
+@pytest.mark.parametrize("every_s", [1.0, 60.0])
+def test_what_is_one_episode_is_told_by_time(every_s):
+    at_s = np.array([600.0, 840.0, 1140.0, 2400.0])  # four minutes apart, five, more
+    alerts = np.zeros(round(3_000.0 / every_s))
+    alerts[(at_s / every_s).astype(int)] = 1
+    assert (episodes(alerts, every_s) * every_s).tolist() == [[600.0, 840.0], [1140.0, 1140.0], [2400.0, 2400.0]]
 
 
 def events(pairs, size=1000):
