@@ -30,6 +30,7 @@ from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, Topic
 
 log = logging.getLogger("trainwarden.suspicions")
 
+MOST_SAID: Final = 2  # rates of devices and links
 MEMORY_S: Final = 7 * 86_400.0  # as long as an engine's
 
 
@@ -145,6 +146,7 @@ class SuspicionsOnBus:
         if self._always and findings is not None:
             confirmed += at_fault(findings)
             said += [one.text for one in findings.accused] or ["nobody is accused"]
+            said += findings.rates.said[:MOST_SAID]  # those that are furthest behind
         if records:
             threading.Thread(target=self._tell, args=(records,), name="suspicions-told", daemon=True).start()
         sentences = "; ".join(dict.fromkeys(said)) or outcome.error or "nothing was found"

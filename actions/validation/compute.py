@@ -42,6 +42,8 @@ class ComputeStage:
     unjudged : list of str
     busy_s : dict of int to float
         The best time of each rank for the same work.
+    gflop_s : dict of int to float
+        10^9 floating-point operations a second in that time, of each rank that tells how many they are.
     """
 
     def __init__(self, cast: Cast, budget_s: float, baseline_s: Mapping[str, float]) -> None:
@@ -50,6 +52,7 @@ class ComputeStage:
         self.noted: list[str] = []
         self.unjudged: list[str] = []
         self.busy_s: dict[int, float] = {}
+        self.gflop_s: dict[int, float] = {}
         self.held_back: set[int] = set()
         self._again: dict[int, list[RankReport]] = {}
 
@@ -57,6 +60,9 @@ class ComputeStage:
         """A round of all, and others for suspects and their witnesses."""
         reports = self._round(self._cast.present)
         self.busy_s = {rank: judgement.best_s(report) for rank, report in reports.items() if report.busy_s}
+        for rank, best_s in self.busy_s.items():
+            if (flop := reports[rank].flop) is not None and best_s > 0.0:
+                self.gflop_s[rank] = flop / best_s / 1e9
         reference = judgement.compute_reference(reports, self._cast.joined, self._baseline_s)
         slow = self._slow(reports, reference)
         throttled = judgement.throttled(reports)

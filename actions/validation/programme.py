@@ -14,7 +14,7 @@ from actions.validation.compute import ComputeStage
 from actions.validation.connections import LinkStage
 from actions.validation.judgement import link_name
 from actions.validation.results import ComputeTime, Finding, LinkTime, NodeReport, Validation
-from trainwarden.launching import CHECKS, Check
+from trainwarden.launching import CHECKS, Check, Rates, device_rates, link_rates
 from trainwarden.records import IncidentKind
 
 
@@ -85,6 +85,7 @@ def validate(
         links=_link_times(links.times, links.accused),
         mb_per_s={report.node: report.mb_per_s for report in nodes if report.mb_per_s},
         passes=links.passes,
+        rates=_rates(compute, links, cast),
         took_s={after: round(at_s[after] - at_s[before], 3) for before, after in pairwise(names)},
         wall_s=round(at_s["nodes"] - at_s[names[0]], 3),
     )
@@ -94,6 +95,13 @@ def validate(
             {link_name(*pair, cast.joined): one.usual_s for pair, one in links.times.items()},
         )
     return result
+
+
+def _rates(compute: ComputeStage, links: LinkStage, cast: Cast) -> Rates:
+    nodes = {rank: one.node for rank, one in cast.joined.items()}
+    kinds = {rank: one.device for rank, one in cast.joined.items()}
+    gbit_s = {pair: one.gbps for pair, one in links.times.items() if one.gbps is not None}
+    return Rates(devices=tuple(device_rates(compute.gflop_s, nodes, kinds)), links=tuple(link_rates(gbit_s, nodes)))
 
 
 def _judged(

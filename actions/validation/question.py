@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from trainwarden.launching import Accused, Check, Findings
+import msgspec
+
+from trainwarden.launching import Accused, Check, Findings, Rates
 from trainwarden.records import IncidentKind, Suspect
 
 Verdict = Literal["confirmed", "cleared", "undecided"]
 
+MOST_SAID: Final = 2  # rates of devices, and of links, in one sentence; the record has more
 _DEVICE: Final[frozenset[IncidentKind]] = frozenset({"slow_compute", "silent_corruption", "gpu_lost"})
 _LINK: Final[frozenset[IncidentKind]] = frozenset({"slow_link"})
 _LOST: Final[frozenset[IncidentKind]] = frozenset({"crash", "hang", "node_lost"})  # of the validation's own processes
@@ -45,19 +48,21 @@ class Question(NamedTuple):
 class Answer(NamedTuple):
     """What became of the suspicion, the nodes that are at fault by themselves, and one sentence.
 
-    `links` are pairs of nodes that are well, and the link between them is not.
+    `links` are pairs of nodes that are well, and the link between them is not; `rates` what was measured of whom.
     """
 
     verdict: Verdict
     nodes: tuple[str, ...]
     said: str
     links: tuple[tuple[str, ...], ...] = ()
+    rates: Rates = Rates()
 
     @property
     def plan(self) -> dict[str, Any]:
         """As the record of an action has it."""
         links = {"links": [list(pair) for pair in self.links]} if self.links else {}
-        return {"verdict": self.verdict, "confirmed": list(self.nodes), **links}
+        rates = {"rates": msgspec.to_builtins(self.rates)} if self.rates != Rates() else {}
+        return {"verdict": self.verdict, "confirmed": list(self.nodes), **links, **rates}
 
 
 def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
@@ -78,7 +83,7 @@ def question(kind: IncidentKind, suspects: Iterable[Suspect]) -> Question:
 
 
 def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
-    """What `findings` say of the suspects of `plan`, the `Question.plan` that was asked.
+    """What `findings` say of the suspects of `plan`, the `Question.plan` that was asked, and what was measured.
 
     A suspect is cleared only if its node took part, all checks that were asked for could be judged and nobody of the
     validation itself was lost.
@@ -87,13 +92,36 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     --------
     >>> asked = Question(("n1",), (3,), ("gemm",)).plan
     >>> slow = Accused(kind="slow_compute", text="rank 3 on n1 is slow", ranks=(3,), nodes=("n1",))
-    >>> answer(asked, Findings(accused=(slow,), judged=("gemm",), nodes=("n0", "n1")))
-    Answer(verdict='confirmed', nodes=('n1',), said='confirmed: rank 3 on n1 is slow', links=())
+    >>> answer(asked, Findings(accused=(slow,), judged=("gemm",), nodes=("n0", "n1")))[:3]
+    ('confirmed', ('n1',), 'confirmed: rank 3 on n1 is slow')
     >>> answer(asked, Findings(judged=("gemm",), nodes=("n0", "n1"))).verdict
     'cleared'
     >>> answer(asked, Findings(nodes=("n0", "n1"))).said
     'undecided: gemm could not be judged'
+    >>> from trainwarden.launching import DeviceRate
+    >>> rates = Rates(devices=(DeviceRate(rank=3, node="n1", gflop_s=41.2, peers_gflop_s=82.5),))
+    >>> answer(asked, Findings(accused=(slow,), judged=("gemm",), nodes=("n0", "n1"), rates=rates)).said
+    'confirmed: rank 3 on n1 is slow (rank 3 on n1: 41.2 GFLOP/s, its peers 82.5)'
     """
+    found = _answer(plan, findings)
+    if findings is None:
+        return found
+    nodes, checks = _words(plan, "nodes"), _words(plan, "checks")
+    asked = Rates(
+        devices=findings.rates.devices if "gemm" in checks else (),
+        links=findings.rates.links if "links" in checks else (),
+    )
+    of_suspects = asked.of([rank for rank in _list(plan, "ranks") if isinstance(rank, int)], nodes)
+    numbers = "; ".join(_phrases(of_suspects))
+    return found._replace(rates=asked, said=f"{found.said} ({numbers})" if numbers else found.said)
+
+
+def _phrases(rates: Rates) -> list[str]:
+    """The numbers that a sentence has room for."""
+    return [*(one.said for one in rates.devices[:MOST_SAID]), *(one.said for one in rates.links[:MOST_SAID])]
+
+
+def _answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
     nodes, checks = _words(plan, "nodes"), _words(plan, "checks")
     ranks = {rank for rank in _list(plan, "ranks") if isinstance(rank, int)}
     if findings is None:

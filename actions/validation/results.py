@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from trainwarden.launching import Check
+from trainwarden.launching import Check, Rates
 from trainwarden.records import IncidentKind, Rank
 
 
@@ -46,7 +46,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Each place of `wall_s`, `busy_s` and `waited_s` is one repeat. For a burn-in `busy_s` is what the device (for a
     processor: this thread) was busy; for a link the times are those of what this rank sent to `peer`, and `waited_s`
     is how long threads of both ends were ready and had no processor. `throttled_s` is how long the control group
-    stood still meanwhile, absent where the kernel does not say. `error` is why there are no times.
+    stood still meanwhile, absent where the kernel does not say. `flop` are the floating-point operations of one repeat
+    of a burn-in. `error` is why there are no times.
     """
 
     rank: Rank
@@ -54,6 +55,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busy_s: tuple[float, ...] = ()
     waited_s: tuple[float, ...] = ()
     throttled_s: float | None = None
+    flop: float | None = None
     wrong: int = 0
     peer: Rank | None = None
     message_bytes: int | None = None
@@ -113,7 +115,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
     `noted` is what a person should know though nobody is accused of it, `unjudged` what could not be compared with
     anything; `judged` are the checks in which all could. `compute`, `links` and `mb_per_s` (by node) are the
-    measurements; `took_s` is what each part of them took.
+    measurements, `rates` those of devices and links in plain units; `took_s` is what each part of them took.
     """
 
     ranks: int
@@ -127,6 +129,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkTime, ...] = ()
     mb_per_s: Mapping[str, Mapping[str, float]] = {}
     passes: int = 0
+    rates: Rates = Rates()
     took_s: Mapping[str, float] = {}
     wall_s: float = 0.0
 

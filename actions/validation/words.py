@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from actions.validation.judgement import link_kind
 from actions.validation.results import Joined, Validation
+
+MOST_SAID: Final = 4  # rates of one finding
 
 
 def lines(result: Validation) -> Iterator[str]:
@@ -25,6 +28,10 @@ def lines(result: Validation) -> Iterator[str]:
     for finding in result.accused:
         seen = f" (seen: {'; '.join(finding.witnesses)})" if finding.witnesses else ""
         yield f"{finding.kind}: {finding.text}{seen}"
+        if finding.kind in ("slow_compute", "slow_link"):
+            told = result.rates.of(finding.link or finding.ranks, finding.nodes)
+            told_of = told.devices if finding.kind == "slow_compute" else told.links
+            yield from (f"    {one.said}" for one in told_of[:MOST_SAID])
     within = f" in {result.wall_s:.1f} s" if result.wall_s else ""
     outcome = f"{len(result.accused)} accused" if result.accused else "nobody is accused"
     yield f"validated {result.ranks} ranks{within}: {outcome}"

@@ -13,10 +13,12 @@ from dashboards.explain.sentences import line, moment, place
 from trainwarden.commands.trust import Trust
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.json_objects import action_object, incident_object
+from trainwarden.launching import rates_in
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentRecord, Record
 
 MOST: Final = 3  # suspects, votes and metrics
+MOST_RATES: Final = 8  # those furthest behind their peers come first
 MOST_REFUSED: Final = 100  # who floods the topic does not flood the log
 
 
@@ -148,6 +150,8 @@ def entry_lines(entry: Entry) -> Iterator[str]:
         yield line(f"advice: {advice}", 4)
     for number, said in enumerate(_evidence(entry.incident) if action.command is None else ()):
         yield line(said if number else f"evidence: {said}", 8 if number else 4)
+    for number, said in enumerate(rates_in(action.plan).said[:MOST_RATES] if action.kind == "validate" else ()):
+        yield line(said if number else f"measured: {said}", 8 if number else 4)
     yield line(f"by: {_by(entry)}", 4)
     told = [f"{one.outcome} {moment(one.finished_at_s or one.at_s)}" for one in entry.records]
     yield line(f"when: {', '.join(told)}", 4)

@@ -15,6 +15,7 @@ a launcher whose generation has risen since then refuses it, so nobody acts on w
 """
 
 from trainwarden.launching.launcher import Launcher
+from trainwarden.launching.rates import DeviceRate, LinkRate, Rates, device_rates, link_rates, rates_in
 from trainwarden.launching.words import (
     CHECKS,
     MAX_SENTENCE_CHARS,
@@ -48,22 +49,28 @@ __all__ = [
     "Accused",
     "Capabilities",
     "Check",
+    "DeviceRate",
     "Findings",
     "Generation",
     "JobPhase",
     "Launcher",
     "LauncherState",
+    "LinkRate",
     "NodeCondition",
     "NodeState",
     "Operation",
     "OperationId",
     "Plan",
     "Progress",
+    "Rates",
     "Refusal",
     "Report",
     "Sentence",
     "Targets",
     "Verb",
+    "device_rates",
+    "link_rates",
+    "rates_in",
     "refusal",
     "refused",
 ]

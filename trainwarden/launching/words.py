@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from trainwarden.launching.rates import Rates
 from trainwarden.records import IncidentKind, Rank
 
 Verb = Literal[
@@ -134,12 +135,13 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a ``validate`` ended: whom it accuses, of what.
 
     `judged` are the checks of which all that was asked for could be compared with something: who is accused of nothing
-    there is well. `nodes` are those whose ranks came.
+    there is well. `nodes` are those whose ranks came, `rates` what was measured.
     """
 
     accused: tuple[Accused, ...] = ()
     judged: tuple[Check, ...] = ()
     nodes: tuple[str, ...] = ()
+    rates: Rates = Rates()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

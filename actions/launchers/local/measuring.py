@@ -15,7 +15,7 @@ import msgspec
 from actions.launchers.local.ranks import EXEC, Place, World
 from actions.launchers.restart_check.words import Outcome
 from trainwarden import rundir
-from trainwarden.launching import Accused, Check, Findings
+from trainwarden.launching import Accused, Check, Findings, Rates
 
 JOIN_S: Final = 120.0  # each imports torch by itself, some on busy machines
 _READY = b"ready"  # trainwarden.cli.run.validate
@@ -27,6 +27,7 @@ class _Result(msgspec.Struct, frozen=True):
     accused: tuple[Accused, ...]
     nodes: dict[str, tuple[int, ...]]
     judged: tuple[Check, ...] = ()
+    rates: Rates = Rates()
 
 
 def among(place: Place, checks: Sequence[Check], nodes: Sequence[str], world: World) -> Measurement:
@@ -111,7 +112,8 @@ class Measurement:
             found = msgspec.json.decode(self._target.read_bytes(), type=_Result)
         except (OSError, msgspec.DecodeError):
             return Outcome(None, f"the validation ended with code {code} and no result: {self._last_words()}")
-        return Outcome(Findings(accused=found.accused, judged=found.judged, nodes=tuple(found.nodes)))
+        nodes = tuple(found.nodes)
+        return Outcome(Findings(accused=found.accused, judged=found.judged, nodes=nodes, rates=found.rates))
 
     def _let_go(self) -> None:
         """Close our end of its standard input."""

@@ -58,6 +58,11 @@ class BurnIn:
         kind = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._left, self._right = left.to(device, kind), right.to(device, kind)
 
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of one repeat: a multiplication and an addition for each element and step."""
+        return 2.0 * self._size.side**3 * self._size.products
+
     def product(self) -> Any:
         """One product of the operands, on the device."""
         return torch.mm(self._left, self._right)
@@ -114,4 +119,6 @@ def burn_in(rank: int, device: torch.device, budget_s: float, limit_s: float) ->
             break
     after_s = processor.stood_still_s()
     stood = after_s - stood_s if stood_s is not None and after_s is not None else None
-    return RankReport(rank=rank, wall_s=tuple(wall), busy_s=tuple(busy), throttled_s=stood, wrong=wrong)
+    return RankReport(
+        rank=rank, wall_s=tuple(wall), busy_s=tuple(busy), throttled_s=stood, flop=work.flop, wrong=wrong
+    )  # fmt: skip

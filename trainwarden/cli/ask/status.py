@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 import msgspec
 
@@ -13,8 +14,11 @@ from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
+from trainwarden.launching import rates_in
 from trainwarden.parallelism.layout import Layout
-from trainwarden.records import IncidentRecord, basis_said
+from trainwarden.records import ActionRecord, IncidentRecord, basis_said
+
+MOST_RATES: Final = 4  # of one validation; `trainwarden actions` has more
 
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
@@ -24,6 +28,8 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
+    from dashboards.explain.sentences import line
+
     voice = Voice(json)
     with open_bus(bus, config) as connected:
         rows = []
@@ -45,6 +51,8 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
                 )
             for incident in incidents:
                 voice.say(f"  {incident_line(incident)}")
+                for said in measured(view.actions.values(), incident):
+                    voice.say(line(said, 4))
         if not rows:
             voice.say("no job on this bus yet")
     runs = kept_runs.kept() if bus is None and config is None else []
@@ -58,6 +66,17 @@ def _provisional(view: JobView) -> list[str]:
     """Who votes by models that had too little to be judged by."""
     votes = view.verdicts[-1].votes if view.verdicts else {}
     return [name for name, vote in votes.items() if vote.provisional]
+
+
+def measured(actions: Iterable[ActionRecord], incident: IncidentRecord) -> list[str]:
+    """What the newest validation of the suspects of `incident` has come to, and the numbers, slowest first."""
+    tried = [one for one in actions if one.incident == incident.id and one.kind == "validate"]
+    done = [one for one in tried if one.outcome == "done"]
+    if not done:
+        return []
+    newest = max(done, key=lambda one: one.finished_at_s or one.at_s)
+    rates = [f"measured: {one}" for one in rates_in(newest.plan).said[:MOST_RATES]]
+    return [f"validated: {newest.plan.get('verdict', 'without an answer')}", *rates]
 
 
 def _layout_object(layout: Layout) -> dict[str, Any]:

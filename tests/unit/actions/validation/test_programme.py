@@ -11,6 +11,7 @@ from actions.validation.baseline import Baseline
 from actions.validation.cast import Named
 from actions.validation.programme import Wanted, validate
 from actions.validation.results import Joined, NodeReport, RankReport, Validation
+from actions.validation.words import lines
 from trainwarden.errors import DataError
 
 
@@ -60,7 +61,7 @@ class World:
         waits = [self.random.expovariate(1 / (one * self.busy)) if self.busy else 0.0 for one in busy]
         wall = tuple(one / (1 - share) + wait for one, wait in zip(busy, waits, strict=True))
         return RankReport(
-            rank=rank, wall_s=wall, busy_s=busy, throttled_s=share * sum(wall), wrong=self.wrong.get(rank, 0)
+            rank=rank, wall_s=wall, busy_s=busy, throttled_s=share * sum(wall), flop=1e9, wrong=self.wrong.get(rank, 0)
         )
 
     def link(self, order, rank):
@@ -94,6 +95,25 @@ def test_a_healthy_group_is_never_accused_busy_or_not(nodes, busy):
     for seed in range(40):
         result = judged(World(nodes, seed=seed, busy=busy))
         assert result.accused == (), seed
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_what_was_measured_is_told_in_plain_units_whoever_is_slow_first(cuda):
+    world = World(seed=1, noise=0.0, cuda=cuda)
+    world.compute[5] = 2.0
+    world.links[0, 2] = world.links[2, 0] = 10.0
+    result = judged(world)
+    slow, *others = result.rates.devices
+    assert slow.said == "rank 5 on node-2: 50 GFLOP/s, its peers 100"
+    assert {(one.gflop_s, one.peers_gflop_s) for one in others} == {(100.0, 100.0)}
+    link, back, *rest = result.rates.links
+    assert {link.ranks, back.ranks} == {(0, 2), (2, 0)}
+    assert link.said == "rank 0 on node-0 to rank 2 on node-1: 0.2 Gbit/s, its peers 2"
+    within = [one for one in rest if one.nodes[0] == one.nodes[1]]
+    assert {(one.gbit_s, one.peers_gbit_s) for one in within} == {(8.0, 8.0)}
+    told = list(lines(result))
+    assert told[told.index(next(one for one in told if one.startswith("slow_compute"))) + 1] == f"    {slow.said}"
+    assert f"    {link.said}" in told
 
 
 @pytest.mark.parametrize("cuda", [False, True])
