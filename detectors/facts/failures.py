@@ -7,36 +7,22 @@ a cascade waits a moment for its root; if none comes, it is told all the same, a
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from detectors.facts.exceptions import exception_rule, interrupts, nearest_cause, text_of
+from detectors.facts.failure import Failure, Role, one_was_killed
+from detectors.facts.given_up import GivenUp
 from detectors.job.window import Window
 from detectors.logs.rules import LogRules
 from detectors.protocol import abstain
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 STOP_SIGNALS: Final = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+ABORTS: Final = frozenset({"SIGABRT", -6, 134})
+ABORT_HOLD_S: Final = 0.5  # its log may tell that it only waited: agents read both within a fifth of a second
 MAX_SUSPECTS: Final = 16
-
-Role = Literal["root", "cascade", "stop"]
-
-
-class Failure(msgspec.Struct):
-    """What is known of one failed process."""
-
-    rank: int | None
-    node: str
-    time_s: float
-    seen_s: float
-    role: Role
-    kind: IncidentKind
-    severity: Severity
-    reason: str
-    step: int | None = None
-    spoken: bool = False
-    hold_s: float = 0.0
 
 
 class Failures:
@@ -60,6 +46,7 @@ class Failures:
         self._outlived_s = outlived_s
         self._rules = rules
         self._failures: dict[str, Failure] = {}
+        self._given_up = GivenUp()
         self._restarting = False
         self._planned_from_s, self._planned_until_s = float("inf"), float("inf")
 
@@ -89,7 +76,9 @@ class Failures:
             self._take_exception(event, window)
 
     def settle(self, window: Window) -> None:
-        """Forget failures that the job has outlived, and a restart whose end nobody told."""
+        """Forget failures that the job has outlived, and a restart whose end nobody told; see who only waited."""
+        self._given_up.hear(window.logs)
+        self._given_up.explain(self._failures.values())
         if self._restarting and window.phase != "restart":
             self._restarting, self._planned_until_s = False, window.end_s
         if self._failures and len(window.ends_s):
@@ -113,6 +102,7 @@ class Failures:
                 rank=failure.rank, node=failure.node,
             )
             for place, failure in enumerate(told[:MAX_SUSPECTS])
+            if not failure.waited
         )  # fmt: skip
         others = sum(failure.role == "cascade" for failure in self._failures.values()) - (not certain)
         reason = first.reason + (f"; {others} others followed" if others > 0 else "")
@@ -132,7 +122,12 @@ class Failures:
     def state(self) -> dict[str, Any]:
         """Plain data for `restore`."""
         span = [at if at < float("inf") else None for at in (self._planned_from_s, self._planned_until_s)]
-        return {"failures": self._failures, "restarting": self._restarting, "span": span}
+        return {
+            "failures": self._failures,
+            "restarting": self._restarting,
+            "span": span,
+            "gave": self._given_up.state(),
+        }
 
     def restore(self, plain: dict[str, Any]) -> None:
         """Go on from `plain`.
@@ -144,6 +139,7 @@ class Failures:
         """
         self._failures = msgspec.convert(plain["failures"], dict[str, Failure])
         self._restarting = msgspec.convert(plain["restarting"], bool)
+        self._given_up.restore(msgspec.convert(plain.get("gave", {}), dict[int, float], strict=False))
         begin, end = msgspec.convert(plain["span"], tuple[float | None, float | None])
         self._planned_from_s = float("inf") if begin is None else begin
         self._planned_until_s = float("inf") if end is None else end
@@ -157,6 +153,7 @@ class Failures:
         else:
             self._restarting, self._planned_from_s, self._planned_until_s = True, event.time_s, float("inf")
             self._failures.clear()
+            self._given_up.forget()
 
     def _was_planned(self, event: EventRecord) -> bool:
         """True if the process was ended by a restart that the launcher had announced."""
@@ -229,6 +226,7 @@ class Failures:
             return  # the exit that follows an exception says nothing new
         step = _step_of(event, window)
         bare = event.kind == "process_exit" and role == "root" and not event.fields.get("signal")
+        aborted = not ABORTS.isdisjoint((event.fields.get("signal"), event.fields.get("code")))
         self._failures[_life(event)] = Failure(
             rank=event.rank,
             node=event.node,
@@ -240,7 +238,8 @@ class Failures:
             reason=reason,
             step=step,
             spoken=event.kind == "exception",
-            hold_s=self._words_patience_s if bare else 0.0,
+            hold_s=ABORT_HOLD_S if aborted else self._words_patience_s if bare else 0.0,
+            aborted=aborted,
         )
 
     def _told(self, window_now_s: float) -> list[Failure]:
@@ -251,20 +250,15 @@ class Failures:
             return [failure for failure in roots if window_now_s - failure.seen_s >= failure.hold_s]
         cascades = [failure for failure in failures if failure.role == "cascade"]
         stops = [failure for failure in failures if failure.role == "stop"]
-        if cascades and stops and _one_was_killed(stops, cascades):
+        if waited := [failure for failure in cascades if failure.waited]:  # whatever the launcher ended then
+            return waited[:1] if window_now_s - waited[0].seen_s >= self._root_patience_s else []
+        if cascades and stops and one_was_killed(stops, cascades):
             return stops[:1] if window_now_s - stops[0].seen_s >= self._root_patience_s else []
         if stops:  # the user, the scheduler or a launcher's clean-up
             return []
         if cascades and window_now_s - cascades[0].seen_s >= self._root_patience_s:
             return cascades[:1]
         return []
-
-
-def _one_was_killed(stops: list[Failure], cascades: list[Failure]) -> bool:
-    """True if one process was stopped alone: it went first, the others broke off, and any further stop came later."""
-    first = stops[0]
-    alone = all(stop.time_s - first.time_s > 0.15 for stop in stops[1:])
-    return alone and all(cascade.time_s > first.time_s - 0.1 for cascade in cascades)
 
 
 def _who(event: EventRecord) -> str:

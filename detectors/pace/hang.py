@@ -31,10 +31,8 @@ STOPPED_CPU_S: Final = 0.02  # CPU time comes in ticks of 10 ms: a stopped proce
 _PAUSES: Final = frozenset(PHASES[code] for code in KNOWN_PAUSES)
 _AT_WORK: Final = _PAUSES | {"busy", "computing"}
 _ALONE: Final = {"computing": "it computes on without a step or a collective call"}
-_UNKNOWN: Final = "some ranks wait, and who holds them up is not known"
 _ALL: Final = {
-    "sleeping": _UNKNOWN,
-    "busy": _UNKNOWN,
+    **dict.fromkeys(("sleeping", "busy"), "some ranks wait, and who holds them up is not known"),
     "all_waiting": "all ranks wait in collectives",
     "computing": "all ranks compute on without a step or a collective call",
 }
@@ -236,7 +234,8 @@ class HangWatch:
         config, window, phases = self._config, still.window, still.window.beats.phase[: absent.size]
         known = absent & np.isin(phases, KNOWN_PAUSES)
         kind = PHASES[int(phases[known][0])] if known.any() else "computing"
-        culprits = np.flatnonzero(absent) if absent.sum() == 1 and still.whole else np.zeros(0, dtype=np.intp)
+        alone = absent.sum() == 1 and still.whole and (window.live | window.ended_cleanly).all()  # not the last to fail
+        culprits = np.flatnonzero(absent) if alone else np.zeros(0, dtype=np.intp)
         ending = window.ended_cleanly.any() or (phases[still.seen] == EXIT).any()
         if known.any() or ending or window.starting:  # compilers at work, or what comes after the last step
             patience_s = config.most_s

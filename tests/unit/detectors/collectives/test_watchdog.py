@@ -221,6 +221,40 @@ def test_a_job_that_goes_on_after_the_lines_has_no_hang() -> None:
     assert Run().play([*job.records, *lines], job.end_s + 2.0).incidents == []
 
 
+@pytest.mark.parametrize(
+    ("hung_s", "aborts_s", "ends_s", "suspects"),
+    [
+        (12.0, 0.1, 0.5, []),  # PyTorch 2.1: whether rank 2 would have given up too is not known
+        (12.0, 0.1, 4.0, [2]),
+        (12.0, 7.0, 7.2, [2]),  # newer ones wait for dumps first
+        (75.0, 0.1, 0.5, []),  # the hang was told before
+    ],
+)
+def test_ranks_that_the_watchdog_aborts_are_victims(
+    hung_s: float, aborts_s: float, ends_s: float, suspects: list[int]
+) -> None:
+    job = Job().run(40)
+    at_s = job.end_s + hung_s
+    hung(job, at_s + aborts_s + 1.0, range(4))
+    for rank in (0, 1, 3):
+        job.records.append(gives_up(rank, at_s))
+        aborted = event("process_exit", at_s + aborts_s + 0.02 * rank, rank, signal="SIGABRT")
+        job.add(at_s + aborts_s + 0.1, aborted)  # before its log is read, if it aborts at once
+    job.add(at_s + ends_s + 0.1, event("process_exit", at_s + ends_s, 2, signal="SIGTERM"))
+    run = Run().play(job.records, at_s + 14.0)
+    (incident,) = run.incidents
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("hang", suspects)
+    assert not {one.rank for revision in run.revisions for one in revision.suspects} - set(suspects)
+
+
+def test_an_abort_without_such_lines_is_a_crash() -> None:
+    job = Job().run(40)
+    job.add(job.end_s + 0.2, event("process_exit", job.end_s + 0.1, 1, signal="SIGABRT"))
+    first = Run().play(job.records, job.end_s + 3.0).revisions[0]
+    assert (first.kind, first.suspects[0].rank) == ("crash", 1)
+    assert first.opened_at_s - job.end_s < 1.0
+
+
 def test_what_was_heard_goes_on_in_another_service() -> None:
     kept, other = WatchdogLines(), WatchdogLines()
     for rank in (0, 1, 3):
