@@ -38,6 +38,8 @@ class OnsetConfig(Config, frozen=True, kw_only=True):
     least_noise: Annotated[float, msgspec.Meta(gt=0.0, le=0.1)] = 0.004
     # of 10 %, in logs: what the points behind a stair must have risen by; stairs of 4 % are what is looked for
     stair: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.3
+    # further points among which the stair is looked for: a wobble of two before it is not its beginning
+    wobble: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
     # of the stair: a wobble below half of it is not its beginning
     stair_share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
     # residual variances: an onset is named late enough to be right by three standard errors
@@ -78,7 +80,7 @@ class Onsets:
         noise = max(float(levels.scale[series]) * MEDIAN_ERROR / np.sqrt(float(config.block)), config.least_noise)
         width, least = config.stair_noises * noise, np.log(self._thresholds.minimum_ratio)
         stair = began(points, base, width)
-        rise = float(points[stair + 1 : stair + 4].mean()) - base if stair + 1 < len(points) else 0.0
+        rise = risen(points - base, stair, noise, config)
         if self._stairs and rise > config.stair * least:
             stair = began(points, base, max(width, config.stair_share * rise))  # a wobble before it is no stair
             return min(int(places[stair]), int(seqs[-rows]))
@@ -145,7 +147,8 @@ class Told:
         small = size < np.log(self._thresholds.clear_ratio)
         rise = shift.basis == "baseline" and shift.slower
         within = self._thresholds.drift_steps if rise else self._config.same_rows
-        again = shift.onset - onset < self._thresholds.small_steps or (small and shift.onset - reported < within)
+        again = shift.onset - onset < self._thresholds.small_steps
+        again |= (small or rise) and shift.onset - reported < within
         return bool(self._kept and again and direction == (1 if shift.slower else -1))
 
     def note(self, shift: Shift) -> None:
@@ -194,6 +197,27 @@ def began(levels: Floats, base: float, width: float) -> int:
     """
     still = np.flatnonzero(levels <= base + width)
     return min(int(still[-1]) + 1, len(levels) - 1) if still.size else 0
+
+
+def risen(points: Floats, first: int, noise: float, config: OnsetConfig) -> float:
+    """How high the three of `points` above the base behind a stair are, if `first` is the first of them off the base.
+
+    The stair may come a wobble further on: where as much of that height comes at once as a stair has of it, and more
+    than the `noise` of two points explains. Where there is none such (a slope), it is `first`.
+
+    Examples
+    --------
+    >>> round(risen(np.array([0.0, 0.01, 0.01, 0.05, 0.05, 0.05]), 1, 0.005, OnsetConfig()), 3)
+    0.05
+    >>> round(risen(np.array([0.0, 0.01, 0.02, 0.03, 0.04, 0.05]), 1, 0.005, OnsetConfig()), 3)
+    0.03
+    """
+    heights, surely = [], noise * float(np.sqrt(2.0 * config.doubt))
+    for place in range(first, min(first + 1 + config.wobble, len(points) - 1)):
+        heights.append(float(points[place + 1 : place + 4].mean()))
+        if points[place + 1] - points[place] >= max(config.stair_share * heights[-1], surely):
+            return heights[-1]
+    return heights[0] if heights else 0.0
 
 
 def knee(places: Ints, levels: Floats, base: float, config: OnsetConfig, doubt: float = 0.0) -> int:

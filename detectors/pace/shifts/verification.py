@@ -160,10 +160,10 @@ class Verification:
         return min(abs(moved), max(0.0, means if moved > 0.0 else -means))
 
     def _separate(self, before: Floats, after: Floats, *, slower: bool) -> bool:
-        """True if nearly all values before lie on the other side of all values after."""
+        """True if nearly all values before lie on the other side of all values after, for a drop but the slowest."""
         if not self._separates:
             return True
-        share = np.mean(before < after.min()) if slower else np.mean(before > after.max())
+        share = np.mean(before < after.min()) if slower else np.mean(before > _slowest(after, self._config))
         return bool(share >= self._config.separate)
 
     def _steps(self, before: Floats, after: Floats, size: float) -> bool:
@@ -186,8 +186,18 @@ def trimmed(values: Floats, config: VerificationConfig, *, slower: bool) -> floa
     1.0
     """
     ordered = np.sort(values) if slower else np.sort(values)[::-1]
-    other = 0 if slower else min(config.trim, len(ordered) // config.trim_other)
+    other = 0 if slower else _single(len(ordered), config)
     return float(ordered[other : max(1, len(ordered) - config.trim)].mean())
+
+
+def _slowest(values: Floats, config: VerificationConfig) -> float:
+    """The largest of the values after a drop, without the single slow steps that `trimmed` leaves out there."""
+    return float(np.sort(values)[len(values) - 1 - _single(len(values), config)])
+
+
+def _single(values: int, config: VerificationConfig) -> int:
+    """How many of so many `values` after a drop are taken for single slow steps."""
+    return min(config.trim, values // config.trim_other)
 
 
 def restart_rows(values: Floats, onset: int, ratio: float, before: int) -> int:

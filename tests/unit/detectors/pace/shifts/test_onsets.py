@@ -47,6 +47,14 @@ def test_a_staircase_begins_with_its_first_stair() -> None:
     assert 212 <= onset(values) <= 228
 
 
+def test_a_wobble_of_two_points_before_the_first_stair_is_not_its_beginning() -> None:
+    values = noisy(274, 0.002)
+    values[202:218] += 0.016  # as high as a third of the stair
+    values[220:] += np.log(1.05)
+    values[260:] += np.log(1.06)
+    assert 212 <= onset(values) <= 228
+
+
 def test_a_slope_is_named_late_rather_than_early() -> None:
     values = noisy(445, 0.02) + np.clip(np.arange(445) - 200, 0, None) * np.log(1.1) / 250
     likeliest, told = onset(values, "late_onset"), onset(values)
@@ -83,6 +91,7 @@ def test_knees_and_first_levels_off_the_base() -> None:
         ({"onset": 250, "after": 2.0}, False),  # a large one is news
         ({"onset": 400}, False),
         ({"onset": 400, "basis": "baseline"}, True),  # the rest of a drift
+        ({"onset": 400, "basis": "baseline", "after": 1.4}, True),  # however much of it was left
         ({"onset": 250, "after": 0.9}, False),  # the other way
     ],
 )

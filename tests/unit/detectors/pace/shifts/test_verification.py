@@ -8,7 +8,7 @@ from detectors.pace.shifts.robust import lasting_jitter, levels
 from detectors.pace.shifts.shift import Mechanism, Thresholds
 from detectors.pace.shifts.verification import Verdict, Verification, VerificationConfig, restart_rows
 from tests.benchmarks.detection.change_series import Floats
-from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
+from tests.unit.detectors.pace.shifts.constructed import noisy, shifts_of, stepped
 
 
 def judge(values: Floats, *leave_out: Mechanism, onset: int = 200, raised: bool = False) -> Verdict | None:
@@ -79,6 +79,18 @@ def test_a_single_slow_step_among_many_hides_no_drop() -> None:
     values = stepped(-np.log(1.12), width=0.005)[:220]
     values[215] += 1.5
     assert judge(values) is not None
+
+
+def test_a_pause_every_ten_steps_hides_no_large_drop() -> None:
+    values = stepped(-np.log(1.7), width=0.005)
+    values[110::10] += 1.65
+    verdict = judge(values[:210])
+    assert verdict is not None
+    assert verdict.clear
+    assert [shift.onset in (200, 201) for shift in shifts_of(values)] == [True]  # a pause hides its first step
+    rise = stepped(np.log(1.7), width=0.005)[:210]
+    rise[205] -= 1.65
+    assert judge(rise) is None or not judge(rise).clear  # type: ignore[union-attr]  # of a rise nothing is left out
 
 
 def test_only_what_differs_at_all_is_looked_at() -> None:
