@@ -37,14 +37,15 @@ NODES: Final = ("n1", "n2", "n3")
 
 
 class Site:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bus: str | None = None) -> None:
         self.folder, self.processes = folder, dict[str, subprocess.Popen[Any]]()
         (folder / "site").mkdir()
         (folder / "site" / "sitecustomize.py").write_text(textwrap.dedent(FAULT))
         self.rdzv = f"127.0.0.1:{places.free_port('127.0.0.1')}"
         self.log, self.config = folder / "log", folder / "site.toml"
-        self.config.write_text(f'job = "j"\nbus = "embedded:{folder / "bus.db"}"\n')
-        self.bus = connect(f"embedded:{folder / 'bus.db'}")
+        address = bus or f"embedded:{folder / 'bus.db'}"
+        self.config.write_text(f'job = "j"\nbus = "{address}"\n')
+        self.bus = connect(address)
         self.launcher = ClusterLauncher(ClusterConfig(rdzv=self.rdzv), Scope(job="j", node="n", run_dir=str(folder)))
         self.start("lease", "lease", "--listen", self.rdzv)
         for name in NODES:
