@@ -15,6 +15,7 @@ _CALLS_WITHOUT_GAPS = 48
 _CALLS_KEPT = 1024
 _STRAYS = 3  # times that a call outside the pattern comes again before the pattern is taken for a part of the step
 _SYMBOLS = 64
+_ODD_OF = 128  # calls, of which a quarter may be out of turn before another pattern is looked for
 _LONGER = 2  # times as long as the others is a gap that ends a step
 
 
@@ -25,11 +26,13 @@ class CallPeriod:
     helps (equal all-reduces in bursts). The period is the smallest lag at which at least 95% of the symbols of
     the whole window repeat (Falcon, section 4.2, takes the first lag with an autocorrelation of 0.95), seen at
     least three times; a longer lag takes its place if it explains what that one leaves, as layers repeat within a
-    step. A step ends with the call before the longest gap. If calls outside the pattern come again and again, it was
-    of a part of the step, and another is looked for over more calls.
+    step. A step ends with the call before the longest gap. If calls outside the pattern come again and again, or a
+    quarter of its own out of turn, it was of a part of the step, and another is looked for over more calls.
     """
 
-    __slots__ = ("again", "at", "followed", "last_ns", "log", "long_ns", "next_try", "patience", "pattern", "strays")
+    __slots__ = (
+        "again", "at", "followed", "last_ns", "log", "long_ns", "next_try", "odd", "patience", "pattern", "strays",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, int, Mark]] = []
@@ -41,6 +44,7 @@ class CallPeriod:
         self.strays: dict[Any, tuple[int, int]] = {}  # how often, and at which call last
         self.patience = _STRAYS
         self.followed = 0
+        self.odd = 0  # calls of the pattern that came out of turn, of the newest `_ODD_OF`
         self.again = False  # whether a longer pattern is looked for while this one is followed
 
     def forget(self) -> None:
@@ -121,6 +125,12 @@ class CallPeriod:
                 self._astray(symbol)
                 return []
             self.at = self.pattern.index(symbol)
+            self.odd += 1
+        if self.followed % _ODD_OF == 0:
+            if self.odd > _ODD_OF // 4 and not self.again:
+                self.next_try = min(max(2 * _ODD_OF, 2 * self.next_try), 2 * _CALLS_KEPT)
+                self.again = True
+            self.odd = 0
         self.at = (self.at + 1) % len(self.pattern)
         return [end] if self.at == 0 else []
 

@@ -95,6 +95,12 @@ def test_gaps_about_as_long_as_what_counts_as_long_do_not_double_the_period() ->
     assert found_in(steps, LATEST).right(len(steps))
 
 
+def test_a_pattern_that_fits_badly_gives_way() -> None:
+    """Seed 2014: 44 equal calls and gaps between them look like a step of four at first, then half come out of turn."""
+    steps = simulated(2_014, computes_between=True)
+    assert found_in(steps, LATEST).right(len(steps))
+
+
 def test_of_too_few_iterations_nothing_is_said() -> None:
     """As of a flight recorder's last calls: what has not come three times is no period."""
     step = [("call", number, number * 10_000_000) for number in range(1, 20)]
