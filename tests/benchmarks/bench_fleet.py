@@ -1,0 +1,189 @@
+"""Detection of one job of thousands of ranks over a real Kafka, in real time: what it costs, and when it names who.
+
+Run as ``python -m tests.benchmarks.bench_fleet [RANKS]``, two minutes. Agents are played by one process: heartbeats
+and GPU metrics of a node and a rank's steps go out when, and as often as, agents at their defaults send them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import psutil
+
+from detectors.testing.streams import JOB, Job, Sent
+from trainwarden.bus.address import connect
+from trainwarden.protocols import Bus
+from trainwarden.records import HeartbeatRecord, IncidentRecord, MetricsRecord
+from trainwarden.topics import INCIDENTS, topic_of
+
+NAMES: Final = ("fleet_detection_processors", "fleet_slow_rank_named_s")
+RANKS, PER_NODE, STEP_S = 4096, 8, 1.0
+SLOW, TIMES, AT_STEP, STEPS = 77, 1.5, 40, 70
+BEAT_S: Final = 0.4  # the default of the `processes` collector
+BARS: Final = {"fleet_detection_processors": 0.5, "fleet_slow_rank_named_s": 60.0}  # half a processor; a minute
+_LEAD_S, _SHARE_EVERY_S = 15.0, 10.0
+
+
+class Fleet(Job):
+    """A job whose nodes send one after the other, not all at once."""
+
+    def _beat(self, begun_s: float, end_s: float, step: int) -> None:
+        for at_s in np.arange(np.ceil(begun_s / BEAT_S) * BEAT_S, end_s, BEAT_S).tolist():
+            waiting = at_s - begun_s > 0.9 * (end_s - begun_s)
+            self.beat(at_s, step, phase="wait" if waiting else "compute", calls=int(2 * step + waiting))
+
+    def sent(self, nodes: int) -> list[Sent]:
+        """All that is sent, in order."""
+        spread = []
+        for at_s, record in self.records:
+            late_s = BEAT_S * int(record.node[4:]) / nodes if isinstance(record, HeartbeatRecord) else 0.0
+            if isinstance(record, HeartbeatRecord):
+                record = msgspec.structs.replace(record, time_s=at_s + late_s)  # noqa: PLW2901
+            spread.append((at_s + late_s, record))
+        return sorted(spread, key=lambda one: one[0])
+
+
+def fleet(ranks: int, start_s: float) -> tuple[Fleet, list[Sent]]:
+    """A job with one rank that becomes slow, and 20 metrics of each GPU every second."""
+    job = Fleet(
+        ranks=ranks, step_s=STEP_S, node=lambda rank: f"node{rank // PER_NODE}",
+        slow=lambda rank, step: TIMES if rank == SLOW and step >= AT_STEP else 1.0,
+    ).run(STEPS, start_s=start_s)  # fmt: skip
+    nodes, random = ranks // PER_NODE, np.random.default_rng(0)
+    names = tuple(f"gpu_x{number}" for number in range(20))
+    for second in range(int(job.end_s - start_s)):
+        values = random.normal(50.0, 1.0, (nodes, len(names), PER_NODE)).round(2).tolist()
+        for node in range(nodes):
+            at_s, first = start_s + second + node / nodes, node * PER_NODE
+            job.add(
+                at_s,
+                MetricsRecord(
+                    job=JOB, node=f"node{node}", time_s=at_s, names=names, values=tuple(map(tuple, values[node])),
+                    devices=tuple(f"GPU-{first + i}" for i in range(PER_NODE)),
+                    ranks=tuple(range(first, first + PER_NODE)),
+                ),
+            )  # fmt: skip
+    return job, job.sent(nodes)
+
+
+def benchmarks(ranks: int = RANKS) -> list[dict[str, Any]]:
+    """Both rows; where there is no broker they say why not."""
+    try:
+        from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing
+    except ImportError as error:
+        return [_row(name, ranks, skipped=f"the broker that the tests start is not here: {error}") for name in NAMES]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            broker = KafkaBroker(Path(folder) / "kafka", options=BRIEF)
+        except ServerMissing as missing:
+            return [_row(name, ranks, skipped=str(missing)) for name in NAMES]
+        broker.start()
+        try:
+            return _measured(broker.server, ranks)
+        finally:
+            broker.stop()
+
+
+def _measured(server: str, ranks: int) -> list[dict[str, Any]]:
+    job, sent = fleet(ranks, time.time() + _LEAD_S + ranks / 200)
+    environ = {**os.environ, "TRAINWARDEN_BUS": f"kafka://{server}"}
+    detector = subprocess.Popen(
+        [sys.executable, "-m", "trainwarden", "detector"], env=environ, stderr=subprocess.DEVNULL
+    )
+    bus = connect(f"kafka://{server}", {})
+    try:
+        shares = list(_played(bus, sent, psutil.Process(detector.pid)))
+        bus.flush()
+        found = _named(bus)
+    finally:
+        detector.terminate()
+        detector.wait(60)
+        bus.close()
+    bare = _bare(server, len(sent)) / (job.end_s - sent[0][0])
+    own = {
+        "name": "kafka-python, reading and decoding alone",
+        "version": version("kafka-python"),
+        "value": round(bare, 3),
+    }
+    value = statistics.median(shares)
+    return [
+        _row(NAMES[0], ranks, value, "processors", shares, peer=own, ratio=round(value / bare, 2)),
+        _row(NAMES[1], ranks, None if found is None else found - job.ends_s[AT_STEP - 1], "s", []),
+    ]
+
+
+def _played(bus: Bus, sent: list[Sent], detector: psutil.Process) -> Iterator[float]:
+    """Send each record in its time; every ten seconds, what part of a processor the detector has taken."""
+    since_s, before_s = sent[0][0], None
+    for at_s, record in sent:
+        if (wait_s := at_s - time.time()) > 0.0:
+            time.sleep(wait_s)
+        bus.publish(topic_of(record), JOB, record)
+        if at_s - since_s >= _SHARE_EVERY_S:
+            now_s, times = time.time(), detector.cpu_times()
+            if before_s is not None:
+                yield (times.user + times.system - before_s[1]) / (now_s - before_s[0])
+            since_s, before_s = at_s, (now_s, times.user + times.system)
+
+
+def _named(bus: Bus, patience_s: float = 60.0) -> float | None:
+    """When the first incident of slowness named the slow rank alone; None if none has."""
+    until_s = time.time() + patience_s
+    while time.time() < until_s:
+        for record in _incidents(bus):
+            if record.kind == "slow_compute" and [one.rank for one in record.suspects] == [SLOW]:
+                return record.opened_at_s
+        time.sleep(1.0)
+    return None
+
+
+def _incidents(bus: Bus) -> Iterable[IncidentRecord]:
+    return [one.record for one in bus.read(INCIDENTS) if isinstance(one.record, IncidentRecord)]
+
+
+def _bare(server: str, records: int) -> float:
+    """Processor seconds to read the same records and decode them, with nothing else done."""
+    from kafka import KafkaConsumer
+
+    topics = [f"trainwarden.{kind}" for kind in ("heartbeats", "iterations", "metrics")]
+    consumer = KafkaConsumer(*topics, bootstrap_servers=server, auto_offset_reset="earliest", consumer_timeout_ms=5000)
+    begun_s, read = time.process_time(), 0
+    for message in consumer:
+        json.loads(message.value)
+        read += 1
+        if read == records:
+            break
+    spent_s = time.process_time() - begun_s
+    consumer.close()
+    assert read == records, f"{read} of {records} records were read"
+    return spent_s
+
+
+def _row(
+    name: str, ranks: int, value: float | None = None, unit: str = "", rounds: list[float] | None = None, **more: Any
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": name,
+        "ranks": ranks,
+        "value": None if value is None else round(value, 3),
+        "unit": unit,
+    }
+    row |= {"rounds": len(rounds or []) or 1, "spread": round(max(rounds) - min(rounds), 3) if rounds else None}
+    row |= {"peer": None, "ratio": None, "bar": BARS[name]} | more
+    return {**row, "holds": None if "skipped" in more else value is not None and value <= BARS[name]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(benchmarks(int(sys.argv[1]) if len(sys.argv) > 1 else RANKS), indent=2))
