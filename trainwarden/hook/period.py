@@ -31,7 +31,8 @@ class CallPeriod:
     """
 
     __slots__ = (
-        "again", "at", "followed", "last_ns", "log", "long_ns", "next_try", "odd", "patience", "pattern", "strays",
+        "again", "at", "followed", "last_ns", "log", "long_ns", "next_try", "odd", "odd_from", "patience", "pattern",
+        "strays",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class CallPeriod:
         self.strays: dict[Any, tuple[int, int]] = {}  # how often, and at which call last
         self.patience = _STRAYS
         self.followed = 0
+        self.odd_from = 0  # calls followed before such a search
         self.odd = 0  # calls of the pattern that came out of turn, of the newest `_ODD_OF`
         self.again = False  # whether a longer pattern is looked for while this one is followed
 
@@ -127,7 +129,8 @@ class CallPeriod:
             self.at = self.pattern.index(symbol)
             self.odd += 1
         if self.followed % _ODD_OF == 0:
-            if self.odd > _ODD_OF // 4 and not self.again:
+            if self.odd > _ODD_OF // 4 and not self.again and self.followed >= self.odd_from:
+                self.odd_from = 4 * self.followed  # programs without a period are not searched again and again
                 self.next_try = min(max(2 * _ODD_OF, 2 * self.next_try), 2 * _CALLS_KEPT)
                 self.again = True
             self.odd = 0
