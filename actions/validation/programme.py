@@ -98,10 +98,20 @@ def validate(
 
 
 def _rates(compute: ComputeStage, links: LinkStage, cast: Cast) -> Rates:
+    """In the best repeat of each, by which it is judged: what else a machine does only adds to the others."""
     nodes = {rank: one.node for rank, one in cast.joined.items()}
     kinds = {rank: one.device for rank, one in cast.joined.items()}
-    gbit_s = {pair: one.gbps for pair, one in links.times.items() if one.gbps is not None}
-    return Rates(devices=tuple(device_rates(compute.gflop_s, nodes, kinds)), links=tuple(link_rates(gbit_s, nodes)))
+    slow = {rank for finding in compute.accused for rank in finding.ranks}
+    suspects = {(one.sender, one.receiver) for one in _link_times(links.times, links.accused) if one.suspect}
+    gbit_s = {
+        pair: one.gbps * one.usual_s / one.best_s
+        for pair, one in links.times.items()
+        if one.gbps is not None and one.best_s > 0.0
+    }
+    return Rates(
+        devices=tuple(device_rates(compute.gflop_s, nodes, kinds, slow)),
+        links=tuple(link_rates(gbit_s, nodes, suspects)),
+    )
 
 
 def _judged(

@@ -45,7 +45,7 @@ class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LinkRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much passes from the first of two ranks to the second, as a rule, and the median of others of its kind."""
+    """How fast the best message from the first of two ranks to the second was, and the median of others of its kind."""
 
     ranks: tuple[Rank, Rank]
     nodes: tuple[str, str]
@@ -72,7 +72,7 @@ class LinkRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was measured; furthest behind its peers first, `MOST_RATES` of each."""
+    """What was measured, `MOST_RATES` of each: who is accused first, then who is furthest behind its peers."""
 
     devices: Annotated[tuple[DeviceRate, ...], msgspec.Meta(max_length=MOST_RATES)] = ()
     links: Annotated[tuple[LinkRate, ...], msgspec.Meta(max_length=MOST_RATES)] = ()
@@ -96,8 +96,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (*(one.said for one in self.devices), *(one.said for one in self.links))
 
 
-def device_rates(gflop_s: Mapping[int, float], node: Mapping[int, str], kind: Mapping[int, str]) -> list[DeviceRate]:
-    """By rank its rate, node and kind of device; the slowest beside its peers first.
+def device_rates(
+    gflop_s: Mapping[int, float], node: Mapping[int, str], kind: Mapping[int, str], accused: Collection[int] = ()
+) -> list[DeviceRate]:
+    """By rank its rate, node and kind of device; those `accused` first, then the slowest beside its peers.
 
     Examples
     --------
@@ -109,11 +111,13 @@ def device_rates(gflop_s: Mapping[int, float], node: Mapping[int, str], kind: Ma
     for rank, rate in gflop_s.items():
         others = [one for other, one in gflop_s.items() if other != rank and kind[other] == kind[rank]]
         found.append(DeviceRate(rank=rank, node=node[rank], gflop_s=_cut(rate), peers_gflop_s=_median(others)))
-    return sorted(found, key=lambda one: (one.share, one.rank))[:MOST_RATES]
+    return sorted(found, key=lambda one: (one.rank not in accused, one.share, one.rank))[:MOST_RATES]
 
 
-def link_rates(gbit_s: Mapping[tuple[int, int], float], node: Mapping[int, str]) -> list[LinkRate]:
-    """By sender and receiver the rate, and the node of each; the slowest beside its peers first.
+def link_rates(
+    gbit_s: Mapping[tuple[int, int], float], node: Mapping[int, str], accused: Collection[tuple[int, int]] = ()
+) -> list[LinkRate]:
+    """By sender and receiver the rate, and the node of each; those `accused` first, then the slowest beside its peers.
 
     Peers of a link between nodes are links between nodes, of one within a node those within nodes; none of them is a
     direction of the same link.
@@ -126,7 +130,7 @@ def link_rates(gbit_s: Mapping[tuple[int, int], float], node: Mapping[int, str])
         ]
         ends = {"ranks": (one, other), "nodes": (node[one], node[other])}
         found.append(LinkRate(**ends, gbit_s=_cut(rate), peers_gbit_s=_median(others)))  # type: ignore[arg-type]
-    return sorted(found, key=lambda link: (link.share, link.ranks))[:MOST_RATES]
+    return sorted(found, key=lambda link: (link.ranks not in accused, link.share, link.ranks))[:MOST_RATES]
 
 
 def rates_in(plan: Mapping[str, Any]) -> Rates:
