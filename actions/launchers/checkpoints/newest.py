@@ -23,6 +23,7 @@ from actions.launchers.checkpoints.layouts import ENTRIES, POINTERS, Entry, Poin
 
 MOST_LISTED: Final = 1_000_000  # entries of the folder; more are not looked at
 MOST_TRIED: Final = 256  # candidates, newest first: a folder of half-written ones is a defect of its own
+MOST_SAID: Final = 3  # of those that are passed over
 _POINTER_BYTES: Final = 4096
 _JSON_BYTES: Final = 64 * 1024 * 1024  # a trainer's state holds its whole log
 _ZIP_END: Final = b"PK\x05\x06"
@@ -30,11 +31,31 @@ _ZIP_TAIL_BYTES: Final = 65_557  # the end record and the longest comment after 
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A whole checkpoint: training goes on with step `step` or a later one."""
+    """A whole checkpoint: training goes on with step `step` or a later one.
+
+    `passed_over` are names of newer ones that are not whole, the newest first.
+    """
 
     path: Path
     step: int
     trainer: str
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def beside(self) -> str:
+        """What is to be said of those; nothing, if there are none.
+
+        Examples
+        --------
+        >>> Checkpoint(Path("/ckpt/step-60"), 60, "torch", ("step-100", "step-80")).beside
+        'step-100 and step-80 are newer than step-60 and not whole, so they are passed over'
+        """
+        names = " and ".join(words(Path(one)) for one in self.passed_over[:MOST_SAID])
+        more = len(self.passed_over) - MOST_SAID
+        names += f" and {more} more" if more > 0 else ""
+        are, they = ("are", "they are") if len(self.passed_over) > 1 else ("is", "it is")
+        own = words(Path(self.path.name))
+        return f"{names} {are} newer than {own} and not whole, so {they} passed over" if names else ""
 
 
 def newest(folder: Path) -> Checkpoint | None:
@@ -50,10 +71,13 @@ def newest(folder: Path) -> Checkpoint | None:
         if text is not None:  # its trainer alone says what is whole
             return _pointed(folder, pointer, text)
     tried = nlargest(MOST_TRIED, _candidates(folder), key=lambda found: found[0])
+    passed_over: dict[str, int] = {}
     for step, entry, name in tried:
         path = folder / name
         if _whole(path, step, entry):
-            return Checkpoint(path, step, entry.trainer)
+            newer = tuple(other for other, its_step in passed_over.items() if its_step > step)
+            return Checkpoint(path, step, entry.trainer, newer)
+        passed_over[name] = step  # names of several trainers may be alike
     return None
 
 

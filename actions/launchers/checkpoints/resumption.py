@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,14 @@ class Resumption:
         None: nothing is looked for and nothing is verified.
     patience_s : float
         How long a restart waits to be proved; a proof to the contrary counts later too.
+    say : callable
+        Takes a sentence about checkpoints that a start passes over.
     """
 
-    def __init__(self, folder: Path | None, clock: Clock, patience_s: float) -> None:
-        self._folder, self._clock, self._patience_s = folder, clock, patience_s
+    def __init__(
+        self, folder: Path | None, clock: Clock, patience_s: float, *, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._folder, self._clock, self._patience_s, self._say = folder, clock, patience_s, say
         self._search: Search | None = None
         self._since_s = 0.0
         self._expected: Checkpoint | None = None
@@ -67,6 +71,8 @@ class Resumption:
         self._expected = found if attempt > 0 else None
         self._ranks, self._since_s = frozenset(ranks), self._clock.monotonic_s()
         self._patient = attempt > 0 and (self._expected is not None or self._note is not None)
+        if found is not None and found.beside:
+            self._say(found.beside)
         return found.path if found is not None else None
 
     @property

@@ -137,7 +137,8 @@ class LeaderTable:
         self.attempt = following(self.attempt, self.epoch, roster, checkpoint)
         self.runs = True
         self.asked.begins()
-        whence = "" if checkpoint is None else f" from {checkpoint.path.name}"
+        beside = "" if checkpoint is None or not checkpoint.beside else f"; {checkpoint.beside}"
+        whence = "" if checkpoint is None else f" from {checkpoint.path.name}{beside}"
         nodes = ", ".join(one.node for one in roster)
         self._news.append(f"attempt {self.attempt.number} begins on {len(roster)} nodes ({nodes}){whence}")
 

@@ -59,7 +59,7 @@ class Coordinator:
         self._validated_s = float("-inf")  # a job that is down waits again for whom may restart it
         self._waiting: deque[Operation] = deque()
         self._current: Operation | None = None
-        self._resumption = Resumption(place.checkpoints, clock, config.resume_s)
+        self._resumption = Resumption(place.checkpoints, clock, config.resume_s, say=runner.say)
         self._noted: set[str] = set()
         self._failed_before: set[int] = set()  # ranks that the restart under way is not about
         self._unproven: Operation | None = None  # a restart that is carried out; whether the job goes on is not known

@@ -37,6 +37,15 @@ def test_our_examples_files_count_when_they_have_their_end(tmp_path: Path) -> No
     saved(tmp_path / ".step-00000140.part")
     (tmp_path / "step-00000160.pt").touch()
     assert found(tmp_path) == ("step-00000100.pt", 100)
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.beside == (
+        "step-00000160.pt and step-00000120.pt are newer than step-00000100.pt and not whole, so they are passed over"
+    )
+    saved(tmp_path / "step-00000160.pt")
+    newer = newest(tmp_path)
+    assert newer is not None
+    assert newer.beside == ""
 
 
 def test_a_distributed_checkpoint_counts_when_it_has_its_metadata(tmp_path: Path) -> None:

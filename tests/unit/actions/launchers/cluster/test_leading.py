@@ -191,7 +191,8 @@ def test_a_leader_that_was_started_with_other_numbers_than_the_job_that_runs_goe
         leader.leading.advance()
 
 
-def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     for step in (10, 20):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -203,6 +204,9 @@ def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> 
     attempt = leader.ask("a").attempt
     assert attempt is not None
     assert (attempt.checkpoint, attempt.step) == ("checkpoint-10", 10)
+    leader.leading.advance()
+    told = [getattr(one, "fields", {}).get("what", "") for one in caplog.records]
+    assert any("checkpoint-20 is newer than checkpoint-10 and not whole, so it is passed over" in one for one in told)
 
 
 class Looked:

@@ -12,6 +12,8 @@ from actions.launchers.checkpoints.resumption import UNNUMBERED
 from actions.launchers.local.coordinator import STARTED_OVER_CODE
 from tests.unit.actions.launchers.local.runner_double import Launch
 
+PASSED_OVER = "step-80 is newer than step-60 and not whole, so it is passed over"
+
 
 def checkpoint(folder: Path, step: int) -> None:
     (folder / f"step-{step}").mkdir(parents=True)
@@ -63,7 +65,7 @@ def test_a_job_that_started_over_is_stopped_and_its_restart_has_failed(tmp_path:
     assert report.state == "failed"
     assert "rank 1 started over at step 0" in report.text
     assert f"{folder}/step-60 of step 60 is whole" in report.text
-    assert launch.runner.said == [report.text]
+    assert launch.runner.said == [PASSED_OVER, report.text]
     assert launch.submit(launch.operation("again")).reason == "over"
     launch.runner.let_go()
     assert (launch.coordinator.over, launch.coordinator.exit_code) == (True, STARTED_OVER_CODE)
@@ -111,7 +113,7 @@ def test_a_script_that_numbers_no_steps_is_said_once_and_believed(tmp_path: Path
     launch.runner.steps = dict.fromkeys(range(3))
     launch.coordinator.advance()
     launch.coordinator.advance()
-    assert (launch.poll("op").state, launch.runner.said) == ("done", [UNNUMBERED])
+    assert (launch.poll("op").state, launch.runner.said) == ("done", [PASSED_OVER, UNNUMBERED])
 
 
 def test_no_step_for_long_is_said_and_a_start_over_still_counts(tmp_path: Path, folder: Path) -> None:
@@ -119,7 +121,7 @@ def test_no_step_for_long_is_said_and_a_start_over_still_counts(tmp_path: Path, 
     launch.clock.sleep(120.0)
     launch.coordinator.advance()
     assert launch.poll("op").state == "done"
-    assert launch.runner.said == ["no first step of all ranks within 120 s of the restart"]
+    assert launch.runner.said == [PASSED_OVER, "no first step of all ranks within 120 s of the restart"]
     launch.runner.steps = {0: 0}
     launch.coordinator.advance()
     assert launch.state().phase == "stopping"
