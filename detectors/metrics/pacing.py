@@ -96,11 +96,22 @@ class Pacing:
             thin = np.flatnonzero(fast.any(axis=1))
             self.thins = bool(thin.size)
             if self.thins:
-                means = np.array([pace.averaged or _is_counter(name) for name in names])
+                means = np.array([pace.averaged or is_counter(name) for name in names])
                 self._thin(rows[thin], _Block(thin, values, times_s, steps, fast & measured, out), means, pace)
         newest_s = np.fmax.reduce(np.where(out & measured, times_s, np.nan), axis=1)
         self.taken_s[rows] = np.fmax(self.taken_s[rows], newest_s)
         return out
+
+    def learn(self, rows: Rows, past_s: Floats | None, metrics: int) -> None:
+        """Intervals of entities of which no sample was seen yet, from the times of older ones."""
+        if past_s is None or past_s.shape[1] < LEAST_STEPS:
+            return
+        self.widen(int(rows.max()) + 1, metrics)
+        new = np.isnan(self.last_s[rows])
+        if new.any():
+            elapsed_s = np.diff(past_s[new, -STEPS - 1 :], axis=1)
+            self.steps[rows[new], STEPS - elapsed_s.shape[1] :] = np.where(elapsed_s > 0.0, elapsed_s, np.nan)
+            self.last_s[rows[new]] = np.fmax.reduce(past_s[new], axis=1)
 
     def _steps(self, rows: Rows, times_s: Floats, measured: Flags) -> Floats:
         """Seconds since the sample before ``[r, STEPS + k]``, NaN where there is no sample, kept for the next time."""
@@ -148,7 +159,14 @@ def _newest(flags: Flags, samples: int) -> npt.NDArray[np.int64]:
     return np.asarray(sums[:, STEPS + 1 :] - sums[:, 1 : samples + 1], dtype=np.int64)
 
 
-def _is_counter(name: str) -> bool:
+def is_counter(name: str) -> bool:
+    """Whether a metric is a counter, seen as its rate.
+
+    Examples
+    --------
+    >>> is_counter("gpu_energy_joules"), is_counter("gpu_power_watts")
+    (True, False)
+    """
     metric = lookup(name)
     return metric is not None and metric.kind == "counter"
 

@@ -148,6 +148,7 @@ class MetricScorer:
         if vote.pace is None:
             return self._scored(one, family, values)
         pacing = self._pacings.setdefault(one.family, Pacing())
+        pacing.learn(one.rows, one.past_s, len(vote.preparation.all_names))
         taken = pacing.taken(one.rows, values, one.times_s, vote.preparation.all_names, vote.pace)
         if pacing.slow_s is not None:
             self.abstained[one.family] = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -13,6 +15,7 @@ from detectors.job.board import MetricBoard
 from detectors.job.family import Rows
 from detectors.job.samples import FamilySamples
 from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.pacing import is_counter
 from detectors.own_models.learner import Learn, from_bytes, to_bytes
 from trainwarden.errors import DetectorError
 
@@ -22,6 +25,7 @@ log = logging.getLogger("trainwarden.detection")
 STAGES: Final = (24, 120)
 MAX_ENTITIES: Final = 32  # of a family that are learnt from
 MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a third of a core or so (16,384 take 1.2 s)
+MOST_THINNED: Final = STAGES[1] // STAGES[0]  # of more every second to fifth is: those that stay still have 24 rows
 
 
 class OwnModels:
@@ -50,7 +54,7 @@ class OwnModels:
             return f"nothing could be learnt from the job's own start: {self._failed}"
         if self._pending is not None:
             return "no trained model; the job's own start is being learnt from"
-        return f"no trained model; the job's own start is learnt from after {STAGES[0]} healthy samples"
+        return f"no trained model; the job's own start is learnt from after {STAGES[self._stage]} healthy samples"
 
     def follow(self, board: MetricBoard, calm: bool) -> ModelBundle | None:
         """Take note of one window; new models to serve from now on.
@@ -69,11 +73,11 @@ class OwnModels:
             return self._taken() if self._pending.done() else None
         if self._since is None:
             self._since = board.counts()
-        elif samples := board.after(self._since, STAGES[self._stage], STAGES[0], MAX_ENTITIES):
+        elif samples := board.after(self._since, STAGES[self._stage], STAGES[0], MAX_ENTITIES * MOST_THINNED):
             self._stage += 1
-            if few := [one for one in samples if _samples_per_s(one) <= MOST_PER_S]:
+            if few := [part for one in samples if (part := shown(one)) is not None]:
                 self._pending = self._learn(few)
-            else:
+            elif self._stage == len(STAGES):
                 self._failed = "so many entities are sampled so often that scoring them would take too long"
         return None
 
@@ -104,7 +108,28 @@ class OwnModels:
         return self.bundle
 
 
-def _samples_per_s(one: FamilySamples) -> float:
-    """Of the whole family, as rows are spread over all of it."""
+def shown(one: FamilySamples) -> FamilySamples | None:
+    """What of a family is learnt from: as many samples of as many entities as can be scored; None where too few are.
+
+    Where too many come, every second to fifth is, of as many more entities. Models know the interval that they have
+    learnt, so that scoring them leaves out as much (`detectors.metrics.pacing`).
+    """
+    # Rows are spread over the whole family.
     every_s = float(np.median(np.diff(one.times_s, axis=1)))
-    return float(one.rows[-1] + 1) / max(every_s, 1e-3)
+    thin = math.ceil(float(one.rows[-1] + 1) / max(every_s, 1e-3) / MOST_PER_S)
+    samples = one.times_s.shape[1] // thin
+    if samples < STAGES[0]:
+        return None
+    rows = np.linspace(0, one.rows.size - 1, min(one.rows.size, MAX_ENTITIES * thin)).astype(np.int64)
+    kept = slice(one.times_s.shape[1] - samples * thin, None)
+    values = one.values[rows, :, kept].reshape(rows.size, len(one.names), samples, thin)
+    # Of counters the mean rate, as they are scored.
+    counters = np.array([is_counter(name) for name in one.names], dtype=np.bool_)
+    newest, there = values[..., -1].copy(), ~np.isnan(values)
+    mean = np.where(there, values, 0.0).sum(axis=3) / np.maximum(there.sum(axis=3), 1)
+    newest[:, counters] = np.where(there.any(axis=3), mean, np.nan)[:, counters]
+    return replace(
+        one, rows=one.rows[rows], entities=tuple(one.entities[row] for row in rows.tolist()),
+        roles=tuple(one.roles[row] for row in rows.tolist()), values=newest,
+        times_s=one.times_s[rows][:, kept][:, thin - 1 :: thin],
+    )  # fmt: skip

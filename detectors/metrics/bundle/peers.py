@@ -91,9 +91,12 @@ class RankComparison:
             every_s = interval_s((times_s, others_s))
             if len(others_s) or (every_s > 0.0 and not taken_together(times_s, every_s)):
                 return self._beside(scaled, times_s, beside, every_s)
+        full = self._full(scaled[:, :, -window:])
+        if not full.any():  # as after a swap, when all begin anew
+            return np.full(len(scaled), np.nan)
         steady = self._preparation.steadied(scaled)[:, :, -window:]
         now = self._model.score(steady, None if labels is None else labels[: len(steady)])
-        return np.where(self._full(steady), now, np.nan)
+        return np.where(full, now, np.nan)
 
     def _beside(self, scaled: Floats, times_s: Floats, beside: Beside, every_s: float) -> Floats:
         """`_compared` by time, of ranks that were not sampled together."""

@@ -68,7 +68,10 @@ def _median_of_three(values: Floats) -> Floats:
     found = np.concatenate([values[..., 0:1], second, middle], axis=-1)
     # What a gap has spoilt above is the mean of the one or two samples that there are.
     spoilt = np.isnan(found) & ~np.isnan(values)
-    return np.where(spoilt, trailing_mean(values, 3), found) if spoilt.any() else found
+    for column in np.flatnonzero(spoilt.reshape(-1, spoilt.shape[-1]).any(axis=0)).tolist():
+        mean = trailing_mean(values[..., max(0, column - 2) : column + 1], 3, newest=1)[..., 0]
+        found[..., column] = np.where(spoilt[..., column], mean, found[..., column])
+    return found
 
 
 def filled(there: npt.NDArray[np.bool_], rows: int, newest: int) -> npt.NDArray[np.bool_]:

@@ -208,7 +208,11 @@ def _offsets(array: Floats, spread: Floats, slack: int = 0) -> tuple[Floats, Flo
     # Of two that have a metric, as one that comes late, nobody can say which is the odd one.
     measured = (~missing).sum(axis=0) >= LEAST_MEASURED
     median = np.zeros(array.shape[1:])
-    median[measured] = np.nanmedian(array[:, measured], axis=0)
+    whole = ~missing.any(axis=0)
+    some = measured & ~whole
+    # Gaps are dear to look around: what all have, as where all began at the same time, is not asked for them.
+    median[whole] = np.median(array[:, whole], axis=0)
+    median[some] = np.nanmedian(array[:, some], axis=0)
     low, high, judged = _envelope(median, measured, slack) if slack else (median, median, measured)
     missing |= ~judged
     difference = np.where(missing, 0.0, array - np.clip(array, low, high))

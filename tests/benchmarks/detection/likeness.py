@@ -27,6 +27,7 @@ from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
 from detectors.metrics.scores import MetricScorer
 from detectors.own_models.learner import learnt
+from detectors.own_models.own_models import MAX_ENTITIES, MOST_THINNED, STAGES, shown
 from tests.places import shared_data
 from trainwarden.catalogue import lookup
 
@@ -191,15 +192,20 @@ def _speed_of_own_models(names: tuple[str, ...], who: tuple[Entity, ...]) -> Non
         return FamilySamples("gpu", names, np.arange(rows), who[:rows], ("",) * rows, values, times_s)
 
     with threadpool_limits(1, user_api="blas"):
-        scorer, taken_s = MetricScorer(learnt([samples(32, 0.0, 0, 120)])), []
-        for second in range(12):
+        few = samples(MAX_ENTITIES * MOST_THINNED, 0.0, 0, STAGES[1])
+        part = shown(replace(few, rows=np.linspace(0, len(who) - 1, len(few.rows)).astype(np.int64)))
+        assert part is not None
+        scorer, taken_s = MetricScorer(learnt([part])), []
+        for second in range(200, 240):
             new = samples(len(who), float(second), 60, 1)
+            new = replace(new, past_s=new.times_s[:, :1] + np.arange(-60.0, 0.0))
             begun_s = time.process_time()
-            scorer.score((new,))
+            scorer.score((new,), float(second))
             taken_s.append(time.process_time() - begun_s)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-    median_s, most_s = np.median(taken_s[1:]), max(taken_s[1:])
-    print(f"own models, the same: median {median_s:.2f} s, at most {most_s:.2f} s, peak {peak:.0f} MB")
+    thin, mean_s = STAGES[1] // part.times_s.shape[1], np.mean(taken_s)
+    said = f"the first {taken_s[0]:.2f} s, then at most {max(taken_s[1:]):.2f} s, mean {mean_s:.2f} s a sample"
+    print(f"own models, the same, one sample in {thin} scored: {said}, peak {peak:.0f} MB")
 
 
 def main() -> None:

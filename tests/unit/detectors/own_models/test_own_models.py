@@ -11,10 +11,11 @@ import pytest
 
 from detectors.choice import chosen
 from detectors.job.board import MetricBoard
-from detectors.job.samples import FamilySamples
+from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
 from detectors.job_watch import JobWatch
 from detectors.metrics.bundle.bundle import ModelBundle
+from detectors.metrics.scores import MetricScorer
 from detectors.own_models import own_models
 from detectors.own_models.learner import Learner, from_bytes, learnt, packed, to_bytes, unpacked
 from detectors.own_models.own_models import STAGES, OwnModels
@@ -130,12 +131,48 @@ def test_why_there_are_none_is_said():
 
 
 def test_more_than_can_be_scored_in_time_is_not_learnt_from(monkeypatch):
-    monkeypatch.setattr(own_models, "MOST_PER_S", 3.0)
+    monkeypatch.setattr(own_models, "MOST_PER_S", 0.5)
+    lessons, board = Lessons(), MetricBoard()
+    own = OwnModels(lessons.learn)
+    fed(board, own, 0, 130)
+    assert not lessons.asked
+    assert "take too long" in own.why
+
+
+def test_where_too_many_come_every_few_samples_are_learnt_from_and_scored(monkeypatch):
+    monkeypatch.setattr(own_models, "MOST_PER_S", 2.0)
     lessons, board = Lessons(), MetricBoard()
     own = OwnModels(lessons.learn)
     fed(board, own, 0, 30)
     assert not lessons.asked
-    assert "take too long" in own.why
+    assert "after 120 healthy samples" in own.why
+    fed(board, own, 30, 125)
+    ((one,),) = lessons.asked
+    assert one.values.shape == (4, 3, 60)
+    assert set(np.diff(one.times_s, axis=1).ravel()) == {2.0}
+    learnt_from = learnt([one])
+    pace = learnt_from.votes["rank"].pace
+    assert pace is not None
+    assert pace.fastest_s == 2.0
+    scorer, places = MetricScorer(learnt_from), []
+    board.take()
+    for record in told(125, 165):
+        board.feed(record)
+        (scored,) = scorer.score(board.take(), record.time_s)
+        places.append(np.isfinite(scored.scores["zlength"]).all())
+    assert sum(places) == 20
+    assert places[:6] == [True, False, True, False, True, False]
+
+
+def test_of_a_counter_that_is_thinned_the_mean_is_learnt(monkeypatch):
+    monkeypatch.setattr(own_models, "MOST_PER_S", 0.5)
+    values = np.arange(96.0).reshape(1, 1, 96).repeat(2, axis=1)
+    times_s, names = np.arange(96.0)[None], ("gpu_energy_joules", "gpu_power_watts")
+    one = FamilySamples("gpu", names, np.array([1]), (Entity("n", "0"),), ("",), values, times_s)
+    shown = own_models.shown(one)
+    assert shown is not None
+    assert shown.values[0, :, :2].tolist() == [[1.5, 5.5], [3.0, 7.0]]
+    assert shown.times_s[0, :2].tolist() == [3.0, 7.0]
 
 
 def test_the_named_methods_are_learnt(bundle):
