@@ -159,6 +159,21 @@ def test_what_the_window_cannot_hold_counts_as_missing():
     assert told(shown(sick(values)))
 
 
+@pytest.mark.parametrize("factor", [1e3, 1e-3])
+def test_a_unit_that_changes_everywhere_accuses_nobody_and_of_one_opens_nothing(factor):
+    values = ranks()
+    values[:, :, 35:] *= factor
+    assert told(shown(values)) == []
+    values = ranks()
+    values[5, 0, 35:] *= factor
+    votes = shown(values)
+    assert told(votes)
+    assert not any(vote.verified for vote in votes)
+    longer = ranks(samples=130)
+    longer[:, :, 20:] *= 1.5  # who falls ill later is found all the same, in the new unit
+    assert [one.rank for one in shown(sick(longer, first=100))[-1].suspects] == [5]
+
+
 def test_a_constant_metric_that_twitches_is_below_the_least_distance():
     values = np.full((8, 2, 70), 0.5)
     values[5, :, 35:] += 0.01
