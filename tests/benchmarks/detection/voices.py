@@ -1,7 +1,8 @@
-"""What each trained model's vote is worth on the servers: by both rules, by measured weights, and with each left out.
+"""What each vote is worth: by both rules, by measured weights, and with each left out.
 
-Only the models' votes count here, so that what a weight does is not hidden by detectors that need no model. Weights
-are measured on the choosing half as the gate does it (`trainer_offline.fit.weights`) and used on the report half.
+On the servers only the models' votes count, so that what a weight does is not hidden by detectors that need no model.
+Weights are measured on the choosing half as the gate does it (`trainer_offline.fit.weights`) and used on the report
+half. On the mixed streams all detectors vote.
 
 Run: ``python -m tests.benchmarks.detection.voices TABLES.json...`` for the table of docs/detection.md, from what
 ``trainwarden bench detection --json TABLES.json`` wrote, in parts or at once.
@@ -31,6 +32,11 @@ Flags = npt.NDArray[np.bool_]
 WEIGHTED, TRANSOM, MEASURED = "models_weighted", "models_transom", "models_measured"
 WHOLE: Final = "metric_mean"
 MARGIN: Final = 5  # samples, as in the protocol
+MIXED: Final = "mixed, constructed"
+READS: Final = {
+    "logs": "log lines", "events": "events of processes and devices", "steps": "times of steps",
+    "calls": "collective calls", "samples": "metrics, no training needed", "scores": "metrics, by a trained model",
+}  # fmt: skip
 
 
 class Voted(Protocol):
@@ -107,30 +113,36 @@ def _counted(machines: Sequence[Voted], key: str) -> Counted:
 
 
 def voices_table(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: each model, where its vote counts, its weights and where they are from, and what is lost without it."""
-    figures = {(row["row"], row["set"]): row for row in tables if row["table"] in ("metrics", "mixed, constructed")}
+    """Markdown: each vote, where it votes, its weights and where they are from, and what is lost without it."""
+    figures = {(row["row"], row["set"]): row for row in tables if row["table"] in ("metrics", MIXED)}
     sets = [name for name in ("smd", "asd") if (WEIGHTED, name) in figures]
-    heads = ["vote", "`weighted`: weight", "`transom`: votes"]
-    heads += [f"measured on {name}'s choosing half" for name in sets]
     mixed = ["mixed"] if ("all_detectors", "all") in figures else []
+    heads = ["vote", "where it votes", "opens alone", "`weighted`: weight", "`transom`: votes"]
+    heads += [f"measured on {name}'s choosing half" for name in sets]
     heads += [f"F1 without it, {name}" for name in (*sets, *mixed)]
     whole = [_f1(figures, WEIGHTED, name) for name in sets] + [_f1(figures, "all_detectors", "all") for _ in mixed]
-    lines = [["(none left out)", "", "", *["" for _ in sets], *whole]]
-    for name, one in voices().items():
-        weights = [figures.get((WEIGHTED, dataset), {}).get("measured", {}).get(name) for dataset in sets]
-        without = [_f1(figures, f"models without {name}", dataset) for dataset in sets]
+    lines = [["(none left out)", *["" for _ in heads[1:5]], *["" for _ in sets], *whole]]
+    for name, one in chosen(DetectionSettings()).items():
+        role, trained = one.role, one.role.reads == "scores"
         lines.append([
-            f"`{name}`", f"{one.role.weight:g}", str(int(one.role.transom)),
-            *(f"{part['weight']:g} ({part['why']})" if part else "alone on each machine" for part in weights),
-            *without, *(_f1(figures, f"without {name}", "all") for _ in mixed),
+            f"`{name}`", READS[role.reads], ", ".join(role.opens) or "no", f"{role.weight:g}", str(int(role.transom)),
+            *(_measured(figures, name, dataset) if trained else "" for dataset in sets),
+            *(_f1(figures, f"models without {name}", dataset) if trained else "" for dataset in sets),
+            *(_f1(figures, f"without {name}", "all", does=role.weight > 0.0 or bool(role.opens)) for _ in mixed),
         ])  # fmt: skip
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _f1(figures: Mapping[tuple[str, str], Mapping[str, Any]], row: str, dataset: str) -> str:
+def _measured(figures: Mapping[tuple[str, str], Mapping[str, Any]], name: str, dataset: str) -> str:
+    part = figures.get((WEIGHTED, dataset), {}).get("measured", {}).get(name)
+    return f"{part['weight']:g} ({part['why']})" if part else "alone on each machine"
+
+
+def _f1(figures: Mapping[tuple[str, str], Mapping[str, Any]], row: str, dataset: str, does: bool = False) -> str:
+    """The figure; where there is none, what leaves a vote that `does` something out was not run."""
     value = figures.get((row, dataset), {}).get("f1")
-    return "as it is" if value is None else f"{value:.3f}"
+    return f"{value:.3f}" if value is not None else "not measured" if does else "as it is"
 
 
 if __name__ == "__main__":
