@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -107,10 +107,14 @@ def device_rates(
     >>> [(one.rank, one.peers_gflop_s) for one in found]
     [(1, 82.0), (0, 62.0), (2, 60.0)]
     """
+    of_kind: dict[str, list[float]] = {}
+    for rank, rate in gflop_s.items():
+        of_kind.setdefault(kind[rank], []).append(rate)
+    ordered = {name: sorted(rates) for name, rates in of_kind.items()}
     found = []
     for rank, rate in gflop_s.items():
-        others = [one for other, one in gflop_s.items() if other != rank and kind[other] == kind[rank]]
-        found.append(DeviceRate(rank=rank, node=node[rank], gflop_s=_cut(rate), peers_gflop_s=_median(others)))
+        peers = _median_without(ordered[kind[rank]], (rate,))
+        found.append(DeviceRate(rank=rank, node=node[rank], gflop_s=_cut(rate), peers_gflop_s=peers))
     return sorted(found, key=lambda one: (one.rank not in accused, one.share, one.rank))[:MOST_RATES]
 
 
@@ -122,14 +126,19 @@ def link_rates(
     Peers of a link between nodes are links between nodes, of one within a node those within nodes; none of them is a
     direction of the same link.
     """
+    within, between = list[float](), list[float]()
+    for (one, other), rate in gbit_s.items():
+        (within if node[one] == node[other] else between).append(rate)
+    within.sort()
+    between.sort()
     found = []
     for (one, other), rate in gbit_s.items():
-        within = node[one] == node[other]
-        others = [
-            peer_s for (a, b), peer_s in gbit_s.items() if {a, b} != {one, other} and (node[a] == node[b]) == within
-        ]
-        ends = {"ranks": (one, other), "nodes": (node[one], node[other])}
-        found.append(LinkRate(**ends, gbit_s=_cut(rate), peers_gbit_s=_median(others)))  # type: ignore[arg-type]
+        back = gbit_s.get((other, one))
+        peers = _median_without(
+            within if node[one] == node[other] else between, (rate,) if back is None else (rate, back)
+        )
+        nodes = node[one], node[other]
+        found.append(LinkRate(ranks=(one, other), nodes=nodes, gbit_s=_cut(rate), peers_gbit_s=peers))
     return sorted(found, key=lambda link: (link.ranks not in accused, link.share, link.ranks))[:MOST_RATES]
 
 
@@ -141,8 +150,28 @@ def rates_in(plan: Mapping[str, Any]) -> Rates:
         return Rates()
 
 
-def _median(others: Collection[float]) -> float | None:
-    return _cut(statistics.median(others)) if others else None
+def _median_without(ordered: Sequence[float], gone: Collection[float]) -> float | None:
+    """Median of `ordered` rates but those that are `gone`, which are among them; None if none is left.
+
+    Examples
+    --------
+    >>> _median_without([1.0, 2.0, 2.0, 9.0], (2.0,)), _median_without([1.0, 2.0], (2.0, 1.0))
+    (2.0, None)
+    """
+    places = list[int]()
+    for rate in sorted(gone):
+        place = bisect_left(ordered, rate)
+        places.append(place + 1 if places and place == places[-1] else place)
+    left = len(ordered) - len(places)
+    if left <= 0:
+        return None
+
+    def at(place: int) -> float:
+        for hole in places:
+            place += hole <= place
+        return ordered[place]
+
+    return _cut((at((left - 1) // 2) + at(left // 2)) / 2.0)
 
 
 def _cut(rate: float) -> float:

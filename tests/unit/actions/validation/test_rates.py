@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any, Final
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actions.validation.question import answer
 from dashboards.explain.action_log import ActionLog, entry_lines
@@ -78,3 +81,23 @@ def test_somebody_on_call_sees_the_numbers_in_log_and_status() -> None:
     assert lines[-1] == "measured: rank 3 on n1: 41.2 GFLOP/s, its peers 82"
     assert measured([msgspec.structs.replace(record, incident="i2")], incident) == []
     assert measured([msgspec.structs.replace(record, outcome="started")], incident) == []
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 2.5, 4.0]), min_size=1, max_size=9), st.data())
+def test_peers_are_all_of_the_kind_but_the_one_and_of_links_but_both_its_directions(
+    rates: list[float], data: st.DataObject
+) -> None:
+    ranks = range(len(rates))
+    kind = {rank: data.draw(st.sampled_from("ab")) for rank in ranks}
+    for one in device_rates(dict(enumerate(rates)), dict.fromkeys(ranks, "n"), kind):
+        peers = [rates[rank] for rank in ranks if rank != one.rank and kind[rank] == kind[one.rank]]
+        assert one.peers_gflop_s == (statistics.median(peers) if peers else None)
+    pairs = data.draw(st.dictionaries(st.permutations(range(4)).map(lambda p: (p[0], p[1])), st.sampled_from(rates)))
+    node = {rank: data.draw(st.sampled_from("mn")) for rank in range(4)}
+    for link in link_rates(pairs, node):
+        within = link.nodes[0] == link.nodes[1]
+        peers = [
+            rate for (a, b), rate in pairs.items()
+            if {a, b} != set(link.ranks) and (node[a] == node[b]) == within
+        ]  # fmt: skip
+        assert link.peers_gbit_s == (statistics.median(peers) if peers else None)
