@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from detectors.job.packed import MAX_STATE_BYTES
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Bus
 from trainwarden.records import SnapshotRecord
@@ -27,7 +28,6 @@ log = logging.getLogger("trainwarden.detection")
 EVERY_S: Final = 30.0
 SHARE: Final = 0.02  # of the service's time at most; with many or large jobs snapshots are further apart
 PART_BYTES: Final = 600_000  # in base64 below `trainwarden.topics.MAX_RECORD_BYTES`
-MAX_BYTES: Final = 512 << 20  # unpacked, of one job: 16,384 ranks need about 300 MB
 SLOTS: Final = 2  # snapshots of one job that are kept
 _FASTEST: Final = 1  # zlib: a third of the time of its default for a tenth more bytes
 
@@ -60,7 +60,7 @@ def parts_of(job: str, number: int, place: Place, kept: bytes) -> list[Output]:
     Raises
     ------
     DetectorError
-        If it is larger than `MAX_BYTES`.
+        If it is larger than `MAX_STATE_BYTES`.
 
     Examples
     --------
@@ -69,8 +69,8 @@ def parts_of(job: str, number: int, place: Place, kept: bytes) -> list[Output]:
     >>> key, record.parts, whole([record]).kept
     ('j/1/0', 1, b'memory')
     """
-    if len(kept) > MAX_BYTES:
-        raise DetectorError(f"the memory of job {job} has {len(kept)} bytes, more than {MAX_BYTES}")
+    if len(kept) > MAX_STATE_BYTES:
+        raise DetectorError(f"the memory of job {job} has {len(kept)} bytes, more than {MAX_STATE_BYTES}")
     packed = zlib.compress(kept, _FASTEST)
     pieces = [packed[start : start + PART_BYTES] for start in range(0, len(packed), PART_BYTES)]
     digest = hashlib.blake2b(packed, digest_size=16).hexdigest()
@@ -108,7 +108,7 @@ def whole(parts: Iterable[SnapshotRecord]) -> Snapshot | None:
         return None
     stream = zlib.decompressobj()
     try:
-        kept = stream.decompress(packed, MAX_BYTES)
+        kept = stream.decompress(packed, MAX_STATE_BYTES)
     except zlib.error:
         return None
     if not stream.eof:

@@ -6,7 +6,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ _DAMAGE = (
     msgspec.DecodeError, KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error,
     RuntimeError,
 )  # fmt: skip
-MAX_STATE_BYTES = 1 << 30  # 16,384 ranks need about 300 MB; anything above is no state of ours
+# 16,384 ranks with 20 metrics of each GPU need 0.78 GB, and their models 0.2; anything above is no state of ours.
+MAX_STATE_BYTES: Final = 1 << 30
 
 
 def pack(kind: str, plain: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> bytes:

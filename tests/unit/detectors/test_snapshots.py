@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 
 from detectors import keeper
+from detectors.job.packed import MAX_STATE_BYTES
 from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.pace.change_point import ChangePoint
 from detectors.reading import Reading
-from detectors.snapshots import EVERY_S, MAX_BYTES, SHARE, Cadence, Place, newest, none_of, parts_of
+from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
 from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
+from trainwarden.catalogue import CATALOGUE
 from trainwarden.errors import DetectorError, RecordError
 from trainwarden.protocols import Message
-from trainwarden.records import IncidentRecord, Record, SnapshotRecord
+from trainwarden.records import IncidentRecord, MetricsRecord, Record, SnapshotRecord
 from trainwarden.settings import DetectionSettings
 from trainwarden.topics import ITERATIONS, SNAPSHOTS
 
@@ -249,14 +251,27 @@ def test_damaged_memory_is_refused_with_one_error_or_harmless(seed: int) -> None
 
 @pytest.mark.thorough
 def test_memory_of_a_job_of_16_384_ranks_is_not_too_large() -> None:
-    """Of a sixteenth of them."""
+    """Of a sixteenth of them, each with 20 metrics of its GPU for longer than those are remembered."""
     job = Job(ranks=1024, node=lambda rank: f"node{rank // 8}").run(3)
     watch = Run().play(job.records, job.end_s + 0.5).handler._jobs[JOB]
+    names = tuple(metric.name for metric in CATALOGUE.values() if metric.name.startswith("gpu_"))[:20]
+    values = np.random.default_rng(0).uniform(1.0, 2.0, (150, 128, len(names), 8))
+    for second, of_nodes in enumerate(values.tolist()):
+        at_s = job.end_s + 1.0 + second
+        for node, table in enumerate(of_nodes):
+            first = 8 * node
+            watch.state.feed(
+                MetricsRecord(
+                    job=JOB, node=f"node{node}", time_s=at_s, names=names, values=tuple(map(tuple, table)),
+                    devices=tuple(f"GPU-{first + i}" for i in range(8)), ranks=tuple(range(first, first + 8)),
+                )
+            )  # fmt: skip
+        list(watch.score(at_s + 0.5, live=False))
     ring = watch.state._steps.ring
     for step in range(3, 300):
         ring.append(step, 0, START_S + step, False, np.ones((5, 1024), dtype=np.float32))
     kept = watch.kept()
-    assert 16 * len(kept) < MAX_BYTES
+    assert 16 * len(kept) < MAX_STATE_BYTES
     again = Run().handler._made(JOB)
     again.restore(kept)
     rings = ring, again.state._steps.ring
