@@ -1,7 +1,8 @@
 """Detection of one job of thousands of ranks over a real Kafka, in real time: what it costs, and when it names who.
 
 Run as ``python -m tests.benchmarks.bench_fleet [RANKS]``, two minutes. Agents are played by one process: heartbeats
-and GPU metrics of a node and a rank's steps go out when, and as often as, agents at their defaults send them.
+and GPU metrics of a node and a rank's steps go out when, and as often as, agents at their defaults send them. With
+``--fed`` the same records go straight into detection, as fast as it takes them, and each kind's cost is told.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +25,15 @@ import msgspec
 import numpy as np
 import psutil
 
-from detectors.testing.streams import JOB, Job, Sent
+from detectors.service import DetectionHandler
+from detectors.testing.streams import JOB, START_S, Job, Sent
+from tests.doubles import ManualClock
+from tests.unit.detectors.detection_streams import RememberingBus
 from trainwarden.bus.address import connect
-from trainwarden.protocols import Bus
+from trainwarden.protocols import Bus, Message
 from trainwarden.records import HeartbeatRecord, IncidentRecord, MetricsRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.settings import DetectionSettings
 from trainwarden.topics import INCIDENTS, topic_of
 
 NAMES: Final = ("fleet_detection_processors", "fleet_slow_rank_named_s")
@@ -81,7 +89,7 @@ def fleet(ranks: int, start_s: float) -> tuple[Fleet, list[Sent]]:
 def benchmarks(ranks: int = RANKS) -> list[dict[str, Any]]:
     """Both rows; where there is no broker they say why not."""
     try:
-        from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing
+        from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing, die_with_parent
     except ImportError as error:
         return [_row(name, ranks, skipped=f"the broker that the tests start is not here: {error}") for name in NAMES]
     with tempfile.TemporaryDirectory() as folder:
@@ -91,16 +99,19 @@ def benchmarks(ranks: int = RANKS) -> list[dict[str, Any]]:
             return [_row(name, ranks, skipped=str(missing)) for name in NAMES]
         broker.start()
         try:
-            return _measured(broker.server, ranks)
+            return _measured(broker.server, ranks, die_with_parent)
         finally:
             broker.stop()
 
 
-def _measured(server: str, ranks: int) -> list[dict[str, Any]]:
+def _measured(server: str, ranks: int, tied: Callable[[], None]) -> list[dict[str, Any]]:
     job, sent = fleet(ranks, time.time() + _LEAD_S + ranks / 200)
     environ = {**os.environ, "TRAINWARDEN_BUS": f"kafka://{server}"}
     detector = subprocess.Popen(
-        [sys.executable, "-m", "trainwarden", "detector"], env=environ, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "trainwarden", "detector"],
+        env=environ,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=tied,  # noqa: PLW1509 - a single C call, which takes no lock
     )
     bus = connect(f"kafka://{server}", {})
     try:
@@ -136,6 +147,42 @@ def _played(bus: Bus, sent: list[Sent], detector: psutil.Process) -> Iterator[fl
             if before_s is not None:
                 yield (times.user + times.system - before_s[1]) / (now_s - before_s[0])
             since_s, before_s = at_s, (now_s, times.user + times.system)
+
+
+def fed(ranks: int) -> dict[str, Any]:
+    """Processor time of detection for a job's records, without bus and decoding, and of a snapshot of its memory."""
+    job, sent = fleet(ranks, START_S)
+    clock = ManualClock(START_S)
+    handler = DetectionHandler(DetectionSettings(), clock, SelfMetrics("detector"))
+    bus = RememberingBus()
+    handler.start(bus, bus)  # type: ignore[arg-type]
+    spent_s, number, place = Counter[str](), Counter[str](), 0
+    while clock.now_s() < job.end_s:
+        clock.sleep(0.1)
+        waiting: dict[str, list[Message]] = {}
+        while place < len(sent) and sent[place][0] <= clock.now_s():
+            at_s, record = sent[place]
+            place += 1
+            message = Message(topic_of(record).name, 0, place, at_s, JOB, record, True)
+            waiting.setdefault(type(record).__name__, []).append(message)
+        work = {kind: partial(handler.handle, messages) for kind, messages in waiting.items()}
+        for kind, do in {**work, "windows": partial(handler.tick, clock.now_s())}.items():
+            begun_s = time.process_time()
+            list(do())
+            spent_s[kind] += time.process_time() - begun_s
+            number[kind] += len(waiting.get(kind, ())) or 1
+    begun_s = time.process_time()
+    kept = handler._jobs[JOB].kept()
+    snapshot_s = time.process_time() - begun_s
+    each_us = {kind: round(1e6 * spent_s[kind] / number[kind], 1) for kind in spent_s}
+    processors = round(sum(spent_s.values()) / (job.end_s - START_S), 3)
+    return {
+        "ranks": ranks,
+        "processors": processors,
+        "each_us": each_us,
+        "snapshot_s": round(snapshot_s, 2),
+        "snapshot_bytes": len(kept),
+    }
 
 
 def _named(bus: Bus, patience_s: float = 60.0) -> float | None:
@@ -186,4 +233,5 @@ def _row(
 
 
 if __name__ == "__main__":
-    print(json.dumps(benchmarks(int(sys.argv[1]) if len(sys.argv) > 1 else RANKS), indent=2))
+    size = int(next((word for word in sys.argv[1:] if word.isdigit()), RANKS))
+    print(json.dumps(fed(size) if "--fed" in sys.argv else benchmarks(size), indent=2))

@@ -143,7 +143,7 @@ class KafkaBroker:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single C call, which takes no lock
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - a single C call, which takes no lock
             )
         atexit.register(self.kill)
         self._wait_ready()
@@ -256,7 +256,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: be killed when the process that runs the tests dies, however it dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
