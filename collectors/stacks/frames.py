@@ -62,11 +62,11 @@ def where(frames: Sequence[Frame]) -> str:
     Examples
     --------
     >>> wait = Frame("wait", "/usr/lib/python3.11/site-packages/torch/distributed/c10d.py", 31)
-    >>> step = Frame("train_step", "/home/me/train.py", 88)
+    >>> step = Frame("train_step", "/job/train.py", 88)
     >>> where([wait, step])
-    'wait (distributed/c10d.py:31), called by train_step (me/train.py:88)'
+    'wait (distributed/c10d.py:31), called by train_step (job/train.py:88)'
     >>> where([step])
-    'train_step (me/train.py:88)'
+    'train_step (job/train.py:88)'
     """
     calls = [frame for frame in frames if not frame.filename.startswith(_FROZEN)] or frames
     own = next((frame for frame in calls if not any(part in frame.filename for part in _LIBRARIES)), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ import pytest
 from collectors.collectives.call_records import MAX_PACKED, pack, read_record, reduced, unpack
 from collectors.collectives.dumps import CollectiveDumpsCollector
 from tests.doubles import ManualClock
+from tests.hooked_ranks import HookedRanks, sent
 from trainwarden import hook
 from trainwarden.errors import DataError
 from trainwarden.hook.layout import AT_START_NS, CHECKPOINT
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
-from trainwarden.topics import EVENTS
 
 
 def entry(seq: int, group: str = "0", *, done: bool = True, **more: Any) -> dict[str, Any]:
@@ -81,31 +80,19 @@ def test_shared_lists_of_a_pickle_cost_no_time() -> None:
 # -- the collector -----------------------------------------------------------------------------------------------
 
 
-class Node:
-    """A run folder with the files of real hooks, and a collector over it; the ranks are this very process."""
+class Node(HookedRanks):
+    """With a collector over it."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_dir = folder
-        self.hooks = folder / "hook"
-        self.hooks.mkdir()
-        self.clock = ManualClock(0.0)
-        self.made: list[hook.Hook] = []
+        super().__init__(folder)
         self.collector = self.new()
 
     def new(self, **settings: Any) -> CollectiveDumpsCollector:
         config = CollectiveDumpsCollector.Config(prefix=str(self.run_dir / "trace_rank_"), **settings)
-        return CollectiveDumpsCollector(config, Scope(job="job", node="n0", run_dir=str(self.run_dir)), self.clock)
+        return CollectiveDumpsCollector(config, self.scope, self.clock)
 
     def events(self, now_s: float) -> list[EventRecord]:
-        found = list(self.collector.collect(now_s))
-        for record in found:
-            assert EVENTS.decode(EVENTS.encode(record)) == record
-        return [record for record in found if isinstance(record, EventRecord)]
-
-    def now_s(self) -> float:
-        """When the ranks moved last, by their hooks."""
-        headers = [hook.read_header(built.memory.path + ".hook") for built in self.made]
-        return max(max(header.phase_since_s, header.step_end_s or 0.0) for header in headers if header)
+        return sent(self.collector.collect(now_s))
 
 
 @pytest.fixture
@@ -118,14 +105,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 @pytest.fixture
 def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], hook.Hook]]:
     def build(number: int) -> hook.Hook:
-        monkeypatch.setenv("RANK", str(number))
-        monkeypatch.setenv("WORLD_SIZE", "4")
-        built = hook.Hook(str(node.hooks))
-        built.missing = []
-        built.open()
-        built.thread.owner = threading.get_ident()
+        built = node.join(number, monkeypatch)
         built.requests.listen()
-        node.made.append(built)
         return built
 
     yield build

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,19 @@ from typing import Any
 import pytest
 
 from collectors.stacks.collector import StacksCollector
-from tests.doubles import ManualClock
+from tests.hooked_ranks import HookedRanks, sent
 from trainwarden import hook
 from trainwarden.hook.layout import CHECKPOINT, WAIT
-from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
-from trainwarden.topics import EVENTS
 
 RECORDED = Path(__file__).parents[3] / "data" / "stacks"
 
 
-class Node:
-    """A run folder with the files of real hooks; the ranks are this very process, looked at by a program of ours."""
+class Node(HookedRanks):
+    """Looked at by a program of ours."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_dir = folder
-        self.hooks = folder / "hook"
-        self.hooks.mkdir()
-        self.clock = ManualClock(0.0)
-        self.made: list[hook.Hook] = []
+        super().__init__(folder)
         self.asked = folder / "asked"
         self.command = folder / "looker"
         self.says(f"cat {RECORDED / 'loads.json'}")
@@ -42,8 +35,9 @@ class Node:
         self.command.chmod(self.command.stat().st_mode | stat.S_IXUSR)
 
     def new(self, **settings: Any) -> StacksCollector:
-        config = StacksCollector.Config(**{"command": str(self.command), **settings})
-        return StacksCollector(config, Scope(job="job", node="n0", run_dir=str(self.run_dir)), self.clock)
+        return StacksCollector(
+            StacksCollector.Config(**{"command": str(self.command), **settings}), self.scope, self.clock
+        )
 
     def events(self, now_s: float) -> list[EventRecord]:
         """What is told until nothing is awaited any more."""
@@ -52,14 +46,7 @@ class Node:
             for one in self.collector._asked:
                 one.process.wait(30)
             found += self.collector.collect(now_s)
-        for record in found:
-            assert EVENTS.decode(EVENTS.encode(record)) == record
-        return [record for record in found if isinstance(record, EventRecord)]
-
-    def now_s(self) -> float:
-        """When the ranks moved last, by their hooks."""
-        headers = [hook.read_header(built.memory.path + ".hook") for built in self.made]
-        return max(max(header.phase_since_s, header.step_end_s or 0.0) for header in headers if header)
+        return sent(found)
 
 
 @pytest.fixture
@@ -72,13 +59,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 @pytest.fixture
 def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., hook.Hook]]:
     def build(number: int, steps: int = 3) -> hook.Hook:
-        monkeypatch.setenv("RANK", str(number))
-        monkeypatch.setenv("WORLD_SIZE", "4")
-        built = hook.Hook(str(node.hooks))
-        built.missing = []
-        built.open()
-        built.thread.owner = threading.get_ident()
-        node.made.append(built)
+        built = node.join(number, monkeypatch)
         for _ in range(steps):
             built.marked(None)
         return built
