@@ -22,16 +22,15 @@ def scored_beside(one: FamilySamples, family: EntityHistory, joined: Floats, joi
         return vote.score_block(joined, fresh)
     stride = vote.config.dtw_stride
     age = int(family.age[rows].max())
-    others = np.zeros(0, dtype=np.int64)
+    others, until_s = np.zeros(0, dtype=np.int64), np.zeros(0)
     if stride - age - 1 < fresh:
-        others = family.others(rows, float(joined_s[:, -fresh].min()), stride)
+        others, until_s = family.others(rows, float(joined_s[:, -fresh].min()), stride)
     everybody = np.concatenate([rows, others])
     roles = [family.roles[row] for row in everybody.tolist()]
     groups = np.unique(roles, return_inverse=True)[1] if any(roles) else None
     apart = family.apart(interval_s((joined_s,)))[everybody]
-    beside = Beside(
-        groups, Held(family.raw[rows], age), joined_s, family.history[others], family.times_s[others], apart
-    )
+    held = Held(family.raw[rows], age)
+    beside = Beside(groups, held, joined_s, family.history[others], family.times_s[others], until_s, apart)
     scores = vote.score_block(joined, fresh, beside)
     if scores.held is not None:
         family.raw[rows], family.age[rows] = scores.held.raw, scores.held.age

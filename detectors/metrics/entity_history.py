@@ -18,6 +18,39 @@ Flags = npt.NDArray[np.bool_]
 SCALE: Final = ("count", "mean", "squares")
 
 
+class Shown:
+    """The z-scores that scores of new samples came from, of whoever is asked what was to blame.
+
+    Each sample is kept once, with its past for who comes first: where few come at a time most of what is scored is old.
+    """
+
+    def __init__(self, window_samples: int) -> None:
+        self._window = window_samples
+        self._parts: list[tuple[Rows, Rows, Floats]] = []
+        self._seen: set[int] = set()
+
+    def add(self, rows: Rows, samples: Rows, joined: Floats) -> None:
+        """What led to the scores of `samples` ``[k]`` of `rows` ``[r]``: ``joined [r, d, window - 1 + k]``."""
+        if self._seen.issuperset(new := rows.tolist()):
+            joined = joined[:, :, joined.shape[2] - samples.size :].copy()
+        self._seen.update(new)
+        self._parts.append((rows, samples, joined))
+
+    def before(self, row: int, sample: int) -> Floats | None:
+        """z-scores ``[1, d, window]`` that decided the score of a sample; None where it has none."""
+        found: list[Floats] = []
+        for rows, samples, joined in reversed(self._parts):
+            place, end = int(np.searchsorted(rows, row)), int(np.searchsorted(samples, sample, side="right"))
+            if not end or place == rows.size or rows[place] != row:
+                continue
+            if not found and samples[end - 1] != sample:
+                return None
+            found.insert(0, joined[place : place + 1, :, : joined.shape[2] - samples.size + end])
+            if sum(one.shape[2] for one in found) >= self._window:
+                break
+        return np.concatenate(found, axis=2)[:, :, -self._window :] if found else None
+
+
 @dataclass(slots=True)
 class EntityHistory:
     """What is remembered of one family's entities, by the board's rows."""
@@ -143,8 +176,12 @@ class EntityHistory:
             found[known] = np.abs(self.lead_s[known] - np.median(self.lead_s[known])) > every_s
         return found
 
-    def others(self, rows: Rows, first_s: float, stride: int) -> Rows:
-        """Entities that are heard of but have nothing new now: their newest sample is not stale."""
-        fits = self.known & (self.every_s > 0.0) & (self.last_s >= first_s - stride * self.every_s)
+    def others(self, rows: Rows, first_s: float, stride: int) -> tuple[Rows, Floats]:
+        """Entities that are heard of but have nothing new at `first_s`, and until when their newest sample is not
+        stale.
+        """
+        until_s = self.last_s + stride * self.every_s
+        fits = self.known & (self.every_s > 0.0) & (until_s >= first_s)
         fits[rows] = False
-        return np.flatnonzero(fits)
+        found = np.flatnonzero(fits)
+        return found, until_s[found]

@@ -6,14 +6,14 @@ One that is sampled less often cannot be judged: a lag of one sample is another 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import FamilySamples, ScoredSamples
+from detectors.job.samples import FamilySamples
 from detectors.metrics.bundle.pace import FACTOR, Pace
 from detectors.metrics.models.rows import Floats
 from trainwarden.catalogue import lookup
@@ -171,49 +171,35 @@ def is_counter(name: str) -> bool:
     return metric is not None and metric.kind == "counter"
 
 
-def thinned(one: FamilySamples, rows: Rows, pattern: Flags) -> FamilySamples:
-    """The new samples `pattern` ``[k]`` of the entities at `rows`, and all older ones."""
-    seen = np.flatnonzero(np.concatenate([np.ones(one.values.shape[2] - one.fresh, dtype=np.bool_), pattern]))
+def stretches(taken: Flags) -> list[tuple[Rows, Rows]]:
+    """Entities and samples of ``taken [r, k]``, cut in time where samples begin to be taken of other entities.
+
+    So who is compared with whom does not depend on how many samples come at once.
+
+    Examples
+    --------
+    >>> taken = np.array([[True, True, False, True], [True, True, False, False]])
+    >>> [(rows.tolist(), samples.tolist()) for rows, samples in stretches(taken)]
+    [([0, 1], [0, 1]), ([0], [3])]
+    """
+    samples = np.flatnonzero(taken.any(axis=0))
+    seen = taken[:, samples]
+    turns = 1 + np.flatnonzero((seen[:, 1:] != seen[:, :-1]).any(axis=0))
+    return [(np.flatnonzero(taken[:, part[0]]), part) for part in np.split(samples, turns) if part.size]
+
+
+def thinned(one: FamilySamples, rows: Rows, samples: Rows) -> FamilySamples:
+    """The new `samples` of the entities at `rows`, and all older ones."""
+    if (rows.size, samples.size) == one.times_s.shape:
+        return one
+    older = one.values.shape[2] - one.fresh
+    seen = np.concatenate([np.arange(older), older + samples])
     return replace(
         one,
         rows=one.rows[rows],
         entities=tuple(one.entities[row] for row in rows.tolist()),
         roles=tuple(one.roles[row] for row in rows.tolist()),
-        values=one.values[rows][:, :, seen],
-        times_s=one.times_s[rows][:, pattern],
+        values=one.values[np.ix_(rows, np.arange(len(one.names)), seen)],
+        times_s=one.times_s[np.ix_(rows, samples)],
         past_s=None if one.past_s is None else one.past_s[rows],
-    )
-
-
-def spread(
-    one: FamilySamples,
-    taken: Flags,
-    parts: Sequence[tuple[Rows, Flags, ScoredSamples]],
-    versions: Mapping[str, str],
-    members: Iterable[str],
-) -> ScoredSamples:
-    """Scores of `thinned` parts by `members` at the places of all new samples, NaN where none was taken."""
-    scores = {name: np.full(taken.shape, np.nan) for name in members}
-    ensemble = np.full(taken.shape, np.nan)
-    for rows, pattern, part in parts:
-        place = np.ix_(rows, np.flatnonzero(pattern))
-        ensemble[place] = part.ensemble
-        for name, values in part.scores.items():
-            scores[name][place] = values
-
-    def blamed(row: int, sample: int) -> tuple[str, ...]:
-        for rows, pattern, part in parts:
-            if row in rows and pattern[sample]:
-                return part.blamed(int(np.searchsorted(rows, row)), int(pattern[:sample].sum()))
-        return ()
-
-    return ScoredSamples(
-        family=one.family,
-        rows=one.rows,
-        entities=one.entities,
-        times_s=np.where(taken, one.times_s, np.nan),
-        scores=scores,
-        ensemble=ensemble,
-        blamed=blamed,
-        versions={name: version for name, version in versions.items() if name in scores},
     )

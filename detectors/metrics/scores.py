@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,16 +14,16 @@ from detectors.job.samples import FamilySamples, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote, Scores
 from detectors.metrics.comparing import scored_beside, why_apart
-from detectors.metrics.entity_history import EntityHistory
+from detectors.metrics.entity_history import EntityHistory, Shown
 from detectors.metrics.holding import ARRAYS as HELD
 from detectors.metrics.models.rows import Floats
 from detectors.metrics.pacing import PARTS as PACING_PARTS
-from detectors.metrics.pacing import Pacing, spread, thinned
+from detectors.metrics.pacing import Pacing, stretches, thinned
 from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Part = tuple[Floats, Scores]
+Part = tuple[slice, Floats, Scores]
 Idle = Callable[[ModelBundle], frozenset[str]]
 
 NO_MODELS: Final = "no model is loaded: run trainwarden train"
@@ -145,30 +145,52 @@ class MetricScorer:
         """Scores at the interval that the models were trained at; what is left out has neither score nor time."""
         vote = family.vote
         values = self._as_trained(one, vote, slice(one.values.shape[2] - one.fresh, None))
+        taken, thins = self._taken(one, vote, values)
+        if thins:
+            # Nobody knows which of the older samples would have been taken.
+            one = replace(one, values=one.values[:, :, -one.fresh :], past_s=None)
+        scores = {name: np.full(taken.shape, np.nan) for name in vote.models}
+        ensemble, shown = np.full(taken.shape, np.nan), Shown(vote.window_samples)
+        for rows, samples in stretches(taken):
+            part = thinned(one, rows, samples)
+            new = values if part is one else values[np.ix_(rows, np.arange(values.shape[1]), samples)]
+            for columns, joined, found in self._scored(part, family, new):
+                place = np.ix_(rows, samples[columns])
+                ensemble[place] = found.ensemble
+                for name, member in found.members.items():
+                    scores[name][place] = member
+                shown.add(rows, samples[columns], joined)
+
+        def blamed(row: int, sample: int) -> tuple[str, ...]:
+            window = shown.before(row, sample)
+            return () if window is None else tuple(vote.blamed(window, BLAMED)[0])
+
+        return ScoredSamples(
+            family=one.family,
+            rows=one.rows,
+            entities=one.entities,
+            times_s=np.where(taken, one.times_s, np.nan),
+            scores=scores,
+            ensemble=ensemble,
+            blamed=blamed,
+            versions={name: version for name, version in self._versions().items() if name in scores},
+        )
+
+    def _taken(self, one: FamilySamples, vote: MetricVote, values: Floats) -> tuple[Flags, bool]:
+        """Which of new ``values [r, d_all, k]`` the models see, and whether others lie between; means are put in."""
         if vote.pace is None:
-            return self._scored(one, family, values)
-        pacing = self._pacings.setdefault(one.family, Pacing())
-        pacing.learn(one.rows, one.past_s, len(vote.preparation.all_names))
-        taken = pacing.taken(one.rows, values, one.times_s, vote.preparation.all_names, vote.pace)
+            return np.ones(one.times_s.shape, dtype=np.bool_), False
+        names, pacing = vote.preparation.all_names, self._pacings.setdefault(one.family, Pacing())
+        pacing.learn(one.rows, one.past_s, len(names))
+        taken = pacing.taken(one.rows, values, one.times_s, names, vote.pace)
         if pacing.slow_s is not None:
             self.abstained[one.family] = (
                 f"{one.family or 'rows without device'}: sampled every {pacing.slow_s:.3g} s, which models that were "
                 f"trained on samples every {vote.pace.said} cannot judge"
             )
-        if pacing.thins:
-            # Nobody knows which of the older samples would have been taken.
-            one = replace(one, values=one.values[:, :, -one.fresh :], past_s=None)
-        if taken.all():
-            return self._scored(one, family, values)
-        parts = []
-        for pattern in np.unique(taken, axis=0):
-            rows = np.flatnonzero((taken == pattern).all(axis=1))
-            if pattern.any():
-                part = self._scored(thinned(one, rows, pattern), family, values[rows][:, :, pattern])
-                parts.append((rows, pattern, part))
-        return spread(one, taken, parts, self._versions(), vote.models)
+        return taken, pacing.thins
 
-    def _scored(self, one: FamilySamples, family: EntityHistory, values: Floats) -> ScoredSamples:
+    def _scored(self, one: FamilySamples, family: EntityHistory, values: Floats) -> Iterator[Part]:
         """Scores of the new samples, whose `values` are in the order of training."""
         rows, vote, fresh = one.rows, family.vote, one.fresh
         family.widen(int(rows.max()) + 1)
@@ -181,30 +203,8 @@ class MetricScorer:
             past_s = None if one.past_s is None else one.past_s[new]
             family.remember(rows[new], self._as_trained(one, vote, slice(0, before))[new], past_s)
         family.known[rows] = True
-        parts = self._parts(one, family, values)
+        yield from self._parts(one, family, values)
         self._explain(one, family)
-        scores = {
-            name: np.concatenate([part.members[name] for _, part in parts], axis=1) for name in parts[0][1].members
-        }
-        ends = np.cumsum([part.ensemble.shape[1] for _, part in parts])
-
-        def blamed(row: int, sample: int) -> tuple[str, ...]:
-            place = int(np.searchsorted(ends, sample, side="right"))
-            joined = parts[place][0]
-            end = joined.shape[2] - int(ends[place]) + sample + 1
-            window = joined[row : row + 1, :, max(0, end - vote.window_samples) : end]
-            return tuple(vote.blamed(window, BLAMED)[0])
-
-        return ScoredSamples(
-            family=one.family,
-            rows=rows,
-            entities=one.entities,
-            times_s=one.times_s,
-            scores=scores,
-            ensemble=np.concatenate([part.ensemble for _, part in parts], axis=1),
-            blamed=blamed,
-            versions={name: version for name, version in self._versions().items() if name in scores},
-        )
 
     def _explain(self, one: FamilySamples, family: EntityHistory) -> None:
         """Say who is not judged yet, or not with the others."""
@@ -217,12 +217,11 @@ class MetricScorer:
         if apart := why_apart(one, family):
             self.abstained[one.family] = apart
 
-    def _parts(self, one: FamilySamples, family: EntityHistory, values: Floats) -> list[Part]:
-        """z-scores and scores of the new samples, cut where somebody's scale begins or ends to follow its samples.
+    def _parts(self, one: FamilySamples, family: EntityHistory, values: Floats) -> Iterator[Part]:
+        """New samples, their z-scores and scores, cut where somebody's scale begins or ends to follow its samples.
 
         Some are scored ahead, and again from there on: a sample decides about those after it.
         """
-        found: list[Part] = []
         rows, first = one.rows, 0
         while first < one.fresh:
             end, kept, learns = min(first + AHEAD, one.fresh), family.kept(rows), family.holding.learns[rows]
@@ -231,14 +230,15 @@ class MetricScorer:
             if turn < end:
                 family.put_back(rows, kept)
                 joined, scores = self._part(one, family, values[:, :, first:turn], first, learns)
-            found.append((joined, scores))
             last_s = one.times_s[:, turn - 2] if turn > 1 else family.last_s[rows]
             family.last_s[rows] = one.times_s[:, turn - 1]
             family.every_s[rows] = one.times_s[:, turn - 1] - last_s
+            yield slice(first, turn), joined, scores
             first = turn
-        return found
 
-    def _part(self, one: FamilySamples, family: EntityHistory, values: Floats, first: int, learns: Flags) -> Part:
+    def _part(
+        self, one: FamilySamples, family: EntityHistory, values: Floats, first: int, learns: Flags
+    ) -> tuple[Floats, Scores]:
         fresh = values.shape[2]
         joined, joined_s = family.follow(one.rows, values, one.times_s[:, first : first + fresh], learns)
         return joined, scored_beside(one, family, joined, joined_s, fresh)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -113,10 +115,31 @@ def test_missing_values_never_make_a_score_infinite_or_one(values, gaps):
         assert ((known >= 0.0) & (known < 1.0)).all()
 
 
+def sparse(seed: int) -> dict[str, Any]:
+    """A block of which six of ten values are missing: samples are so far apart that some entities are not judged."""
+    random = np.random.default_rng(seed)
+    values = random.uniform(-8.0, 8.0, (5, 3, 26))
+    return {"values": values, "gaps": random.random(values.shape) < 0.6, "cut": int(random.integers(1, 26))}
+
+
 @MODEST
 @given(values=blocks, gaps=holes, cut=st.integers(1, 25))
+@example(**sparse(1))
+@example(**sparse(4))
+@example(**sparse(9))
+@example(**sparse(44))
 def test_cut_anywhere_and_restored_equals_uncut(values, gaps, cut):
-    values = np.where(gaps, np.nan, values)
+    equals_cut(np.where(gaps, np.nan, values), cut)
+
+
+def test_who_is_not_judged_any_more_is_compared_as_long_however_the_others_are_cut():
+    values = np.random.default_rng(0).uniform(-8.0, 8.0, (5, 3, 26))
+    values[0, :, 1::2] = np.nan  # sampled half as often as in training
+    equals_cut(values, 9)
+
+
+def equals_cut(values, cut):
+    """Scores of all samples at once are those of what comes before the cut and, in another scorer, what comes after."""
     (whole,) = MetricScorer(BUNDLE).score((new(values, 26),))
     first = MetricScorer(BUNDLE)
     (before,) = first.score((new(values[:, :, :cut], cut),))
@@ -126,6 +149,8 @@ def test_cut_anywhere_and_restored_equals_uncut(values, gaps, cut):
     joined = {name: np.concatenate([part, after.scores[name]], axis=1) for name, part in before.scores.items()}
     same(joined, whole.scores)
     np.testing.assert_allclose(np.concatenate([before.ensemble, after.ensemble], axis=1), whole.ensemble, rtol=1e-4)
+    named = [before.blamed(row, cut - 1) for row in range(5)]
+    assert named == [whole.blamed(row, cut - 1) for row in range(5)]
 
 
 @MODEST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,6 +44,8 @@ class Beside:
         When the samples were taken; without it those of one place were taken together.
     others : float array [o, d, m'], optional
         Newest z-scores of ranks that have no new sample now, taken at `others_s` ``[o, m']``.
+    until_s : float array [o], optional
+        Until when each of them is not stale: it is compared no longer.
     apart : bool array [r + o], optional
         Whose times say nothing about when they are beside those of the others: they are not compared.
     """
@@ -53,7 +55,22 @@ class Beside:
     times_s: Floats | None = None
     others: Floats | None = None
     others_s: Floats | None = None
+    until_s: Floats | None = None
     apart: npt.NDArray[np.bool_] | None = None
+
+    def at(self, now_s: float) -> Beside:
+        """Without the others that are stale `now_s`."""
+        if self.until_s is None or self.others is None or self.others_s is None or (self.until_s >= now_s).all():
+            return self
+        there = self.until_s >= now_s
+        labels = [
+            None if one is None else one[np.append(np.ones(len(one) - there.size, dtype=np.bool_), there)]
+            for one in (None if self.groups is None else np.asarray(self.groups), self.apart)
+        ]
+        return replace(
+            self, groups=labels[0], apart=labels[1],
+            others=self.others[there], others_s=self.others_s[there], until_s=self.until_s[there],
+        )  # fmt: skip
 
 
 ALONE: Final = Beside()
@@ -75,7 +92,8 @@ class RankComparison:
         for at in range(max(0, stride - held.age - 1), newest, stride):
             end = samples - newest + at + 1
             times_s = None if beside.times_s is None else beside.times_s[:, :end]
-            standing = self._compared(scaled[:, :, :end], times_s, beside)
+            now = beside if times_s is None else beside.at(float(times_s[:, -1].min()))
+            standing = self._compared(scaled[:, :, :end], times_s, now)
             raw[:, at:] = standing[:, None]
             age = newest - 1 - at
         return raw, Held(standing, age)
