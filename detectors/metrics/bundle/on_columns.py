@@ -5,7 +5,7 @@ So detectors of different training runs, with different metrics kept and differe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +43,10 @@ class OnColumns:
     def score(self, values: Floats, *groups: Any) -> Floats:
         """As the model's own."""
         return np.asarray(self.model.score(values[:, self.columns], *groups), dtype=np.float64)
+
+    def score_each(self, series: Sequence[Floats], *groups: Any) -> Floats:
+        """As the model's own, of one array for each metric."""
+        return np.asarray(self.model.score_each([series[column] for column in self.columns], *groups), dtype=np.float64)
 
     def blame(self, values: Floats, *groups: Any) -> Floats:
         """As the model's own, nothing for the columns that it does not see."""

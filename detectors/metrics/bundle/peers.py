@@ -112,8 +112,8 @@ class RankComparison:
         full = self._full(scaled[:, :, -window:])
         if not full.any():  # as after a swap, when all begin anew
             return np.full(len(scaled), np.nan)
-        steady = self._preparation.steadied(scaled)[:, :, -window:]
-        now = self._model.score(steady, None if labels is None else labels[: len(steady)])
+        steady = [one[:, -window:] for one in self._preparation.steadied_each(scaled)]
+        now = self._model.score_each(steady, None if labels is None else labels[: len(scaled)])
         return np.where(full, now, np.nan)
 
     def _beside(self, scaled: Floats, times_s: Floats, beside: Beside, every_s: float) -> Floats:

@@ -189,6 +189,14 @@ class Preparation:
         steady[..., self.switching, :] = trailing_median(scaled[..., self.switching, :], rows)
         return steady
 
+    def steadied_each(self, scaled: Floats) -> list[Floats]:
+        """`steadied` metric by metric ``[r, t]``, of ``scaled [r, d, t]``: those that do not switch are not copied."""
+        rows = self.config.median_rows
+        return [
+            trailing_median(scaled[:, metric], rows) if switching and rows > 1 else scaled[:, metric]
+            for metric, switching in enumerate(self.switching.tolist())
+        ]
+
     def with_twins(self, name: str) -> list[str]:
         """`name` and the near-duplicates that it stands for, the kept one first."""
         return [name, *(one.name for one in self.dropped if one.twin == name)]

@@ -42,6 +42,8 @@ def test_fast_switching_is_told_from_slow(preparation):
     scaled[:, 3] = 9.0
     steady = preparation.steadied(scaled)
     assert (steady[2].max(), steady[:2, 3].tolist()) == (0.0, [9.0, 9.0])
+    for metric, one in enumerate(preparation.steadied_each(scaled[None])):
+        np.testing.assert_array_equal(one[0], steady[metric])
 
 
 def test_training_rows_have_mean_0_and_spread_1(preparation, rows):

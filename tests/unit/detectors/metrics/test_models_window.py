@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tslearn.metrics import dtw as tslearn_dtw
 
+from detectors.metrics.bundle.on_columns import OnColumns
 from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
 from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 from trainwarden.errors import DetectorError
@@ -119,6 +120,58 @@ def ranks(count=40, metrics=2, samples=60, seed=0):
     random = np.random.default_rng(seed)
     wave = np.sin(np.arange(samples) / 4.0)
     return wave + random.normal(0.0, 0.1, (count, metrics, samples))
+
+
+def plain_offsets(windows, slack):
+    """Mean squared offset of each rank's metrics from the median series, sample by sample ``[r, d]``."""
+    ranks, metrics, samples = windows.shape
+    inner = range(slack, samples - slack)
+    out = np.zeros((ranks, metrics))
+    for rank in range(ranks):
+        there = sum(bool((~np.isnan(windows[rank, :, at])).any()) for at in inner)
+        for metric in range(metrics):
+            squares = []
+            for at in inner:
+                near = windows[:, metric, at - slack : at + slack + 1]
+                if np.isnan(windows[rank, metric, at]) or ((~np.isnan(near)).sum(axis=0) < 3).any():
+                    continue
+                medians = [np.median(one[~np.isnan(one)]) for one in near.T]
+                value = windows[rank, metric, at]
+                squares.append((value - min(max(value, min(medians)), max(medians))) ** 2)
+            out[rank, metric] = sum(squares) / max(len(squares), 0.5 * there, 1.0)
+    return out
+
+
+@pytest.mark.parametrize("slack", [0, 1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.8])
+@pytest.mark.parametrize("count", [6, 7])
+def test_dtw_of_ranks_that_are_not_warped_equals_plain(slack, share, count):
+    random = np.random.default_rng(int(100 * share) + slack)
+    windows = ranks(count, metrics=3, samples=14, seed=count)
+    windows[random.random(windows.shape) < share] = np.nan
+    windows[1, :, :9] = np.nan if share else 0.0  # of one that came late
+    model = Dtw(DtwConfig(limit=1e9), np.array([0.1, 0.2, 0.3]))
+    expected = plain_offsets(windows, slack) / np.array([0.1, 0.2, 0.3]) ** 2
+    known = (~np.isnan(windows)).any(axis=2).sum(axis=1) >= 1.5
+    np.testing.assert_allclose(model.score(windows, None, slack)[known], np.sqrt(expected.mean(axis=1))[known])
+    if not slack:
+        np.testing.assert_allclose(model.blame(windows), expected)
+
+
+def test_dtw_of_more_ranks_than_are_laid_side_by_side_at_once():
+    windows = ranks(1_300)
+    offsets = ((windows - np.median(windows, axis=0)) ** 2).mean(axis=2) / 0.01
+    np.testing.assert_allclose(Dtw(DtwConfig(), np.full(2, 0.1)).blame(windows), offsets)
+
+
+def test_dtw_of_metrics_that_lie_apart_or_are_some_of_them_is_the_same():
+    windows = ranks()
+    windows[4, 0, 10:20], windows[9] = np.nan, windows[9] + 1.0
+    model, groups = Dtw(DtwConfig(), np.full(2, 0.1)), np.repeat([0, 1], 20)
+    whole = model.score(windows, groups)
+    np.testing.assert_array_equal(model.score_each(list(windows.swapaxes(0, 1)), groups), whole)
+    wider = [windows[:, 0], np.zeros((40, 60)), windows[:, 1]]
+    np.testing.assert_array_equal(OnColumns(model, np.array([0, 2]), 3).score_each(wider, groups), whole)
 
 
 def test_dtw_names_the_odd_ranks_and_the_metric():
