@@ -24,7 +24,7 @@ log = logging.getLogger("trainwarden.detection")
 # Samples of an entity: the first models, and those that stay. Rows to fit and calibrate on, whatever their interval.
 STAGES: Final = (24, 120)
 MAX_ENTITIES: Final = 32  # of a family that are learnt from
-MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a third of a core or so (16,384 take 1.2 s)
+MOST_PER_S: Final = 4_096.0  # samples of a family that are scored: a fifth of a core or so (16,384 take 0.8 s)
 MOST_THINNED: Final = STAGES[1] // STAGES[0]  # of more every second to fifth is: those that stay still have 24 rows
 
 

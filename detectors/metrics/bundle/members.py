@@ -215,7 +215,9 @@ def window_block(model: Any, scaled: Floats, newest: int) -> Floats:
     if whole > 0:
         part = scaled[:, :, samples - whole - length + 1 :]
         windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=2).transpose(0, 2, 1, 3)
-        flat = windows[0] if len(windows) == 1 else windows.reshape(-1, *windows.shape[2:])
+        # Of one entity, or at one time, they are there already: nothing is copied.
+        one = windows[0] if len(windows) == 1 else windows[:, 0]
+        flat = one if 1 in windows.shape[:2] else windows.reshape(-1, *windows.shape[2:])
         scores[:, newest - whole :] = model.score(flat).reshape(len(scaled), whole)
     return scores
 

@@ -110,11 +110,15 @@ class Forecast:
             If the windows are too short or have other metrics than in training.
         """
         parts = self._parts(windows)
-        counts = (~np.isnan(parts)).any(axis=1).sum(axis=2)
+        errors = self._errors(parts)
+        lengths: Floats = np.sqrt(np.einsum("rd,rd->r", errors, errors))
+        missing = np.isnan(parts)
+        if not missing.any():
+            return lengths
+        counts = (~missing).any(axis=1).sum(axis=2)
         there = (counts >= FILLED_SHARE * self.config.mean_samples).all(axis=1)
         there &= whole(parts).all(axis=2).sum(axis=1) >= KNOWN_SHARE * self._spread.size
-        errors = self._errors(parts)
-        return np.where(there, np.sqrt(np.einsum("rd,rd->r", errors, errors)), np.nan)
+        return np.where(there, lengths, np.nan)
 
     def blame(self, windows: npt.ArrayLike) -> Floats:
         """Squared error in normal units ``[r, d]``, 0 where a metric is missing."""
@@ -131,7 +135,9 @@ class Forecast:
 
     def _errors(self, parts: Floats) -> Floats:
         """Errors of the newest means ``[r, d]``, 0 for a metric of which one of the means is missing."""
-        means = np.where(whole(parts), _means(parts), np.nan)
+        means = _means(parts)
+        if np.isnan(parts).any():
+            means = np.where(whole(parts), means, np.nan)
         rows = means.transpose(0, 2, 1).reshape(len(means), -1)
         offset = filled(rows, self._mean) - self._mean
         metrics = self._spread.size
