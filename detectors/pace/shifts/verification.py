@@ -47,10 +47,6 @@ class VerificationConfig(Config, frozen=True, kw_only=True):
     hint: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
     # one value in twenty before a change may be a pause or a checkpoint
     separate: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.95
-    # values on each side that tell a step from a slope
-    near: Annotated[int, msgspec.Meta(ge=3, le=60)] = 15
-    # of the change must lie where the sides meet; on a straight slope of 30 and 60 values a third does
-    slope: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
     # most extreme values left out of each mean: single slow steps are checkpoints, not changes
     trim: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
     # one value in so many, `trim` at most, is left out on the other side
@@ -95,8 +91,7 @@ class Verification:
     def __init__(self, thresholds: Thresholds, config: VerificationConfig) -> None:
         self._thresholds, self._config = thresholds, config
         self._trims, self._pairs = thresholds.keeps("trimmed_mean"), thresholds.keeps("paired_noise")
-        self._separates, self._slopes = thresholds.keeps("separate"), thresholds.keeps("slope")
-        self._restarts = thresholds.keeps("restart_drop")
+        self._separates, self._restarts = thresholds.keeps("separate"), thresholds.keeps("restart_drop")
 
     def plausible(self, values: Floats, first: int, onset: int, fewest: int) -> bool:
         """A cheap look: True if the medians on both sides of `onset` differ, with enough of the segment before it."""
@@ -131,7 +126,6 @@ class Verification:
         error = noise * np.sqrt(1.0 / len(before) + 1.0 / len(after))
         least = max(thresholds.least, np.log(thresholds.minimum_ratio) - config.doubt * error)
         small = size >= least and size >= config.small_evidence * error
-        small = small and self._steps(before, after, size)
         if not slower and not raised:  # faster than healthy: warm caches after a pause, mostly
             small = small and size >= np.log(thresholds.minimum_ratio)
             small = small and not (self._restarts and restart_rows(values, onset, config.resumed_ratio, config.before))
@@ -165,14 +159,6 @@ class Verification:
             return True
         share = np.mean(before < after.min()) if slower else np.mean(before > _slowest(after, self._config))
         return bool(share >= self._config.separate)
-
-    def _steps(self, before: Floats, after: Floats, size: float) -> bool:
-        """False on a slope: there the two sides differ because they are long, not where they meet."""
-        near = self._config.near
-        if not self._slopes:
-            return True
-        beside = np.concatenate([before[-near:], after[:near]])
-        return abs(apart(beside, min(len(after), near))) > self._config.slope * size
 
 
 def trimmed(values: Floats, config: VerificationConfig, *, slower: bool) -> float:

@@ -93,11 +93,6 @@ def separate() -> Floats:
     return values
 
 
-def slope() -> Floats:
-    """30 % faster within 140 steps: nowhere a step."""
-    return noisy(600, 0.015) - 0.38 * np.clip((np.arange(600) - 200) / 139, 0.0, 1.0)
-
-
 def gentle_gain() -> Floats:
     """14 % faster within 300 steps, without any step; then as slow as ever."""
     values = noisy(900) - np.clip(np.arange(900) - 100, 0, 300) * np.log(1.14) / 300
@@ -175,7 +170,7 @@ def continuation() -> Floats:
 CASES: Final[dict[Mechanism, Callable[[], Floats]]] = {
     "bayes": bayes, "watch": watch, "periodic": periodic, "drift": drift, "own_drift": own_drift,
     "drift_wait": drift_wait, "relief": relief, "trimmed_mean": trimmed_mean, "paired_noise": paired_noise,
-    "separate": separate, "slope": slope, "gentle_gain": gentle_gain, "cluster_wait": cluster_wait,
+    "separate": separate, "gentle_gain": gentle_gain, "cluster_wait": cluster_wait,
     "restart_wait": restart_wait, "restart_drop": restart_drop, "faster_wait": faster_wait,
     "excursion_wait": excursion_wait, "refine": refine, "staircase": staircase, "late_onset": late_onset,
     "continuation": continuation,

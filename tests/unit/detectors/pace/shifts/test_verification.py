@@ -60,12 +60,6 @@ def test_two_paces_in_turn_are_no_noise_of_the_level() -> None:
     assert without is None or not without.clear
 
 
-def test_on_a_slope_the_sides_differ_only_because_they_are_long() -> None:
-    values = noisy(260, 0.005) + np.clip(np.arange(260) - 140, 0, None) * 0.003
-    assert judge(values[:245], onset=200) is None
-    assert judge(values[:245], "slope", onset=200) is not None
-
-
 def test_a_small_drop_after_a_pause_is_warm_caches() -> None:
     values = stepped(-np.log(1.15))[:220]
     assert judge(values) is not None
