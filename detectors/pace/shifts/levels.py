@@ -148,6 +148,7 @@ class Levels:
             faster = (self.raised_since < 0) & (slowest < self.baseline - GAINED * self.config.least)
         faster &= self.segment <= seq - SETTLED
         self.baseline[faster] = self.level[faster] = slowest[faster]
+        self.slow[faster] = np.minimum(self.slow[faster], slowest[faster])  # or a step back to it is none
 
     def standard(self, values: Floats) -> Floats:
         """`values` [series] in noise widths from the first level."""

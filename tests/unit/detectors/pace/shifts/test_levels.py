@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.pace.shifts.levels import Levels
 from detectors.pace.shifts.shift import Mechanism, Thresholds
 from tests.benchmarks.detection.change_series import Floats
@@ -40,6 +41,18 @@ def test_the_baseline_follows_a_program_that_gets_faster_without_a_step() -> Non
     values = noisy(500) - np.clip(np.arange(500) - 100, 0, 300) * np.log(1.2) / 300
     assert abs(after(values).baseline[0] + np.log(1.2)) < 0.05
     assert abs(after(values, "gentle_gain").baseline[0]) < 0.03
+
+
+def test_a_step_after_a_gentle_gain_is_told_as_soon_as_any() -> None:
+    places = np.arange(700)[:, None]
+    gains = np.log([1.12, 1.12, 1.2, 1.4])
+    steps = np.array([1.0, 1.5, 1.0, 0.5]) * gains  # also back to the very level that the program began with
+    values = noisy(2800, seed=4).reshape(700, 4) - gains * np.clip((places - 100) / 300, 0.0, 1.0)
+    values += np.where(places >= 500, steps, 0.0)
+    shifts = LevelShifts(ShiftConfig())
+    found = [shift for seq, row in enumerate(values) for shift in shifts.update(seq, row)]
+    assert sorted((shift.series, shift.onset) for shift in found) == [(series, 500) for series in range(4)]
+    assert max(shift.reported for shift in found) <= 509
 
 
 def test_a_slower_segment_is_raised_until_one_is_near_the_baseline() -> None:
