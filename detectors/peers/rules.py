@@ -195,14 +195,27 @@ def _apart(memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, live:
     columns = np.flatnonzero(wanted)
     apart = memory.tail("apart", bar.rows, np.arange(wanted.size))
     middle = quiet_median(apart)
-    distance = np.where(live, np.abs(middle), np.nan)
-    usual = np.where(alone(memory), median_of_others(distance[None])[0], median_of_peers(distance, memory.codes)[0])
-    yes = _different(apart[:, columns], middle[columns], usual[columns], bar)
+    yes = _different(apart[:, columns], middle[columns], _usual(memory, middle, live)[columns], bar)
     own = quiet_median(memory.tail("own", bar.rows, columns))
     extra_s = np.expm1(np.maximum(middle[columns], 0.0)) * np.exp(own - middle[columns])
     columns = columns[yes & (extra_s >= _least_extra_s(memory, config))]
     rows_since = _since(memory, memory.tail("apart", memory.kept, columns), columns, middle[columns])
     return Finding("peers", columns, middle[columns], rows_since, np.full(columns.size, bar.rows))
+
+
+def _usual(memory: PeerMemory, apart: Floats, live: Flags) -> Floats:
+    """How far the others of each rank's role usually are from their median, of a few all others [ranks].
+
+    Of three the two others lie half of the slow one's excess below, as it is in the mean of their others: they would
+    seem far apart, and nobody would ever be slow. What counts there is how far those two are from their own mean: of
+    values less the mean of two others differences are one and a half times as large.
+    """
+    distance = np.where(live, np.abs(apart), np.nan)
+    usual = np.where(alone(memory), median_of_others(distance[None])[0], median_of_peers(distance, memory.codes)[0])
+    for code in np.flatnonzero(np.bincount(memory.codes[np.isfinite(distance)]) == LEAST_PEERS):
+        trio = np.flatnonzero((memory.codes == code) & np.isfinite(distance))
+        usual[trio] = np.abs(np.roll(apart[trio], 1) - np.roll(apart[trio], 2)) / 3.0
+    return usual
 
 
 def _slow_roles(memory: PeerMemory, wanted: Flags, bar: Bar) -> list[Finding]:

@@ -122,6 +122,19 @@ def test_a_rank_far_off_from_the_start_is_slow_against_its_peers_since_the_first
     assert spell.ratio == pytest.approx(1.6, rel=0.05)
 
 
+@pytest.mark.parametrize("ratio", [1.5, 3.0])
+@pytest.mark.parametrize("others", [(1.0, 1.0), (1.0, 1.03)])
+def test_of_three_the_odd_one_is_named(others: tuple[float, float], ratio: float) -> None:
+    (spell,) = watched(healthy(0, 60, 3) * np.array([others[0], ratio, others[1]]))
+    assert (spell.rank, spell.basis, spell.from_step, spell.to_step) == (1, "peers", 0, None)
+    assert spell.ratio == pytest.approx(ratio, rel=0.05)
+
+
+@pytest.mark.parametrize("levels", [(1.0, 1.15, 1.4), (1.0, 1.5, 1.5), (1.0, 1.3, 1.7)])
+def test_of_three_that_all_differ_or_one_that_is_fast_nobody_is_named(levels: tuple[float, float, float]) -> None:
+    assert watched(healthy(0, 200, 3) * np.array(levels)) == []
+
+
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 1.5, 3.0])
 def test_of_two_ranks_that_always_differed_nobody_is_named_and_the_vote_says_why(ratio: float) -> None:
     detector = PeerDeviation(PeerDeviation.Config())
