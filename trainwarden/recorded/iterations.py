@@ -90,16 +90,16 @@ def _counted_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Float
     """End of every step counted up from zero; see `read_iterations`.
 
     Ranks that repeat no step share their ends, a step taking what it takes the median rank: a clock of each rank's own
-    would drift from the others', although they step together.
+    would drift from the others', although they step together. A row that stands twice, to the last digit, is a copy and
+    no repeated step.
     """
-    order = np.lexsort((step, code))
-    repeated = (np.diff(code[order]) == 0) & (np.diff(step[order]) == 0)
-    if repeated.any():
-        return _counted_each_s(code, step, duration_s, steps)
     import pandas as pd  # as in `by_appearance`
 
-    rows = pd.DataFrame({"step": step, "duration_s": duration_s, "steps": steps})
-    each = rows.groupby("step").agg({"duration_s": "median", "steps": "first"})
+    rows = pd.DataFrame({"code": code, "step": step, "duration_s": duration_s, "steps": steps})
+    once = rows.drop_duplicates()
+    if once.duplicated(["code", "step"]).any():
+        return _counted_each_s(code, step, duration_s, steps)
+    each = once.groupby("step").agg({"duration_s": "median", "steps": "first"})
     gap = np.diff(each.index, prepend=each.index[0] - each["steps"].iloc[0])
     ends_s = np.cumsum(each["duration_s"].to_numpy() * np.maximum(gap, each["steps"].to_numpy()))
     return np.asarray(ends_s[each.index.get_indexer(pd.Index(step))])

@@ -324,6 +324,12 @@ def test_a_restart_is_taken_as_it_stands_and_shuffled_rows_by_step(tmp_path: Pat
     assert iterations(tmp_path, "step,duration_s\n3,1\n1,1\n2,1\n").end_s.tolist() == [1.0, 2.0, 3.0]
 
 
+def test_copies_of_rows_are_no_restart(tmp_path: Path) -> None:
+    table = iterations(tmp_path, "step,duration_s\n3,4\n1,1\n3,4\n2,2\n1,1\n")
+    assert table.step.tolist() == [1, 1, 2, 3, 3]
+    assert table.end_s.tolist() == [1.0, 1.0, 3.0, 7.0, 7.0]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
