@@ -5,22 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from trainwarden.catalogue import lookup
 from trainwarden.errors import DataError
+from trainwarden.prometheus.exporters import REASONS, is_percent
+from trainwarden.prometheus.values import states_of, without_blanks
 from trainwarden.recorded.columns import ID_COLUMNS, TIME_COLUMNS, Columns
 from trainwarden.recorded.job import Floats, Ints, MetricTable
 from trainwarden.recorded.part import ReadLimit
 from trainwarden.recorded.part_columns import columns_within
 from trainwarden.recorded.rows import by_appearance, owners_of, rank_of, read_columns, require, times_s_of
 
+Flags = npt.NDArray[np.bool_]
 _MODEL = "model"
+_DCGM = "DCGM_"
 
 
 def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> MetricTable | None:
     """Read `metrics`, as far as `limit` allows; None if it has a header and no rows.
 
-    A catalogue alias is renamed and scaled. Where a table has one metric under several of its names, the catalogue's
+    A catalogue alias is renamed and scaled; DCGM's marks for "not supported" and the like are holes, and its mask of
+    clock event reasons tells the throttle states too, where they have no columns of their own. Where a table has one metric under several of its names, the catalogue's
     own name is believed first, then the aliases in the order of the columns, cell by cell. The column ``model`` is what
     its maker calls a device, and no metric.
 
@@ -44,7 +50,7 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
     owners = owners_of(columns, ID_COLUMNS)
     order = np.argsort(times_s, kind="stable")
     kept = order[_last_of_each(times_s[order], owners.code[order])]
-    names, values = _metric_values(columns, kept)
+    names, values = _with_states(*_metric_values(columns, kept))
     code, first = by_appearance(owners.code[kept])
     return MetricTable(
         times_s=times_s[kept],
@@ -96,10 +102,36 @@ def _metric_values(columns: Columns, kept: Ints) -> tuple[tuple[str, ...], Float
     for place, (name, columns_of) in enumerate(sources.items()):
         best = np.full(len(kept), np.nan)
         for source in sorted(columns_of, key=lambda source: source != name):
-            metric = lookup(source)
-            scale = metric.scale_of(source) if metric else 1.0
-            column = columns.numbers[source][kept] * scale
+            column = _in_our_unit(columns, source, kept)
             usable = np.isnan(best) & np.isfinite(column)
             best[usable] = column[usable]
         values[:, place] = best
     return tuple(sources), values
+
+
+def _in_our_unit(columns: Columns, source: str, kept: Ints) -> Floats:
+    metric, column = lookup(source), columns.numbers[source][kept]
+    if metric is None:
+        return column
+    if source.startswith(_DCGM):
+        column = without_blanks(column)
+        if is_percent(source, float(np.nan_to_num(column).max(initial=0.0))):
+            column = np.where(_percents(columns, column, kept), 0.01 * column, column)
+    return column * metric.scale_of(source)
+
+
+def _percents(columns: Columns, column: Floats, kept: Ints) -> Flags:
+    """Where a ratio holds percents: clusters mix versions of exporters, nodes do not."""
+    node = columns.texts.get("node")
+    code, size = (np.zeros(len(kept), np.int64), 1) if node is None else (node.codes[kept], len(node.values))
+    largest = np.zeros(size)
+    np.maximum.at(largest, code, np.nan_to_num(column))
+    return np.asarray(largest[code] > 1.0)
+
+
+def _with_states(names: tuple[str, ...], values: Floats) -> tuple[tuple[str, ...], Floats]:
+    """And what the mask of clock event reasons tells, if there is one."""
+    if REASONS not in names:
+        return names, values
+    told = {name: one for name, one in states_of(values[:, names.index(REASONS)]).items() if name not in names}
+    return (*names, *told), np.column_stack([values, *told.values()])

@@ -129,6 +129,33 @@ def test_one_metric_under_two_names_is_one_metric_and_our_name_goes_first(tmp_pa
     assert table.values[:, 0].tolist() == [0.25, 0.5, 0.75]
 
 
+def test_marks_of_dcgm_for_what_it_does_not_know_are_holes(tmp_path: Path) -> None:
+    marks = "2147483632", "2147483635", "9223372036854775794", "140737488355328"
+    rows = "".join(f"{place},{mark}.0,{mark}.0\n" for place, mark in enumerate(marks))
+    table = metrics(tmp_path, f"time_s,DCGM_FI_DEV_ROW_REMAP_FAILURE,made_up\n{rows}9,0,0\n")
+    assert np.isnan(table.values[:4, 0]).all()
+    assert table.values[4].tolist() == [0.0, 0.0]
+    assert np.isfinite(table.values[:, 1]).all()  # what nobody knows may be as large as it likes
+
+
+def test_a_ratio_that_holds_percents_does_so_on_all_gpus_of_its_node(tmp_path: Path) -> None:
+    head = "time_s,node,device,DCGM_FI_DEV_GPU_UTIL_RATIO\n"
+    table = metrics(tmp_path, f"{head}0,a,0,97\n0,a,1,1\n0,b,0,0.5\n1,b,0,1\n")
+    assert table.values[:, 0].tolist() == [0.97, 0.01, 0.5, 1.0]
+    assert metrics(tmp_path, "time_s,DCGM_FI_DEV_GPU_UTIL_RATIO\n0,50\n1,1\n").values[:, 0].tolist() == [0.5, 0.01]
+
+
+def test_the_mask_of_clock_event_reasons_tells_the_throttle_states(tmp_path: Path) -> None:
+    table = metrics(tmp_path, "time_s,DCGM_FI_DEV_CLOCKS_EVENT_REASONS\n0,4\n1,64\n2,\n")
+    assert table.names[1:] == (
+        "gpu_throttle_thermal_state", "gpu_throttle_hardware_state", "gpu_throttle_power_state",
+    )  # fmt: skip
+    assert table.values[:2, 1:].tolist() == [[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+    assert np.isnan(table.values[2]).all()
+    own = metrics(tmp_path, "time_s,DCGM_FI_DEV_CLOCK_THROTTLE_REASONS,gpu_throttle_thermal_state\n0,64,0\n")
+    assert own.values[0, own.names.index("gpu_throttle_thermal_state")] == 0.0
+
+
 def test_a_rank_as_pandas_writes_it(tmp_path: Path) -> None:
     assert metrics(tmp_path, "time_s,rank,x\n0,3.0,1\n1,,1\n2,3,1\n3,NaN,1\n").ranks == (3, None)
 
