@@ -154,8 +154,14 @@ class DeviceFaults:
         reason = f"{name_of(event.node, event.device)}: {event.message[:200] or what}"
         self._devices.setdefault(
             f"{FABRIC if event.kind == 'fabric_down' else kind}/{event.node}/{event.device}",
-            DeviceFault(kind, severity, event.node, event.device, event.rank, event.time_s, reason),
+            DeviceFault(kind, severity, event.node, event.device, event.rank, _since_s(event), reason),
         )
+
+
+def _since_s(event: EventRecord) -> float:
+    """When what is told began: what is told by its silence is told later."""
+    since_s = event.fields.get("since_s")
+    return min(float(since_s), event.time_s) if isinstance(since_s, int | float) else event.time_s
 
 
 def device_vote(members: list[DeviceFault]) -> Vote:

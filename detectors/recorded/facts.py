@@ -1,4 +1,5 @@
-"""Facts of a recording: events and heartbeats that our own keep beside the files, flight-recorder dumps, Xids."""
+"""Facts of a recording: events and heartbeats that our own keep beside the files, flight-recorder dumps, and what
+exporters tell by metrics (Xids, links, lost GPUs)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import msgspec
 
 from detectors.collectives.findings import to_event
 from detectors.collectives.flight_recorder import analyse
+from detectors.recorded.exporter_facts import exporter_events
 from detectors.recorded.stream import Fact
 from detectors.recorded.xids import xid_events
 from trainwarden.errors import DataError
@@ -21,7 +23,7 @@ R = TypeVar("R", EventRecord, HeartbeatRecord)
 
 def read_facts(job: RecordedJob) -> list[Fact]:
     """Events and heartbeats of `job`, in the order of the files, and what its flight-recorder dumps and
-    the Xids in its metrics say.
+    the Xids, links and GPUs in its metrics say.
 
     Raises
     ------
@@ -30,7 +32,7 @@ def read_facts(job: RecordedJob) -> list[Fact]:
     """
     facts: list[Fact] = []
     events = _lines(job.folder / "events.jsonl", EventRecord)
-    facts += [*events, *xid_events(job, events)]
+    facts += [*events, *xid_events(job, events), *exporter_events(job, events)]
     facts.extend(_lines(job.folder / "heartbeats.jsonl", HeartbeatRecord))
     facts.extend(_collectives(job))
     return facts

@@ -52,12 +52,7 @@ def _changes(table: MetricTable) -> Iterator[tuple[int, int, float]]:
     """Entity, code and time (s) of each new Xid; entities that never had one cost nothing."""
     codes = table.values[:, table.names.index(XID)]
     codes = np.where((codes >= 0) & (codes <= MAX_CODE) & (codes == np.floor(codes)), codes, np.nan)
-    wanted = np.unique(table.entity[np.nan_to_num(codes) > 0])
-    order = np.argsort(table.entity, kind="stable")
-    begins = np.searchsorted(table.entity[order], wanted, side="left")
-    ends = np.searchsorted(table.entity[order], wanted, side="right")
-    for entity, begin, end in zip(wanted.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        rows = order[begin:end]
+    for entity, rows in table.rows_of(np.unique(table.entity[np.nan_to_num(codes) > 0])):
         rows_s = table.times_s[rows]
         there = np.isfinite(codes[rows])
         values, times_s = codes[rows[there]], rows_s[there]

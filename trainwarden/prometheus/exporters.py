@@ -120,7 +120,7 @@ def who(labels: Mapping[str, str], per: str, nodes: Mapping[str, str] | None = N
         return _gpu(labels, node)
     device = labels.get("device", "")[:MAX_LABEL_CHARS]
     if per == "nic":
-        if not device or any(fnmatchcase(device, pattern) for pattern in _VIRTUAL):
+        if not device or is_virtual(device):
             return None
         port = labels.get("port", "")[:MAX_LABEL_CHARS]
         return Who(node, f"{device}:{port}" if port else device)
@@ -147,6 +147,17 @@ def _host(labels: Mapping[str, str], nodes: Mapping[str, str]) -> str:
         if said and not said.startswith("localhost"):
             return said[:MAX_LABEL_CHARS]
     return nodes.get(host, host)[:MAX_LABEL_CHARS]
+
+
+def is_virtual(device: str) -> bool:
+    """Whether an interface has no cable of its own.
+
+    Examples
+    --------
+    >>> is_virtual("docker0"), is_virtual("eth0"), is_virtual("mlx5_0:1")
+    (True, False, False)
+    """
+    return any(fnmatchcase(device, pattern) for pattern in _VIRTUAL)
 
 
 def model_of(labels: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,14 @@ class MetricTable:
     share: float = 1.0
     last_rank: int | None = None
     models: tuple[str, ...] = ()
+
+    def rows_of(self, entities: Ints) -> Iterator[tuple[int, Ints]]:
+        """Each of `entities` (ascending) and where these are, by time."""
+        order = np.argsort(self.entity, kind="stable")
+        begins = np.searchsorted(self.entity[order], entities, side="left")
+        ends = np.searchsorted(self.entity[order], entities, side="right")
+        for entity, begin, end in zip(entities.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            yield entity, order[begin:end]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
     """Read `metrics`, as far as `limit` allows; None if it has a header and no rows.
 
     A catalogue alias is renamed and scaled; DCGM's marks for "not supported" and the like are holes, and its mask of
-    clock event reasons tells the throttle states too, where they have no columns of their own. Where a table has one metric under several of its names, the catalogue's
-    own name is believed first, then the aliases in the order of the columns, cell by cell. The column ``model`` is what
-    its maker calls a device, and no metric.
+    clock event reasons tells the throttle states too, where they have no columns of their own. Where a table has one
+    metric under several of its names, the catalogue's own name is believed first, then the aliases in the order of the
+    columns, cell by cell. The column ``model`` is what its maker calls a device, and no metric.
 
     Raises
     ------
