@@ -67,13 +67,15 @@ def _lost(table: MetricTable, job: str) -> Iterator[EventRecord]:
     there = np.isfinite(table.values[:, columns]).any(axis=1)
     cards = np.array([place for place, device in enumerate(table.devices) if device], dtype=np.int64)
     nodes: dict[str, list[tuple[Who, Floats]]] = {}
+    ranks: dict[Who, int | None] = {}
     for entity, rows in table.rows_of(cards):
         if (times_s := table.times_s[rows[there[rows]]]).size:
             who = Who(table.nodes[entity] or "", table.devices[entity] or "")
             nodes.setdefault(who.node, []).append((who, times_s))
+            ranks[who] = table.ranks[entity]
     for told in nodes.values():
         every_s = max(float(np.median(np.diff(times_s))) if times_s.size > 1 else 0.0 for _, times_s in told)
         patience_s = max(SILENT_S, SILENT_INTERVALS * every_s)
         for who, last_s in lost_cards([(who, float(one[0]), float(one[-1])) for who, one in told], patience_s):
-            event = lost_event(who, last_s + patience_s, job)
-            yield msgspec.structs.replace(event, fields={**event.fields, "since_s": last_s + every_s})
+            event, since = lost_event(who, last_s + patience_s, job), {"since_s": last_s + every_s}
+            yield msgspec.structs.replace(event, rank=ranks.get(who), fields={**event.fields, **since})

@@ -17,7 +17,7 @@ import numpy as np
 from detectors.job.window import Window
 from detectors.verdict.causes import evidenced
 from detectors.verdict.ensemble import Candidate, family_of, versions_used
-from detectors.verdict.revisions import any_place, any_rank, began_together, better, moved, overlap
+from detectors.verdict.revisions import any_place, any_rank, began_together, better, covers, explains, moved, overlap
 from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, Vote
 
@@ -108,7 +108,8 @@ class Joiner:
         """
         out: list[IncidentRecord] = []
         for candidate in found:
-            out.extend(self._take(candidate, votes, window, live))
+            if not any(explains(record, candidate) for record in (*self.open, *self._closed)):
+                out.extend(self._take(candidate, votes, window, live))
         return out + (self.relieved(window, live=live) if ends else [])
 
     def unpublished(self) -> list[IncidentRecord]:
@@ -174,10 +175,9 @@ class Joiner:
                 return before_s <= STORM_BEFORE_FAILURE_S
             near = record.kind == "node_lost" or overlap(candidate.suspects, record.suspects, ("node",))
             return near and began_together(candidate, record, window.now_s)
-        if family == "failure" and candidate.hard:
-            on_its_node = overlap(candidate.suspects, record.suspects, ("node",))
-            return on_its_node and began_together(candidate, record, window.now_s)
-        return False
+        near = family == "failure" and overlap(candidate.suspects, record.suspects, ("node",))
+        near = near or covers(candidate, record)
+        return near and candidate.hard and began_together(candidate, record, window.now_s)
 
     def _explained(self, candidate: Candidate, window: Window) -> bool:
         """True if another incident explains it, or it is an echo of one that is closed."""

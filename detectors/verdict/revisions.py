@@ -13,6 +13,12 @@ from trainwarden.records import IncidentRecord, Suspect
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause
 MAX_FOLLOWED: Final = 8
 SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
+DEVICE_KINDS: Final = frozenset(
+    {
+        "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
+        "host_contention",
+    }
+)  # fmt: skip
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 
 
@@ -106,6 +112,32 @@ def _surest(suspects: tuple[Suspect, ...]) -> float:
 
 def _keys(suspects: tuple[Suspect, ...]) -> list[tuple[int | None, str | None, str | None]]:
     return [(suspect.rank, suspect.node, suspect.device) for suspect in suspects]
+
+
+def is_of(suspects: tuple[Suspect, ...], record: IncidentRecord) -> bool:
+    """True if `suspects`, one at least, are those that `record` names as a fault of devices or hosts."""
+    nodes = {suspect.node for suspect in record.suspects} if record.kind == "node_lost" else set()
+    keys = {*_keys(record.suspects)} if record.kind in DEVICE_KINDS else set()
+    return bool(suspects) and all(
+        one.node in nodes or key in keys for one, key in zip(suspects, _keys(suspects), strict=True)
+    )
+
+
+def explains(record: IncidentRecord, candidate: Candidate) -> bool:
+    """True if what nobody explains of devices or hosts is a face of `record`, which names their fault.
+
+    While that is open, whatever they show; of one that is closed, what began with it.
+    """
+    onset_s = record.onset_s if record.onset_s is not None else record.opened_at_s
+    together = candidate.onset_s is not None and abs(candidate.onset_s - onset_s) <= SAME_CAUSE_S
+    unexplained = candidate.kind == "metric_anomaly" and (record.state != "closed" or together)
+    return unexplained and is_of(candidate.suspects, record)
+
+
+def covers(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` is the fault of all those that `record` could only say to be unusual."""
+    unusual = {*_keys(record.suspects)} if record.kind == "metric_anomaly" else set()
+    return candidate.kind in DEVICE_KINDS and bool(unusual) and unusual <= {*_keys(candidate.suspects)}
 
 
 def any_rank(suspects: tuple[Suspect, ...]) -> bool:

@@ -241,6 +241,54 @@ def test_a_device_fault_and_the_failure_that_follows_are_one_problem_in_either_o
         assert len({one.id for one in story.told}) == 1
 
 
+def of_device(kind: IncidentKind, device: str | None = "mlx5_1:1", *, onset_s: float = START_S) -> Candidate:
+    found = candidate(kind, 0, onset_s=onset_s, hard=kind != "metric_anomaly")
+    return replace(found, suspects=(Suspect(score=1.0, reason="r", node="node0", device=device),))
+
+
+@pytest.mark.parametrize("kind", ["nic_down", "gpu_memory_error", "host_contention", "storage"])
+def test_what_is_unusual_of_a_device_whose_fault_is_known_is_no_other_incident(kind: Any) -> None:
+    story = Story()
+    story.at(0.0, of_device(kind))
+    for after_s in (1.0, 200.0):  # also what begins later, while it is open
+        story.at(after_s, of_device(kind), of_device("metric_anomaly", onset_s=START_S + after_s))
+    assert [one.kind for one in story.joiner.open] == [kind]
+    story.at(400.0)
+    assert not story.joiner.open
+    story.at(401.0, of_device("metric_anomaly", onset_s=START_S + 5.0))  # an echo
+    assert not story.joiner.open
+    story.at(402.0, of_device("metric_anomaly", onset_s=START_S + 390.0))
+    assert [one.kind for one in story.joiner.open] == ["metric_anomaly"]
+
+
+def test_a_device_fault_takes_over_what_began_with_it_and_nobody_could_explain() -> None:
+    story = Story()
+    story.at(0.0, of_device("metric_anomaly"))
+    story.at(40.0, of_device("nic_down", onset_s=START_S + 20.0), of_device("metric_anomaly"))
+    (incident,) = story.joiner.open
+    assert (incident.kind, incident.severity, incident.reason) == ("nic_down", "sev2", "because nic_down")
+    assert len({one.id for one in story.told}) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [of_device("nic_down", "mlx5_2:1"), of_device("nic_down", onset_s=START_S + 60.0), of_device("nic_down", None)],
+)
+def test_a_device_fault_of_another_device_or_time_is_another_problem(other: Candidate) -> None:
+    story = Story()
+    story.at(0.0, of_device("metric_anomaly"))
+    story.at(60.0, other, of_device("metric_anomaly"))
+    assert sorted({one.id for one in story.told if one.state == "opened"}) == sorted({one.id for one in story.told})
+    assert len({one.id for one in story.told}) == 2
+
+
+def test_a_node_that_is_lost_explains_what_its_devices_show() -> None:
+    story = Story()
+    story.at(0.0, of_device("node_lost", None))
+    story.at(1.0, of_device("node_lost", None), of_device("metric_anomaly"))
+    assert [one.kind for one in story.joiner.open] == ["node_lost"]
+
+
 def test_faults_of_different_nodes_far_apart_in_time_are_two() -> None:
     story = Story()
     story.at(0.0, candidate("gpu_lost", 1, hard=True))
