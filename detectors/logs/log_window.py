@@ -18,7 +18,7 @@ from detectors.job.common_mode import quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import LogLine, Window, job_duration_s
 from detectors.logs.findings import Consequences, Finding, finding_vote, moved_on
-from detectors.logs.rules import LogRule, LogRules, load_xids, shipped_rules
+from detectors.logs.rules import LogRule, LogRules, Xid, load_xids, shipped_rules
 from detectors.logs.storms import LogStorms, Source, StormConfig
 from detectors.protocol import Role
 from trainwarden.errors import DetectorError
@@ -28,6 +28,7 @@ MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
+_OF_PROGRAMS: Final = frozenset({"APP", "FOLLOW", "IGNORE"})  # Xids of one end of a program: a line for each channel
 _XID: Final = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,32})\): ([0-9]{1,4})")
 
 
@@ -150,32 +151,38 @@ class LogWindow:
 
     def _read(self, line: LogLine) -> None:
         self._now_s = max(self._now_s, line.time_s)
-        key = f"{line.node}/{line.source}"
         self._line_s = max(self._line_s, line.time_s)
-        source = self._storms.take(line)
         rule = self._rules.match(line.line)
+        found = _XID.search(line.line) if rule is not None and rule.id == "nvidia.xid" else None
+        xid = self._xids.get(int(found.group(2))) if found else None
+        followed = self._just_ended(line) or (xid is not None and xid.class_ in _OF_PROGRAMS)
+        source = None if followed else self._storms.take(line)
         if rule is None or rule.role == "benign":
             return
         if rule.id in ENDED:
             self._ended_s = line.time_s
-        if rule.role != "phase" and rule.kind != "slow_link":  # how the network is chosen is said once a channel
+        # How the network is chosen is said once a channel.
+        if source is not None and rule.role != "phase" and rule.kind != "slow_link":
             source.errors.append((line.time_s, line.count))
             source.sample = line.line[:200]
         if rule.id != "generic.error":
-            self._note(rule, line, key)
+            self._note(rule, xid, line)
 
-    def _note(self, rule: LogRule, line: LogLine, key: str) -> None:
+    def _just_ended(self, line: LogLine) -> bool:
+        """Whether the scheduler has just ended the job: what it ends dies in many ways."""
+        return 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s
+
+    def _note(self, rule: LogRule, xid: Xid | None, line: LogLine) -> None:
         kind, severity, class_, role = rule.kind, rule.severity, rule.class_, rule.role
+        key = f"{line.node}/{line.source}"
         if rule.id == "nvidia.xid":
-            found = _XID.search(line.line)
-            xid = self._xids.get(int(found.group(2))) if found else None
             if xid is None or not xid.device_at_fault:
                 role = "app"
                 class_ = "A" if xid is not None and xid.class_ == "APP" else "H"
             if xid is not None:
                 kind, severity = xid.kind, xid.severity
-        if role == "root" and class_ == "A" and 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s:
-            role = "cascade"  # what the scheduler ends dies in many ways
+        if role == "root" and class_ == "A" and self._just_ended(line):
+            role = "cascade"
         finding = Finding(
             rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
             rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,

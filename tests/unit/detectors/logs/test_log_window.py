@@ -203,6 +203,30 @@ def test_a_job_that_always_logs_errors_has_a_higher_norm() -> None:
     assert seen(detector, burst).kind == "log_storm"
 
 
+@pytest.mark.parametrize("code", [45, 31, 43])
+def test_what_the_driver_ends_behind_a_program_is_no_storm(code: int) -> None:
+    detector = LogWindow(LogWindowConfig())
+    calm = [(float(second), f"kernel: audit {second}") for second in range(60)]
+    assert seen(detector, calm).opinion == "normal"
+    lines = [
+        (60.0, f"NVRM: Xid (PCI:0000:ab:00): {code}, pid=41, name=python3, Ch {channel:08x}") for channel in range(400)
+    ]
+    assert seen(detector, lines).opinion == "normal"
+    broken = [(90.0, f"NVRM: Xid (PCI:0000:ab:00): 63, pid=41, Row Remapper: row {row:x}") for row in range(400)]
+    assert seen(detector, broken).kind == "log_storm"
+
+
+def test_what_tasks_say_when_the_scheduler_ends_them_is_no_storm() -> None:
+    detector = LogWindow(LogWindowConfig())
+    calm = [(float(second), f"step {second}") for second in range(60)]
+    assert seen(detector, calm).opinion == "normal"
+    ends = [(60.5 + task / 512, f"srun: error: n1: task {task}: Killed by an error") for task in range(512)]
+    cancelled = "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***"
+    assert seen(detector, [(60.0, cancelled), *ends]).opinion == "normal"
+    later = [(200.0 + task / 512, f"srun: error: n1: task {task}: Killed by an error") for task in range(512)]
+    assert seen(detector, later).kind == "log_storm"
+
+
 def test_what_dies_after_the_scheduler_ended_the_job_is_no_root() -> None:
     detector = LogWindow(LogWindowConfig())
     lines = [(0.0, "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***"),
