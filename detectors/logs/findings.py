@@ -155,11 +155,12 @@ def _who(finding: Finding) -> str:
 
 def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     first = findings[0]
+    named = [finding for finding in findings if finding.rank is not None or finding.node] or findings
     suspects = tuple(
         Suspect(
             score=1.0 if place == 0 else 0.5, reason=finding.line[:200], rank=finding.rank, node=finding.node or None
         )
-        for place, finding in enumerate(findings[:MAX_SUSPECTS])
+        for place, finding in enumerate(named[:MAX_SUSPECTS])
     )
     return Vote(
         opinion="anomalous", score=0.95, reason=f"{_who(first)} logged ({first.rule}): {first.line[:200]}", kind=kind,

@@ -34,6 +34,10 @@ _LABEL = re.compile(r" {0,6}([0-9]{1,6}):(?: |$)")  # srun --label
 _GROUP = re.compile(r" {0,2}\[([^\[\]]{0,120})\]:?")
 _REST_OF_GROUP = re.compile(r"[^\[\]]{0,120}\]")
 _RANK_IN_GROUP = re.compile(r"(?:PG [A-Za-z0-9_() :-]{1,60} )?[Rr]ank[ :=]{0,2}([0-9]{1,6})")
+# What torchrun says of a process that died of a signal, in a line and in a table: nobody else names its rank.
+_DIED = re.compile(r"failed \(exitcode: -[0-9]{1,2}\) local_rank: ([0-9]{1,6}) \(pid: [0-9]{1,10}\)")
+_ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: [0-9]{1,6}\)$")
+_OF_ROW = re.compile(r" {0,4}(?:exitcode|error_file|traceback) {0,4}: (Signal )?")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?([0-9]{1,6})(?![0-9])")
 _LABEL_LINES = 200
 _FEWEST_LABELS = 4  # unless the file begins with one
@@ -190,6 +194,7 @@ class _LineReader:
         self._stamps = stamps
         self._labelled = labelled
         self._rank = rank
+        self._row: int | None = None  # whose row of torchrun's table is read
 
     def read(self, file: str, lines: list[str]) -> ReadLog:
         stamped: list[int] = []
@@ -215,6 +220,8 @@ class _LineReader:
                 rank, at_rank = (inner[0], inner[1]) if inner[:2] != (None, None) else (rank, at_rank)
             if rank is None:
                 rank = _rank_in_groups(rest[stamp.end : stamp.end + 300])
+            if rank is None and at_rank is None:
+                rank, at_rank = self._died(rest)
             if nodes[place] is None and " NCCL " in rest[:200] and (match := _NCCL_HOST.match(rest)):
                 nodes[place] = match[1]
             if rank is not None:
@@ -225,6 +232,18 @@ class _LineReader:
         times_s[stamped] = _on_utc(stamps)
         from_boot = tuple(place for place, stamp in zip(stamped, stamps, strict=True) if stamp.clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines), from_boot, local)
+
+    def _died(self, text: str) -> tuple[int | None, int | None]:
+        """Rank and local rank of the process whose death of a signal torchrun tells of in this line."""
+        if "local_rank: " in text:
+            row, line = _ROW.match(text), _DIED.search(text)
+            self._row = int(row[1]) if row else None
+            return None, int(line[1]) if line else None
+        if self._row is None:
+            return None, None
+        of_row, rank = _OF_ROW.match(text), self._row
+        self._row = rank if of_row else None
+        return rank if of_row and of_row[1] else None, None
 
     def _prefixes(self, text: str) -> tuple[int | None, int | None, str]:
         """Rank, local rank and the rest of the text; the innermost prefix is nearest to the writer."""

@@ -22,6 +22,8 @@ RULES = LogRules()
 LINES = [
     # line, rule, role
     ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "nvidia.xid", "root"),
+    ("  traceback : Signal 11 (SIGSEGV) received by PID 4192", "torchrun.signal", "root"),
+    ("  traceback : Signal 6 (SIGABRT) received by PID 4192", "noise.abort_of_others", "cascade"),
     ("NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus and is not responding", "nvidia.fallen_off_bus", "root"),
     ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "nvidia.sxid", "root"),
     ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 2", "nvidia.sxid_warning", "benign"),
@@ -254,6 +256,11 @@ def test_of_a_line_whose_node_nobody_knows_the_file_is_named_and_no_node() -> No
     vote = finding_vote("crash", [found])
     assert vote.reason == "logs.txt logged (r): x"
     assert vote.suspects[0].node is None
+
+
+def test_whom_no_line_names_is_no_suspect_beside_one_that_is_named() -> None:
+    lines = [Finding("r", "A", "root", "crash", "sev2", node="", source="s", rank=rank, time_s=1.0, last_s=1.0, line="x") for rank in (None, 5)]  # fmt: skip
+    assert [(one.rank, one.score) for one in finding_vote("crash", lines).suspects] == [(5, 1.0)]
 
 
 # -- only consequences -------------------------------------------------------------------------------------------

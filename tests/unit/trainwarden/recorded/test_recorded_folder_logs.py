@@ -155,6 +155,25 @@ def test_a_local_rank_is_a_rank_on_a_single_node(tmp_path: Path) -> None:
     assert read(tmp_path, line).ranks == (None,)
 
 
+def test_a_line_and_a_table_of_torchrun_name_the_rank_that_died_of_a_signal(tmp_path: Path) -> None:
+    table = """E0102 03:04:05.678000 41 torch/distributed/elastic/api.py:869] failed (exitcode: -11) local_rank: 2 (pid: 99) of binary: x
+Failures:
+  rank      : 14 (local_rank: 6)
+  exitcode  : 1 (pid: 98)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+Root Cause (first observed failure):
+  rank      : 10 (local_rank: 2)
+  exitcode  : -11 (pid: 99)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 99
+====
+  traceback : Signal 11 (SIGSEGV) received by PID 98
+"""  # noqa: E501 - a line as it is
+    assert read(tmp_path, table).ranks == (*[None] * 9, 10, None, None)
+    (tmp_path / "metrics.csv").write_text("time_s,node,x\n0,a,1\n")
+    assert read(tmp_path, table).ranks == (2, *[None] * 8, 10, None, None)
+
+
 def test_a_file_named_after_its_rank(tmp_path: Path) -> None:
     log = read(tmp_path, "x\n[rank2]: y\n[default0]:z\n", "logs-rank12.txt")
     assert log.ranks == (12, 2, 12)
