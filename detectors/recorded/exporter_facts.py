@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from trainwarden.catalogue import lookup
 from trainwarden.prometheus.cards import lost_cards
@@ -15,6 +16,7 @@ from trainwarden.prometheus.exporters import Who, is_virtual
 from trainwarden.recorded.job import Floats, MetricTable, RecordedJob
 from trainwarden.records import EventRecord
 
+Flags = npt.NDArray[np.bool_]
 MAX_EVENTS: Final = 10_000
 BESIDE_S: Final = 180.0  # an event of the same kind and device that the recording has itself is the same one
 
@@ -52,7 +54,7 @@ def _links(table: MetricTable, job: str) -> Iterator[EventRecord]:
         for entity, every_row in table.rows_of(changed):
             who = Who(table.nodes[entity] or "", table.devices[entity] or "")
             rows = every_row[np.isfinite(states[every_row])]
-            works = states[rows] == up
+            works: Flags = states[rows] == up
             if is_virtual(who.device) or not works.any():
                 continue
             for place in np.flatnonzero(works[1:] != works[:-1]) + 1:

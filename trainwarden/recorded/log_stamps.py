@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 # Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time.
@@ -32,6 +33,9 @@ _UNKNOWN_YEAR = 1972
 _QUARTER_S = 900.0
 _WIDEST_ZONE_S = 14 * 3600.0  # Line Islands
 _SAME_S = 60.0
+_STRAY_S = 3600.0
+_STRAY_LINES = 8
+_FEWEST_LATER = 3
 _YEAR_S = 365.2425 * 86_400.0
 
 
@@ -226,3 +230,27 @@ def zone_s(times_s: Sequence[float], clocks: Sequence[Clock]) -> float:
                 return ahead_s
         before_s, between_s = time_s, None
     return 0.0
+
+
+def strays(stamps: Sequence[Stamp], times_s: Sequence[float]) -> list[bool]:
+    """Which stamps of a file are far ahead of most of those that follow, three at least: no time of their line.
+
+    A line may begin with a date that says something else (a sample of the data, when a licence ends); all lines after
+    it would be taken for as late. Times since boot are left alone.
+
+    Parameters
+    ----------
+    stamps : sequence of Stamp
+    times_s : sequence of float
+        Their times on one clock.
+    """
+    wall = [place for place, stamp in enumerate(stamps) if stamp.clock != "boot"]
+    told_s = [times_s[place] for place in wall]
+    falls = [number for number, (one, next_) in enumerate(pairwise(told_s)) if next_ < one - _STRAY_S]
+    found = [False] * len(stamps)
+    # Only what stands shortly before a fall can be ahead of most of what follows.
+    for number in {before for fall in falls for before in range(max(0, fall - _STRAY_LINES), fall + 1)}:
+        later_s = told_s[number + 1 : number + 1 + _STRAY_LINES]
+        older = sum(one < told_s[number] - _STRAY_S for one in later_s)
+        found[wall[number]] = len(later_s) >= _FEWEST_LATER and 2 * older > len(later_s)
+    return found

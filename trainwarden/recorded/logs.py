@@ -16,7 +16,7 @@ from trainwarden.errors import DataError
 from trainwarden.log_text import clean
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import LogTable
-from trainwarden.recorded.log_stamps import Stamp, Stamps, zone_s
+from trainwarden.recorded.log_stamps import Stamp, Stamps, strays, zone_s
 from trainwarden.records import MAX_LINE_CHARS, Rank
 
 MAX_LINES = 100_000_000
@@ -229,7 +229,8 @@ class _LineReader:
             elif at_rank is not None and self._rank is None:
                 local[place] = at_rank
         times_s = np.full(len(lines), np.nan)
-        times_s[stamped] = _on_utc(stamps)
+        on_utc = _on_utc(stamps)
+        times_s[stamped] = np.where(strays(stamps, on_utc), np.nan, on_utc)
         from_boot = tuple(place for place, stamp in zip(stamped, stamps, strict=True) if stamp.clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines), from_boot, local)
 

@@ -97,6 +97,20 @@ def test_time_since_boot_says_nothing_on_a_job_with_wall_times(tmp_path: Path) -
     assert np.isnan(read(tmp_path, line).times_s).all()
 
 
+def test_a_date_far_ahead_that_begins_a_line_is_not_its_time(tmp_path: Path) -> None:
+    at = [f"2024-01-02 03:04:{second:02d} step\n" for second in range(8)]
+    said = "2031-05-01 00:00:00 the licence ends\n"
+    times_s = read(tmp_path, at[0] + said + said + "".join(at[1:])).times_s
+    assert np.isnan(times_s[1:3]).all()
+    assert np.diff(times_s[[0, *range(3, 10)]]).tolist() == [1.0] * 7
+    slept = [f"2024-01-0{day} 03:04:05 step\n" for day in (2, 2, 5, 5, 5, 5)]
+    assert np.isfinite(read(tmp_path, "".join(slept)).times_s).all()
+    booted = "2024-01-02 03:04:05 x\n" + "".join(f"[   {second}.500000] kernel: x\n" for second in range(9))
+    assert np.isfinite(read(tmp_path, booted).times_s[0])
+    two_writers = "".join(f"2024-01-02 0{hour}:00:0{second} x\n" for second in range(9) for hour in (3, 5))
+    assert np.isfinite(read(tmp_path, two_writers).times_s).all()
+
+
 def test_local_times_take_their_zone_from_utc_times_around_them(tmp_path: Path) -> None:
     log = read(
         tmp_path,
