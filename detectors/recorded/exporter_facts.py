@@ -54,7 +54,7 @@ def _links(table: MetricTable, job: str) -> Iterator[EventRecord]:
         for entity, every_row in table.rows_of(changed):
             who = Who(table.nodes[entity] or "", table.devices[entity] or "")
             rows = every_row[np.isfinite(states[every_row])]
-            works: Flags = states[rows] == up
+            works: Flags = np.asarray(states[rows] == up)
             if is_virtual(who.device) or not works.any():
                 continue
             for place in np.flatnonzero(works[1:] != works[:-1]) + 1:
