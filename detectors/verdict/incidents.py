@@ -17,7 +17,7 @@ import numpy as np
 from detectors.job.window import Window
 from detectors.verdict.causes import evidenced
 from detectors.verdict.ensemble import Candidate, family_of, versions_used
-from detectors.verdict.revisions import any_place, any_rank, began_together, better, covers, explains, moved, overlap
+from detectors.verdict.revisions import began_together, better, covers, explains, moved, overlap, same
 from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, Vote
 
@@ -141,26 +141,12 @@ class Joiner:
     def _related(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same cause, of the same family if there is one."""
         for entry in self._open.values():
-            if family_of(entry.record.kind) == candidate.family and self._same(candidate, entry.record, window.now_s):
+            if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
         for entry in self._open.values():
             if self._grown_out_of(candidate, entry.record, window):
                 return entry
         return None
-
-    def _same(self, candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:
-        if candidate.family == "failure":
-            return True
-        if not candidate.suspects or not record.suspects:
-            return True
-        if candidate.family == "slow" and any_rank(candidate.suspects) and any_rank(record.suspects):
-            return overlap(candidate.suspects, record.suspects, ("rank",))
-        if not any_place(candidate.suspects) or not any_place(record.suspects):
-            return True  # about the job as a whole
-        if overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
-            return True
-        # Many nodes sick in the same way at the same time have one cause, e.g. their leaf switch.
-        return began_together(candidate, record, now_s)
 
     def _grown_out_of(self, candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
         """True if `candidate` is a later face of an incident of another family."""
@@ -191,7 +177,7 @@ class Joiner:
             if candidate.family == "failure" and onset_s <= closed.closed_at_s:
                 return True
             began_s = closed.onset_s if closed.onset_s is not None else closed.opened_at_s
-            if began_s - 2.0 <= onset_s <= began_s + 2.0 and self._same(candidate, closed, closed.opened_at_s):
+            if began_s - 2.0 <= onset_s <= began_s + 2.0 and same(candidate, closed, closed.opened_at_s):
                 return True
         return False
 

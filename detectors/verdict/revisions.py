@@ -13,6 +13,7 @@ from trainwarden.records import IncidentRecord, Suspect
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause
 MAX_FOLLOWED: Final = 8
 SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
+LONG_AFTER_S: Final = 120.0  # onsets that are told by samples of half a minute may be so far apart
 DEVICE_KINDS: Final = frozenset(
     {
         "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
@@ -59,9 +60,9 @@ def follows(record: IncidentRecord, candidate: Candidate) -> bool:
         return True
     if record.kind == "crash":
         return False
-    later = candidate.onset_s is None or record.onset_s is None or candidate.onset_s > record.onset_s
+    after = candidate.onset_s is None or record.onset_s is None or candidate.onset_s > record.onset_s
     elsewhere = not overlap(candidate.suspects, record.suspects, ("rank", "node"))
-    return candidate.kind in _SEEN_OF_HANGS or (later and elsewhere)
+    return candidate.kind in _SEEN_OF_HANGS or (after and elsewhere)
 
 
 def _came_first(record: IncidentRecord, candidate: Candidate) -> bool:
@@ -140,6 +141,16 @@ def covers(candidate: Candidate, record: IncidentRecord) -> bool:
     return candidate.kind in DEVICE_KINDS and bool(unusual) and unusual <= {*_keys(candidate.suspects)}
 
 
+def later(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` says what is wrong since well after `record`, which could only say that something is unusual.
+
+    What was unusual of a device minutes before its fault is not when the fault began.
+    """
+    if record.kind != "metric_anomaly" or candidate.kind == record.kind or candidate.onset_s is None:
+        return False
+    return candidate.onset_s - (record.opened_at_s if record.onset_s is None else record.onset_s) > LONG_AFTER_S
+
+
 def any_rank(suspects: tuple[Suspect, ...]) -> bool:
     """True if a rank is named."""
     return any(suspect.rank is not None for suspect in suspects)
@@ -173,3 +184,19 @@ def began_together(candidate: Candidate, record: IncidentRecord, now_s: float) -
         return abs((now_s if candidate.onset_s is None else candidate.onset_s) - onset_s) <= SAME_CAUSE_S
     seen_s = candidate.onset_s if candidate.kind == "node_lost" and candidate.onset_s is not None else now_s
     return abs(seen_s - record.opened_at_s) <= SAME_CAUSE_S
+
+
+def same(candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:
+    """True if `candidate` is about the same problem as `record`, which is of its family."""
+    if later(candidate, record):
+        return False
+    if candidate.family == "failure" or not candidate.suspects or not record.suspects:
+        return True
+    if candidate.family == "slow" and any_rank(candidate.suspects) and any_rank(record.suspects):
+        return overlap(candidate.suspects, record.suspects, ("rank",))
+    if not any_place(candidate.suspects) or not any_place(record.suspects):
+        return True  # about the job as a whole
+    if overlap(candidate.suspects, record.suspects, ("node", "device", "rank")):
+        return True
+    # Many nodes sick in the same way at the same time have one cause, e.g. their leaf switch.
+    return began_together(candidate, record, now_s)

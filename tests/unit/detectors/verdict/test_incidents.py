@@ -270,6 +270,19 @@ def test_a_device_fault_takes_over_what_began_with_it_and_nobody_could_explain()
     assert len({one.id for one in story.told}) == 1
 
 
+@pytest.mark.parametrize("kind", ["congestion", "gpu_throttle", "slow_compute", "slow_job"])
+@pytest.mark.parametrize(("after_s", "incidents"), [(60.0, 1), (400.0, 2)])
+def test_what_was_unusual_long_before_is_not_where_a_fault_began(kind: Any, after_s: float, incidents: int) -> None:
+    story, unusual = Story(), of_device("metric_anomaly")
+    story.at(0.0, unusual)
+    story.at(after_s, unusual)
+    found = of_device(kind, onset_s=START_S + after_s)
+    story.at(after_s + 5.0, replace(found, suspects=() if kind == "slow_job" else found.suspects))
+    assert len({one.id for one in story.told}) == incidents
+    (named,) = [one for one in story.joiner.open if one.kind == kind]
+    assert named.onset_s == START_S + (after_s if incidents == 2 else 0.0)
+
+
 @pytest.mark.parametrize(
     "other",
     [of_device("nic_down", "mlx5_2:1"), of_device("nic_down", onset_s=START_S + 60.0), of_device("nic_down", None)],
