@@ -29,7 +29,7 @@ class LimitMemory:
     Attributes
     ----------
     since_s : float array [rows]
-        Since when a device is beyond, or its counter grows; NaN if it is not.
+        Since when a device is beyond, or its counter grows (once beyond the limit, by so much); NaN if it is not.
     seen_s : float array [rows]
         Its newest sample of the metric, by its node's clock.
     heard_s : float array [rows]
@@ -163,10 +163,18 @@ class LimitMemory:
         spread = np.clip(passed, 1, BUCKETS)[:, None]
         kept += np.where(age < spread, grown[:, None] / spread, 0.0)
         total = np.round(kept.sum(axis=1), 3)
-        since_s = self.since_s[rows]
-        self.since_s[rows] = np.where(total > 0.0, np.where(np.isnan(since_s), times_s, since_s), np.nan)
-        self.held[rows] = total > self._bar(rows)
+        since_s = np.where(np.isnan(self.since_s[rows]), times_s, self.since_s[rows])
+        over = total > self._bar(rows)
+        new = np.flatnonzero(over & ~(self.held[rows] > 0.0))
+        since_s[new] = np.maximum(since_s[new], self._begun_s(kept[new], age[new], number[new]))
+        self.since_s[rows], self.held[rows] = np.where(total > 0.0, since_s, np.nan), over
         self.buckets[rows], self.bucket[rows], self.value[rows] = kept, number, total
+
+    def _begun_s(self, kept: Floats, age: Floats, number: Floats) -> Floats:
+        """Since when counters have grown beyond the bar: what one error long before has grown is not of it."""
+        newest_first = np.take_along_axis(kept, np.argsort(age, axis=1), axis=1)
+        enough = np.argmax(np.cumsum(newest_first, axis=1) > self.limit.bar, axis=1)
+        return np.asarray((number - enough) * (self.limit.over_s / BUCKETS))
 
     def _room(self, size: int) -> None:
         more = size - self.since_s.size

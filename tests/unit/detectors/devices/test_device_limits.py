@@ -118,6 +118,18 @@ def test_a_limit_is_no_longer_broken_when_its_time_is_over():
     assert seen == [tick in range(2, 6) for tick in range(14)]
 
 
+def test_one_error_long_before_is_not_where_a_counter_began_to_grow_beyond_its_limit() -> None:
+    """As one symbol error an hour before a cable broke; while it lasts the onset stays."""
+    limit = LIMITS["nic.symbol_errors"]
+    memory, port, since_s = LimitMemory(limit), np.zeros(1, dtype=np.int64), []
+    for place in range(240):
+        rate = {10: 1 / 15}.get(place, 15.0 if place >= 200 else 0.0)
+        memory.take(port, np.array([rate]), np.array([15.0 * place]))
+        since_s += memory.since_s[memory.broken(15.0 * place)].tolist()
+    assert len(set(since_s)) == 1
+    assert 200 * 15.0 - limit.over_s / 12 <= since_s[0] <= 200 * 15.0
+
+
 def test_a_device_that_has_long_told_nothing_is_not_accused():
     memory = LimitMemory(LIMITS["gpu.row_remap_failure"])
     memory.take(np.array([0, 1]), np.array([1.0, 0.0]), np.array([1000.0, 1000.0]))
