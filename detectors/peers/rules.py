@@ -204,18 +204,22 @@ def _apart(memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, live:
 
 
 def _usual(memory: PeerMemory, apart: Floats, live: Flags) -> Floats:
-    """How far the others of each rank's role usually are from their median, of a few all others [ranks].
-
-    Of three the two others lie half of the slow one's excess below, as it is in the mean of their others: they would
-    seem far apart, and nobody would ever be slow. What counts there is how far those two are from their own mean: of
-    values less the mean of two others differences are one and a half times as large.
-    """
+    """How far the others of each rank's role usually are from their median, of a few all others [ranks]."""
     distance = np.where(live, np.abs(apart), np.nan)
     usual = np.where(alone(memory), median_of_others(distance[None])[0], median_of_peers(distance, memory.codes)[0])
     for code in np.flatnonzero(np.bincount(memory.codes[np.isfinite(distance)]) == LEAST_PEERS):
         trio = np.flatnonzero((memory.codes == code) & np.isfinite(distance))
-        usual[trio] = np.abs(np.roll(apart[trio], 1) - np.roll(apart[trio], 2)) / 3.0
+        usual[trio] = _between_two(apart[trio])
     return usual
+
+
+def _between_two(apart: Floats) -> Floats:
+    """Of three values, each less the mean of the two others: how far those two are from their own mean [3].
+
+    By their distances they would seem half of the third one's excess away, which is in the mean of their others, and
+    nobody of three would ever be slow. Differences of such values are one and a half times as large as of the values.
+    """
+    return np.asarray(np.abs(np.roll(apart, 1) - np.roll(apart, 2)) / 3.0)
 
 
 def _slow_roles(memory: PeerMemory, wanted: Flags, bar: Bar) -> list[Finding]:
@@ -227,6 +231,9 @@ def _slow_roles(memory: PeerMemory, wanted: Flags, bar: Bar) -> list[Finding]:
         return []
     found = []
     usual = median_of_others(np.abs(middle)[None])[0]
+    known = np.isfinite(middle)
+    if np.count_nonzero(known) == LEAST_PEERS:
+        usual[known] = _between_two(middle[known])
     for code in np.flatnonzero(_different(excess, middle, usual, bar)):
         columns = np.flatnonzero(wanted & (memory.codes == code))
         apart = memory.tail("apart", memory.kept, columns) + memory.stage_tail(memory.kept, np.array([code]))

@@ -181,6 +181,13 @@ def test_a_long_stage_of_many_ranks_is_named_as_a_stage() -> None:
     assert "stage3" in detector.score(last).reason
 
 
+@pytest.mark.parametrize(("levels", "slow"), [((1.0, 1.4, 1.0), 1), ((1.0, 1.4, 1.8), None), ((1.0, 1.4, 1.4), None)])
+def test_the_odd_one_of_three_stages_is_named(levels: tuple[float, float, float], slow: int | None) -> None:
+    work = healthy(0, 60, 12) * np.repeat(levels, 4)
+    found = sorted(one.rank for one in watched(work, roles=roles(range(12), {"dp": 4, "pp": 3})))
+    assert found == ([] if slow is None else list(range(4 * slow, 4 * slow + 4)))
+
+
 def test_stages_that_differ_a_little_or_by_halves_blame_nobody() -> None:
     names = roles(range(32), {"dp": 16, "pp": 2})
     work = healthy(0, 100, 32, 0.1)
