@@ -66,7 +66,7 @@ def _links(table: MetricTable, job: str) -> Iterator[EventRecord]:
 def _lost(table: MetricTable, job: str) -> Iterator[EventRecord]:
     """GPUs of which nothing has come for long while others of their node went on, told when that is long enough."""
     columns = [place for place, name in enumerate(table.names) if (m := lookup(name)) and m.per == "gpu"]
-    there = np.isfinite(table.values[:, columns]).any(axis=1)
+    there: Flags = np.asarray(np.isfinite(table.values[:, columns]).any(axis=1))
     cards = np.array([place for place, device in enumerate(table.devices) if device], dtype=np.int64)
     nodes: dict[str, list[tuple[Who, Floats]]] = {}
     ranks: dict[Who, int | None] = {}
