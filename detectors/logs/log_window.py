@@ -170,7 +170,7 @@ class LogWindow:
 
     def _just_ended(self, line: LogLine) -> bool:
         """Whether the scheduler has just ended the job: what it ends dies in many ways."""
-        return 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s
+        return self._ended_s >= 0.0 and 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s
 
     def _note(self, rule: LogRule, xid: Xid | None, line: LogLine) -> None:
         kind, severity, class_, role = rule.kind, rule.severity, rule.class_, rule.role

@@ -229,6 +229,13 @@ def test_what_tasks_say_when_the_scheduler_ends_them_is_no_storm() -> None:
     assert seen(detector, later).kind == "log_storm"
 
 
+def test_in_the_first_minute_of_a_clock_that_begins_at_zero_nobody_has_ended_the_job() -> None:
+    detector, state = LogWindow(LogWindowConfig()), JobState(JOB)
+    state.feed(log_lines(0, [(3.0, "ModuleNotFoundError: No module named 'megatron'")]))
+    detector.update(state.window(4.0))
+    assert [(one.rule, one.role) for one in detector.findings] == [("user.mistake", "root")]
+
+
 def test_what_dies_after_the_scheduler_ended_the_job_is_no_root() -> None:
     detector = LogWindow(LogWindowConfig())
     lines = [(0.0, "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***"),
