@@ -13,6 +13,7 @@ from detectors.logs.rules import Xid, load_xids
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 MAX_SUSPECTS: Final = 16
+DAY_S: Final = 86_400.0
 OLD_S: Final = 7200.0  # Xid lines older than this are from before (Azure NHC ignores them after 2 h)
 BURST_S: Final = 180.0  # repeats of an Xid within this count once (NVSentinel, health-events-analyzer)
 PIPELINE: Final = "pipeline"
@@ -137,7 +138,7 @@ class DeviceFaults:
             )
 
     def _repeats(self, key: str, time_s: float) -> bool:
-        bursts = [at for at in self._bursts.get(key, []) if time_s - at < 86_400.0]
+        bursts = [at for at in self._bursts.get(key, []) if time_s - at < DAY_S]
         if not bursts or time_s - bursts[-1] > BURST_S:
             bursts.append(time_s)
         self._bursts[key] = bursts[-2 * REPEATS :]
@@ -161,7 +162,9 @@ class DeviceFaults:
 def _since_s(event: EventRecord) -> float:
     """When what is told began: what is told by its silence is told later."""
     since_s = event.fields.get("since_s")
-    return min(float(since_s), event.time_s) if isinstance(since_s, int | float) else event.time_s
+    if isinstance(since_s, int | float) and event.time_s - DAY_S <= since_s <= event.time_s:
+        return float(since_s)
+    return event.time_s
 
 
 def device_vote(members: list[DeviceFault]) -> Vote:

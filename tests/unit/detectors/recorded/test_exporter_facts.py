@@ -103,3 +103,15 @@ def test_an_event_that_the_recording_has_itself_is_not_told_twice(tmp_path: Path
     own = EventRecord(id="1", job="j", node="n1", time_s=START_S + 44.0, kind="link_down", device="mlx5_0:1")
     (tmp_path / "events.jsonl").write_bytes(msgspec.json.encode(own) + b"\n")
     assert told(tmp_path) == [("link_down", "mlx5_0:1", 44.0)]
+
+
+@pytest.mark.parametrize(("since", "onset_s"), [(20.0, 20.0), ("x", 80.0), (1e300, 80.0), (-1e300, 80.0), (90, 80.0)])
+def test_an_onset_that_an_event_tells_is_believed_within_reason(
+    tmp_path: Path, since: float | str, onset_s: float
+) -> None:
+    written(tmp_path, {"0": ["50"] * 20}, metric="gpu_temperature_celsius")
+    fields = {"since_s": START_S + since if isinstance(since, float | int) else since}
+    own = EventRecord(id="1", job="j", node="n1", time_s=START_S + 80.0, kind="device_lost", device="0", fields=fields)
+    (tmp_path / "events.jsonl").write_bytes(msgspec.json.encode(own) + b"\n")
+    (incident,) = incidents(tmp_path)
+    assert incident.onset_s == START_S + onset_s
