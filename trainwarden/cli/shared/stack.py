@@ -51,9 +51,10 @@ class LocalStack:
         if service in self._processes:
             self._processes[service].wait()
         command = [sys.executable, "-P", "-m", "trainwarden.cli.main", service]
-        command += ["--run-dir", str(self._run_dir), "--with-parent", *arguments]
+        command += ["--run-dir", str(self._run_dir), "--with-parent"]
         if self._config is not None:
             command += ["--config", str(self._config)]
+        command += arguments  # last: they may end in `--` and a training command, whose every word is its own
         with self.log_path(service).open("ab") as log:
             self._processes[service] = subprocess.Popen(
                 command,

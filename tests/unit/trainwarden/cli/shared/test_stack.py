@@ -47,3 +47,16 @@ def test_files_of_the_folder_where_a_command_is_given_are_no_modules_of_ours(
     stack = LocalStack(tmp_path, {})
     stack.start("agent", "--help")
     assert stack._processes["agent"].wait(60.0) == 0
+
+
+def test_a_settings_file_is_the_services_and_no_word_of_the_command_behind_the_dashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    config = tmp_path / "site.toml"
+    LocalStack(tmp_path, {}, config).start("supervise", "--nproc", "2", "--", "python", "train.py", "--steps", "3")
+    (words,) = started
+    ours, theirs = words[: words.index("--")], words[words.index("--") + 1 :]
+    assert theirs == ["python", "train.py", "--steps", "3"]
+    assert ours[ours.index("--config") + 1] == str(config)
