@@ -3,6 +3,8 @@ exporters tell by metrics (Xids, links, lost GPUs)."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -55,19 +57,20 @@ def _collectives(job: RecordedJob) -> list[EventRecord]:
 
 
 def _lines(path: Path, kind: type[R]) -> list[R]:
-    if not path.is_file():
+    packed = path.with_name(f"{path.name}.gz")
+    if not path.is_file() and not packed.is_file():
         return []
     decoder = msgspec.json.Decoder(kind)
     found = []
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if path.is_file() else gzip.open(packed, "rb") as file:
             number = 0
             while line := file.readline(MAX_FACT_BYTES):
                 number += 1
                 if line.strip():
                     found.append(decoder.decode(line))
-    except OSError as error:
-        raise DataError(f"{path.name}: cannot be read ({error.strerror})") from error
+    except (OSError, EOFError, zlib.error) as error:  # what is damaged in packing has no name of its own
+        raise DataError(f"{path.name}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except msgspec.DecodeError as error:
         raise DataError(f"{path.name} line {number}: {error}") from error
     return found

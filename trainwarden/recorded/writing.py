@@ -73,12 +73,22 @@ class _Records:
 
 
 def _write_metrics(records: _Records, path: Path) -> int:
-    """One row for each time and device; the columns are every metric that any record has."""
+    """One row for each time and device; the columns are every metric that any record has.
+
+    A device that was one rank's all the time is that rank's in every row: rows of who runs on it, and without, would be
+    two entities.
+    """
     names: dict[str, None] = {}
+    ranks: dict[tuple[str, str], set[int]] = {}
     for record in records.of(METRICS, MetricsRecord):
         names.update(dict.fromkeys(("model", *record.names) if any(record.models) else record.names))
+        for device, rank in zip(record.devices, record.ranks, strict=False):
+            if rank is not None:
+                ranks.setdefault((record.node, device), set()).add(rank)
+    of_one = {who: str(*found) for who, found in ranks.items() if len(found) == 1}
+    told = ["time_s", "node", "device", *(["rank"] if of_one else [])]
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["time_s", "node", "device", *names], restval="")
+        writer = csv.DictWriter(file, [*told, *names], restval="")
         writer.writeheader()
         seen: set[tuple[str, float, tuple[str, ...], tuple[str, ...]]] = set()
         rows = 0
@@ -92,6 +102,8 @@ def _write_metrics(records: _Records, path: Path) -> int:
                 measured = {name: repr(value) for name, value in row.items() if value is not None}
                 if any(record.models):
                     measured["model"] = record.models[index]
+                if (whose := of_one.get((record.node, device))) is not None:
+                    measured["rank"] = whose
                 writer.writerow({"time_s": repr(record.time_s), "node": record.node, "device": device, **measured})
             rows += len(record.devices)
     return rows

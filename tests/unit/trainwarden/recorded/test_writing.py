@@ -49,3 +49,19 @@ def test_a_recording_drops_duplicates_and_other_jobs(tmp_path: Path) -> None:
     job = tomllib.loads((folder / "job.toml").read_text())
     assert job == {"name": "j", "planned_change": [{"step": 2, "what": "micro-batch plan 1"}]}
     assert len((folder / "events.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_device_of_one_rank_is_that_ranks_in_every_row_and_one_of_several_nobodys(tmp_path: Path) -> None:
+    """Or the ranks' own metrics would accuse a device that no other vote knows."""
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    for time_s, ranks in ((1.0, (0, None, 2)), (2.0, (0, 1, 3)), (3.0, ())):
+        record = MetricsRecord(
+            job="j", node="n", time_s=time_s, devices=("rank-0", "gpu0", "gpu1"), names=("a",),
+            values=((1.0, 2.0, 3.0),), ranks=ranks,
+        )  # fmt: skip
+        bus.publish(topic_of(record), "j", record)
+    bus.flush()
+    write_recording(bus, "j", tmp_path / "kept")
+    bus.close()
+    rows = list(csv.DictReader((tmp_path / "kept" / "metrics.csv").read_text().splitlines()))
+    assert [(row["device"], row["rank"]) for row in rows] == [("rank-0", "0"), ("gpu0", "1"), ("gpu1", "")] * 3
