@@ -20,8 +20,10 @@ MODELS = {
 SMALL = TrainConfig(models=parse(VoteConfig, MODELS, "models"))
 
 
-def job(folder: Path, seed: int, *, rows: int = 600, nodes: int = 4, start: int = 0, **columns: object) -> Path:
-    """One job: `nodes` hosts with a few metrics; the first `start` samples stand at another level."""
+def job(
+    folder: Path, seed: int, *, rows: int = 600, nodes: int = 4, start: int = 0, end: int = 0, **columns: object
+) -> Path:  # fmt: skip
+    """One job: `nodes` hosts with a few metrics; the first `start` and last `end` samples stand at another level."""
     rng = np.random.default_rng(seed)
     frames = []
     for node in range(nodes):
@@ -29,6 +31,7 @@ def job(folder: Path, seed: int, *, rows: int = 600, nodes: int = 4, start: int 
         power = 400.0 + 20.0 * wave + rng.normal(0.0, 4.0, rows)
         clock = 1.4e9 + rng.normal(0.0, 1e6, rows)
         power[:start], clock[:start] = 80.0, 3e8
+        power[rows - end :], clock[rows - end :] = 60.0, 2e8
         frame = pd.DataFrame({"time_s": EVERY_S * np.arange(rows), "node": f"n{node}", "power": power, "clock": clock})
         frame["power_twice"], frame["seven"] = 2.0 * power, 7.0
         frame["traffic"] = rng.normal(5.0, 1.0, rows)

@@ -31,6 +31,7 @@ class DataCard(msgspec.Struct, kw_only=True):
     metrics_kept: list[str] = msgspec.field(default_factory=list)
     metrics_dropped: list[dict[str, str]] = msgspec.field(default_factory=list)
     initialisation_s: dict[str, float] = msgspec.field(default_factory=dict)
+    ending_s: dict[str, float] = msgspec.field(default_factory=dict)
     every_s: dict[str, float] = msgspec.field(default_factory=dict)
     scales: dict[str, str] = msgspec.field(default_factory=dict)
     train_digests: list[str] = msgspec.field(default_factory=list)
@@ -67,6 +68,7 @@ def card_of(
             {"name": name, "why": why} for name, why in {k: v for job in jobs for k, v in job.dropped.items()}.items()
         ],
         initialisation_s={job.name: round(job.initialisation_s, 3) for job in jobs if job.initialisation_s},
+        ending_s={job.name: round(job.ending_s, 3) for job in jobs if job.ending_s},
         every_s={grid.family or "rows without device": grid.every_s for job in jobs for grid in job.grids},
         notes=[*notes, *(note for job in jobs for note in job.notes)],
     )

@@ -95,7 +95,7 @@ def prepare(
     normal_until_s : float, optional
         Rows before it are normal, unless a job's ``job.toml`` or annotations say otherwise; without both all are.
     keep_start : bool
-        Do not look for initialisation phases.
+        Do not look for phases of start and end.
     workers : int, optional
         Processes; one for each core by default.
     dask : str, optional

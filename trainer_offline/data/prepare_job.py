@@ -28,7 +28,7 @@ from trainer_offline.data.grids import (
     on_grid,
     thinned,
 )
-from trainer_offline.data.settling import settled_index
+from trainer_offline.data.settling import ending_index, settled_index
 from trainwarden.catalogue import Metric, add, added, lookup
 from trainwarden.errors import DataError
 from trainwarden.recorded.folder import read_metrics_of
@@ -45,6 +45,7 @@ class PreparedJob:
     name: str
     grids: list[JobGrid]
     initialisation_s: float = 0.0
+    ending_s: float = 0.0
     dropped: dict[str, str] = field(default_factory=dict)
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)
     rows: int = 0
@@ -126,8 +127,8 @@ def prepare_job(task: Task) -> PreparedJob:
     role_of = dict(zip(ranks, roles(ranks, job.parallel, job.roles), strict=True))
     until_s = job.normal_until_s if job.normal_until_s is not None else task.until_s
     grids = [_selected(grid, task.config, out) for grid in metric_grids(job.metrics)]
-    start_s = _start_s(grids, until_s, task, out)
-    laid = [_laid_out(grid, role_of, until_s, start_s, task) for grid in grids if grid.names]
+    between_s = (_start_s(grids, until_s, task, out), _end_s(grids, until_s, task, out))
+    laid = [_laid_out(grid, role_of, until_s, between_s, task) for grid in grids if grid.names]
     cells = sum(len(grid.entities) * grid.times_s.size for grid in laid)
     for grid in laid:
         _count(grid, out)
@@ -174,6 +175,21 @@ def _start_s(grids: Sequence[MetricGrid], until_s: float | None, task: Task, out
     return found_s
 
 
+def _end_s(grids: Sequence[MetricGrid], until_s: float | None, task: Task, out: PreparedJob) -> float:
+    """When the job began to end, unless somebody has said what is normal: ranks leave as they came, and as live, that
+    is no anomaly. Every job has one, so that many short ones would be as many false alarms."""
+    found_s = math.inf
+    if task.keep_start or until_s is not None or task.spans.get("normal"):
+        return found_s
+    for grid in grids:
+        if grid.names and grid.column_s.size:
+            every_s = interval_of(grid.column_s)
+            if index := ending_index(_median(grid.values), task.config.start_share, every_s):
+                found_s = min(found_s, float(grid.column_s[-index]))
+                out.ending_s = max(out.ending_s, float(grid.column_s[-1]) - found_s)
+    return found_s
+
+
 def _median(values: Floats) -> Floats:
     """Median over entities ``[r, d, n]`` to ``[d, n]``, NaN where none has a value."""
     if len(values) == 1:
@@ -185,7 +201,7 @@ def _median(values: Floats) -> Floats:
 
 
 def _laid_out(
-    grid: MetricGrid, role_of: Mapping[int, str], until_s: float | None, start_s: float, task: Task
+    grid: MetricGrid, role_of: Mapping[int, str], until_s: float | None, between_s: Span, task: Task
 ) -> JobGrid:
     """The grid with its marks: normal is what is before T or annotated so, and nothing else is said of it."""
     times_s, values, every_s = on_grid(grid, task.config.every_s, task.config.fill_samples)
@@ -194,7 +210,7 @@ def _laid_out(
     fault = inside(times_s, spans.get("fault", []))
     ignored = inside(times_s, spans.get("ignore", [])) | inside(times_s, spans.get("initialisation", []))
     normal |= inside(times_s, spans.get("normal", []))
-    usable = ~ignored & (times_s >= start_s)
+    usable = ~ignored & (times_s >= between_s[0]) & (times_s < between_s[1])
     return JobGrid(
         family=grid.family,
         names=grid.names,

@@ -1,4 +1,4 @@
-"""Where a recorded job has left its initialisation behind."""
+"""Where a recorded job has left its initialisation behind; read backwards, where its end has begun."""
 
 from __future__ import annotations
 
@@ -31,14 +31,32 @@ def settled_index(values: Floats, start_share: float, every_s: float) -> int:
     >>> settled_index(power[None], 0.2, 60.0), settled_index(power[None, 20:], 0.2, 60.0)
     (20, 0)
     """
+    return _phase(values, start_share, every_s)[0]
+
+
+def ending_index(values: Floats, end_share: float, every_s: float) -> int:
+    """How many last samples of ``values [d, n]`` belong to the job's end, by the same rule read backwards.
+
+    Examples
+    --------
+    >>> power = np.concatenate([np.random.default_rng(0).normal(400.0, 5.0, 280), np.full(20, 80.0)])
+    >>> ending_index(power[None], 0.2, 1.0), ending_index(power[None, :280], 0.2, 1.0)
+    (20, 0)
+    """
+    found, off = _phase(values[:, ::-1], end_share, every_s)
+    return found if 2 * off >= found >= START_SAMPLES else 0  # a wild value or two near the end are none
+
+
+def _phase(values: Floats, share: float, every_s: float) -> tuple[int, int]:
+    """How many first samples are a phase, and at how many of them several metrics are off."""
     samples = values.shape[1]
-    limit = int(samples * start_share)
+    limit = int(samples * share)
     if samples < LEAST_SAMPLES or limit < START_SAMPLES:
-        return 0
+        return 0, 0
     start, rest = values[:, :limit], values[:, limit:]
     there = np.isfinite(start).any(axis=1) & np.isfinite(rest).any(axis=1)
     if not there.any():
-        return 0
+        return 0, 0
     start, rest = start[there], rest[there]
     low, high = np.nanquantile(rest, (0.005, 0.995), axis=1)
     margin = MARGIN * (high - low) + 1e-9 * np.maximum(np.abs(low), np.abs(high))
@@ -51,7 +69,7 @@ def settled_index(values: Floats, start_share: float, every_s: float) -> int:
         for few, seconds in ((SETTLED_SAMPLES, SETTLED_S), (START_SAMPLES, START_S))
     )
     if not places.size or places[0] >= begins:
-        return 0
+        return 0, 0
     breaks = np.flatnonzero(np.diff(places) > settled)
     last = int(places[breaks[0]] if breaks.size else places[-1])
-    return 0 if last + 1 + settled > limit else last + 1
+    return (0, 0) if last + 1 + settled > limit else (last + 1, int((places <= last).sum()))

@@ -45,7 +45,7 @@ def train(
     ] = None,
     registry: Registry = None,
     seed: Annotated[int, typer.Option(min=0, help="Same data, settings and seed: same models.")] = 0,
-    keep_start: Annotated[bool, typer.Option("--keep-start", help="Do not look for initialisation phases.")] = False,
+    keep_start: Annotated[bool, typer.Option("--keep-start", help="Do not look for phases of start and end.")] = False,
     promote: Annotated[bool, typer.Option("--promote", help="What passes the gate becomes champion at once.")] = False,
     dask: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler, tcp://host:8786: its workers read the data.")

@@ -53,6 +53,27 @@ def test_the_initialisation_phase_is_cut_and_said(tmp_path):
     assert kept.times_s[kept.normal][0] == 25 * EVERY_S
 
 
+def test_how_a_job_ends_is_no_normal_training_nor_a_quiet_time_to_be_judged_on(tmp_path):
+    batch(tmp_path)
+    job(tmp_path / "job9", 9, end=15)
+    data = ready(tmp_path)
+    assert data.card.ending_s == {"job9": 14 * EVERY_S}
+    kept = next(one for one in (*data.train, *data.test) if one.name == "job9").grids[0]
+    assert kept.times_s[kept.normal][-1] == kept.times_s[kept.quiet][-1] == (600 - 15 - 1) * EVERY_S
+
+
+@pytest.mark.parametrize("how", ["keep_start", "normal_until_s", "annotated normal", "annotated fault"])
+def test_what_somebody_says_of_the_end_of_a_job_counts(tmp_path, how):
+    job(tmp_path / "job9", 9, end=15)
+    if how.startswith("annotated"):
+        kind = "slow_link" if how.endswith("fault") else ""
+        annotate(tmp_path, f"job9,5000,,{how.split()[1]},{kind},,")
+    options = {"keep_start": {"keep_start": True}, "normal_until_s": {"normal_until_s": 1e9}}
+    data = ready(tmp_path if how.startswith("annotated") else tmp_path / "job9", **options.get(how, {}))
+    (grid,) = data.test[0].grids
+    assert (grid.fault if how == "annotated fault" else grid.normal)[-1]
+
+
 @pytest.mark.parametrize("how", ["keep_start", "annotation"])
 def test_the_cut_is_overridable(tmp_path, how):
     job(tmp_path / "job9", 9, start=25)
