@@ -8,9 +8,11 @@ vary (`detectors.metrics.bundle.levels`); which of the two is said in the card.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from detectors.job.samples import Entity
@@ -20,6 +22,12 @@ from detectors.metrics.bundle.metric_vote import MetricVote
 from trainer_offline.data.grids import Floats
 from trainer_offline.data.prepare import GROUP_OFFSET_S, TrainingData
 from trainwarden.errors import DataError, DetectorError
+
+SOON_S: Final = 600.0
+"""A scale of an entity's own costs its warm-up. Where that is over so soon it is worth it: two jobs that are alike say
+little of a third, whose program may be another one."""
+LEAST_ENTITIES: Final = 8
+"""What is normal on scales of their own is calibrated by entities that models have not seen: three cards say little."""
 
 
 def fit(
@@ -43,13 +51,17 @@ def fit(
     for done, (family, one) in enumerate(sorted(series.items())):
         called = family or "rows without device"
         tell(f"fitting {called}: {sum(len(values) for _, _, values in one):,} rows", done, len(series))
+        soon = _own_scale_soon(data, family, [len(values) for _, _, values in one], config)
         try:
             owners = {family: [owner_of(*part) for part in one]}
-            found = ModelBundle.fit({family: one}, {family: names[family]}, config, seed, owners)
+            found = ModelBundle.fit(
+                {family: one}, {family: names[family]}, _own(config) if soon else config, seed, owners
+            )
         except DetectorError as error:
             why.append(str(error))
             continue
         vote = votes[family] = found.votes[family]
+        vote.preparation.why = soon if soon and vote.preparation.why else vote.preparation.why
         why += [f"{called}: {one}" for one in vote.left_out]
         if vote.pace is not None and data.config.every_s is not None:
             vote.pace = replace(vote.pace, averaged=True)
@@ -59,6 +71,30 @@ def fit(
         raise DataError("; ".join(why) or "there is no stretch of normal rows long enough to learn from")
     _metrics(data, votes)
     return ModelBundle(votes, versions_of(votes))
+
+
+def _own_scale_soon(data: TrainingData, family: str, lengths: Sequence[int], config: VoteConfig) -> str:
+    """Why every entity is judged on a scale of its own though those of the training jobs are alike; else empty.
+
+    By time, not by samples: 240 of them are four minutes at one a second, and four hours at one a minute. Half of what
+    there is has to be left to learn from.
+    """
+    rows = config.preparation.warm_up_rows
+    every_s = [grid.every_s for job in data.train for grid in job.grids if grid.family == family]
+    jobs = sum(any(grid.family == family for grid in job.grids) for job in data.train)
+    entities = sum(len(grid.entities) for job in data.train for grid in job.grids if grid.family == family)
+    soon = config.preparation.own_scale == "auto" and jobs > 1 and rows * max(every_s) <= SOON_S
+    if not soon or entities < LEAST_ENTITIES or np.median(lengths) < 2 * rows:
+        return ""
+    return (
+        f"own scale for every entity: its own {rows} samples are there after {rows * max(every_s):.0f} s, and "
+        f"{jobs} jobs say little of another one's levels"
+    )
+
+
+def _own(config: VoteConfig) -> VoteConfig:
+    preparation = msgspec.structs.replace(config.preparation, own_scale="always")
+    return msgspec.structs.replace(config, preparation=preparation)
 
 
 def _metrics(data: TrainingData, votes: dict[str, MetricVote]) -> None:
