@@ -24,7 +24,7 @@ from detectors.recorded.stream import ReplayStream
 from tests.benchmarks.detection.own_runs.reading import Captured
 from trainwarden.errors import DetectorError
 from trainwarden.recorded.job import MetricTable
-from trainwarden.records import IncidentRecord, MetricsRecord
+from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings
 
@@ -45,7 +45,7 @@ def judged(
     ticks = np.arange(first_s, last_s + WINDOW_S, WINDOW_S)
     stream = ReplayStream(replace(run.job, metrics=None), run.facts, ticks)
     newest: dict[str, IncidentRecord] = {}
-    now_s = first_s
+    now_s = next_s = first_s
     waiting = next(metrics, None)
     for now_s, records in stream.windows():
         while waiting is not None and waiting.time_s <= now_s:
@@ -53,7 +53,9 @@ def judged(
             waiting = next(metrics, None)
         for record in records:
             watch.state.feed(record)
-        newest |= {one.id: one for one in watch.score(now_s) if isinstance(one, IncidentRecord)}
+        if now_s >= next_s or any(isinstance(record, EventRecord) for record in records):  # facts are looked at at once
+            next_s = now_s + WINDOW_S
+            newest |= {one.id: one for one in watch.score(now_s) if isinstance(one, IncidentRecord)}
     newest |= {one.id: one for one in watch.score(now_s, last=True) if isinstance(one, IncidentRecord)}
     return sorted(newest.values(), key=lambda one: one.opened_at_s)
 

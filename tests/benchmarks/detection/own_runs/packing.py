@@ -1,4 +1,4 @@
-"""A captured run as a small recorded folder: Parquet of few digits, and a heartbeat every other second."""
+"""A captured run as a small recorded folder: Parquet of few digits, and a heartbeat every second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-DIGITS: Final = 3  # behind the point: a millisecond of a step of a second, a thousandth of a share
+DIGITS: Final = {"metrics": 4, "iterations": 3}  # behind the point: of shares, and a millisecond of a second
 
-BEAT_S: Final = 2.0  # between two heartbeats that say of no rank that it does something else
+BEAT_S: Final = 1.0  # between two heartbeats that say of no rank that it does something else
 OF_LIVE: Final = ("kind", "severity", "opened_at_s", "closed_at_s", "onset_s", "suspects", "reason")
 _RANK: Final = re.compile(r"rank-(\d+)")
 
@@ -26,9 +27,9 @@ def pack(raw: Path, folder: Path, labels: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("metrics", "iterations"):
         table = csv.read_csv(raw / f"{name}.csv", convert_options=csv.ConvertOptions(strings_can_be_null=True))
-        _write(_rounded(table), folder / f"{name}.parquet")
+        _write(_rounded(table, DIGITS[name]), folder / f"{name}.parquet")
     _gzip(folder / "logs.jsonl.gz", (raw / "logs.jsonl").read_bytes())
-    _gzip(folder / "events.jsonl.gz", (raw / "events.jsonl").read_bytes())
+    _gzip(folder / "events.jsonl.gz", (raw / "events.jsonl").read_bytes().replace(sys.executable.encode(), b"python"))
     beats = (json.loads(line) for line in (raw / "heartbeats.jsonl").read_text(encoding="utf-8").splitlines())
     _gzip(folder / "heartbeats.jsonl.gz", "".join(f"{json.dumps(one)}\n" for one in _fewer(beats)).encode())
     shutil.copy(raw / "job.toml", folder / "job.toml")
@@ -53,13 +54,13 @@ def _write(table: pa.Table, path: Path) -> None:
     )  # fmt: skip
 
 
-def _rounded(table: pa.Table) -> pa.Table:
-    """Bytes and counts to whole numbers, the rest to `DIGITS` digits."""
+def _rounded(table: pa.Table, most: int) -> pa.Table:
+    """Bytes and counts to whole numbers, the rest to `most` digits."""
     for place, name in enumerate(table.column_names):
         column = table.column(name)
         if not pa.types.is_floating(column.type):
             continue
-        digits = 0 if name.endswith(("_bytes", "_count")) else DIGITS
+        digits = 0 if name.endswith(("_bytes", "_count")) else most
         table = table.set_column(place, name, pa.array(np.round(column.to_numpy(), digits), from_pandas=True))
     return table
 

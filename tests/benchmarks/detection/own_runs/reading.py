@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from detectors.recorded.stream import Fact
 from tests.benchmarks.detection.own_runs.plan import Half
 from tests.places import ROOT
 from trainwarden.recorded.folder import read_folder
-from trainwarden.recorded.job import MetricTable, RecordedJob
+from trainwarden.recorded.job import RecordedJob
 
 DATA: Final = ROOT / "tests" / "data" / "own_runs"
 AFTER_S: Final = 60.0  # a fault's own consequences: so long after it no time is healthy
@@ -63,11 +63,6 @@ class Captured:
         sick = [(times_s >= fault.from_s) & (times_s < fault.to_s + AFTER_S) for fault in self.faults]
         return ~np.any(sick, axis=0) if sick else np.ones(times_s.shape, dtype=np.bool_)
 
-    def thinned(self, every: int) -> Captured:
-        """The same run of which every so-manieth sample of metrics was taken."""
-        assert self.job.metrics is not None
-        return replace(self, job=replace(self.job, metrics=_thinned(self.job.metrics, every)))
-
 
 def captured(folder: Path = DATA, names: tuple[str, ...] = ()) -> Iterator[Captured]:
     """The runs in `folder`, by name."""
@@ -84,15 +79,3 @@ def one_run(folder: Path) -> Captured:
     return Captured(
         labels["name"], labels["half"], labels["script"], labels["ranks"], job, read_facts(job), faults, labels["live"]
     )
-
-
-def _thinned(table: MetricTable, every: int) -> MetricTable:
-    """Every so-manieth row of each entity, from its first on."""
-    if every == 1:
-        return table
-    turn = np.zeros(table.entity.size, dtype=np.int64)
-    for entity in range(len(table.nodes)):
-        rows = np.flatnonzero(table.entity == entity)
-        turn[rows] = np.arange(rows.size)
-    kept = turn % every == 0
-    return replace(table, times_s=table.times_s[kept], entity=table.entity[kept], values=table.values[kept])
