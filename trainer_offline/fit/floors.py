@@ -29,8 +29,9 @@ class GateConfig(Config, frozen=True, kw_only=True):
     Attributes
     ----------
     accuracy : float
-        Share of the time that is judged rightly. A vote that is wrongly open for a fifth of the time agrees with
-        another such one for 4 % of it by accident: an hour a day.
+        Share of the time in which a vote is not wrongly open. One that is for a fifth of the time agrees with another
+        such one for 4 % of it by accident: an hour a day. What it misses is the recall's: where faults take a third of
+        the time, whoever finds one in ten by their beginnings is right for little more than two thirds of it.
     precision : float
         Alarms of one model are no incidents yet, since others have to agree: one in fifty right is enough to be of use.
     recall : float
@@ -177,7 +178,7 @@ def _floors(ours: Quality, config: GateConfig, alone: bool) -> Iterator[_Doubt]:
     found_of = config.injected_recall if ours.injected else config.recall
     for name, value, of, floor in (
         ("recall {} of " + what, ours.recall, ours.events, found_of),
-        ("accuracy {}", ours.accuracy, _trials(ours), config.accuracy),
+        (_what_accuracy(ours), *_not_wrongly_open(ours), config.accuracy),
         ("precision {}", None if ours.injected else ours.precision, ours.found + _spells(ours), config.precision),
     ):
         if value is None:
@@ -247,6 +248,19 @@ def _trials(ours: Quality) -> float:
     wrong = 1.0 - (ours.accuracy or 0.0)
     causes = _spells(ours) + (0 if ours.injected else ours.events - ours.found)
     return min(most, max(causes, 1) / wrong) if wrong > 0.0 else most
+
+
+def _what_accuracy(ours: Quality) -> str:
+    return "accuracy {}, but for what was missed," if ours.missed_share else "accuracy {}"
+
+
+def _not_wrongly_open(ours: Quality) -> tuple[float | None, float]:
+    """The accuracy as if nothing were missed, and how many independent samples it stands on."""
+    if ours.accuracy is None or not ours.missed_share:
+        return ours.accuracy, _trials(ours)
+    open_wrongly = max(1.0 - ours.accuracy - ours.missed_share, 0.0)
+    most = ours.judged / ALERT_SAMPLES
+    return round(1.0 - open_wrongly, 4), min(most, max(_spells(ours), 1) / open_wrongly) if open_wrongly else most
 
 
 def _false_alarms(ours: Quality) -> tuple[float, float]:

@@ -42,7 +42,8 @@ class Quality(msgspec.Struct, kw_only=True):
     """One detector on the test jobs. None where there was nothing to count.
 
     `by_chance` is the recall that false alarms as frequent as these would have at random moments (Poisson).
-    `false_spells` are the hours of jobs in which there were false alarms.
+    `false_spells` are the hours of jobs in which there were false alarms. `missed_share` of the time there was a fault
+    and no vote, which `accuracy` counts as wrong.
     """
 
     events: int = 0
@@ -53,6 +54,7 @@ class Quality(msgspec.Struct, kw_only=True):
     false_spells: int | None = None
     machine_days: float = 0.0
     accuracy: float | None = None
+    missed_share: float | None = None
     precision: float | None = None
     recall: float | None = None
     false_alarms_per_machine_day: float | None = None
@@ -70,6 +72,7 @@ class Tally:
     false_hours: set[tuple[str, int]] = field(default_factory=set)  # job, and hour of its time
     families: dict[str, Counted] = field(default_factory=dict)
     right: int = 0
+    missed: int = 0
     quiet_scores: list[Floats] = field(default_factory=list)
     event_scores: list[Floats] = field(default_factory=list)
     lines: list[tuple[str, Floats, Floats, Flags]] = field(default_factory=list)  # job, times, scores, labels
@@ -79,6 +82,7 @@ class Tally:
         one.false_spells = len(self.false_hours)
         if one.judged:
             one.accuracy = round(self.right / one.judged, 4)
+            one.missed_share = round(self.missed / one.judged, 4)
         if one.machine_days > 0.0:
             one.false_alarms_per_machine_day = round(one.false_episodes / one.machine_days, 4)
         if one.events:
@@ -138,14 +142,10 @@ def scored(bundle: ModelBundle, grid: JobGrid) -> dict[str, Floats]:
     out: dict[str, list[Floats]] = {}
     for start, end in _blocks(grid):
         new = FamilySamples(
-            family=grid.family,
-            names=grid.names,
-            rows=np.arange(len(grid.entities)),
-            entities=grid.entities,
-            roles=grid.roles,
-            values=grid.values[:, :, start:end],
+            family=grid.family, names=grid.names, rows=np.arange(len(grid.entities)), entities=grid.entities,
+            roles=grid.roles, values=grid.values[:, :, start:end],
             times_s=np.tile(grid.times_s[start:end], (len(grid.entities), 1)),
-        )
+        )  # fmt: skip
         for part in scorer.score((new,)):
             for name, values in (*part.scores.items(), ("ensemble", part.ensemble)):
                 out.setdefault(name, []).append(values)
@@ -198,8 +198,7 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
         ]
         one.false_episodes += len(false)
         # From the job's own first hour on, or two minutes around a full hour would be two spells.
-        hours = {(job, int((grid.times_s[first] - grid.times_s[0]) // SPELL_S)) for first in false}
-        tally.false_hours |= hours
+        tally.false_hours |= (hours := {(job, int((grid.times_s[one] - grid.times_s[0]) // SPELL_S)) for one in false})
         family.found += one.found - before
         family.false_spells += len(hours)
         family.fault_s += float(labels.sum()) * grid.every_s
@@ -209,6 +208,7 @@ def _take(tallies: dict[str, Tally], job: str, grid: JobGrid, scores: Mapping[st
         one.machine_days += int(there[:, grid.quiet].sum()) * grid.every_s / 86_400.0
         known = known & there.any(axis=0)
         tally.right += int((on.any(axis=0) == labels)[known].sum())
+        tally.missed += int((labels & ~on.any(axis=0))[known].sum())
         one.judged += int(known.sum())
         _keep(tally, job, grid, values, labels)
 

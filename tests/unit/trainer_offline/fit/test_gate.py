@@ -198,6 +198,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "half of a week wrong in forty": (
         {"judged": 10_080, "accuracy": 0.5, "events": 0, "found": 0, "recall": None, "precision": None,
          "false_spells": 40, "by_chance": None}, SURE, "accuracy 0.5 is below"),
+    "a quarter of the time in faults that it missed": (
+        {"found": 10, "recall": 0.25, "accuracy": 0.73, "missed_share": 0.26, "precision": 10 / 18}, PASSES, ""),
+    "as much missed, and as much wrongly open": (
+        {"accuracy": 0.3, "missed_share": 0.25, "false_spells": 40}, SURE,
+        "accuracy 0.55, but for what was missed, is below"),
     "a quiet hour": (alarms(0, 0, 1 / 24), UNSURE, "may be 0 to 72 a day"),
     "a quiet half day": (alarms(0, 0, 0.5), PASSES, ""),
     "one alarm in a minute": (alarms(1, 1, 1 / 1_440), UNSURE, "may be 0 to"),
@@ -306,3 +311,18 @@ def quiet_grid(entities: int, samples: int, every_s: float) -> JobGrid:
         roles=("",) * entities, every_s=every_s, times_s=every_s * np.arange(samples),
         values=np.zeros((entities, 1, samples)), normal=yes, quiet=yes, fault=no,
     )  # fmt: skip
+
+
+def test_what_was_missed_of_a_fault_is_counted_apart(data: TrainingData, bundle: ModelBundle) -> None:
+    """Nobody has said a word in a fault of a hundred samples that looks like everything else."""
+    job = data.test[0]
+    grids = []
+    for grid in job.grids:
+        fault = np.zeros(grid.times_s.size, dtype=np.bool_)
+        fault[200:300] = True
+        grids.append(replace(grid, fault=fault, quiet=grid.quiet & ~fault, normal=grid.normal & ~fault))
+    quality = judge.judge(bundle, [replace(job, grids=grids)], 8.0, 0)["pca"].quality
+    assert quality.found == 0
+    assert quality.missed_share == pytest.approx(100 / quality.judged, abs=1e-3)
+    assert quality.accuracy is not None
+    assert quality.accuracy <= 1.0 - quality.missed_share
