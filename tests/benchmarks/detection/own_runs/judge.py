@@ -25,8 +25,8 @@ PAGE: Final = ROOT / "docs" / "detection_tables.md"
 BEGIN, END = "<!-- own runs: made by `own_runs judge --write` -->\n", "<!-- end of own runs -->\n"
 PARTS: Final = ("day_one", "trained", "members")
 NOTE: Final = (
-    "[a, b]: bounds at 95 % each (Poisson for counts, Wilson for shares). Thresholds and rules were looked at on the "
-    "choosing half alone."
+    "[a, b]: bounds at 95 % each (Poisson for counts, Wilson for shares). Rules were chosen on the choosing half; "
+    "docs/detection.md says how often the other one was looked at."
 )
 
 
@@ -99,18 +99,20 @@ def _healthy(runs: Sequence[Captured], half: Half) -> list[Captured]:
 
 
 def _trained(runs: Sequence[Captured], tables: Tables, say: Say) -> None:
-    """By models of the healthy choosing runs; what the gate says of these, and of all of them with faults told."""
+    """By models of the healthy choosing runs, and of all choosing runs with their faults told; what the gate says."""
     for name, learnt in (
         ("healthy runs", _healthy(runs, "choose")), ("with faults annotated", of_half(runs, "choose")),
     ):  # fmt: skip
         models = trained(learnt)
         tables.gate += models.rows(name)
-        if models.bundle is not None and name == "healthy runs":
+        if models.bundle is None:
+            say(f"train, {name}: the gate lets nothing serve")
+        else:
             report = []
             for run in of_half(runs, "report"):
                 report.append(judged(run, through(run, models.bundle)))
                 _tell(report[-1], 0.0, say)
-            _add(tables, "trained on healthy runs, report", report)
+            _add(tables, f"trained, {name}: report", report)
 
 
 def _add(tables: Tables, name: str, found: Sequence[Judged]) -> None:
