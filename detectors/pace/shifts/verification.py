@@ -132,7 +132,12 @@ class Verification:
         return Verdict(low, high, len(before), clear) if clear or small else None
 
     def rises(self, values: Floats, size: float, rows: int) -> bool:
-        """True if a slow rise by `size`, judged by the newest `rows` of `values`, is more than noise."""
+        """True if a slow rise by `size`, judged by the newest `rows` of `values`, is more than noise.
+
+        With fewer values it is none: the past of a series that was filtered anew is no longer than its filter.
+        """
+        if len(values) < rows:
+            return False
         noise = self._noise(values[-2 * self._config.before :])
         return bool(size >= self._config.small_evidence * noise * np.sqrt(1.0 / rows + 1.0 / SETTLED))
 
