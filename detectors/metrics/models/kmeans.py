@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.metrics.models.agreement import compared_rows, refuse_unlike
 from detectors.metrics.models.knn import NeighborSearch, sample_rows
 from detectors.metrics.models.rows import (
     Arrays,
@@ -36,13 +37,12 @@ class KMeans:
 
     References
     ----------
-    Lloyd: Least squares quantization in PCM, IEEE Trans. Inf. Theory 28 (1982); seeding: Arthur, Vassilvitskii:
-    k-means++, SODA 2007, section 2.2.
+    Sculley: Web-Scale K-Means Clustering, WWW 2010; seeding: Arthur, Vassilvitskii: k-means++, SODA 2007, section 2.2.
 
     Examples
     --------
     >>> model = KMeans.fit([[0.0], [0.2], [10.0], [10.2]], KMeansConfig(clusters=2), seed=0)
-    >>> model.score([[0.1], [5.1]]).round(6).tolist()
+    >>> model.score([[0.1], [5.1]]).round(1).tolist()
     [0.0, 5.0]
     """
 
@@ -55,17 +55,22 @@ class KMeans:
 
     @classmethod
     def fit(cls, rows: npt.ArrayLike, config: KMeansConfig, seed: int) -> Self:
-        """Learn centres from normal ``rows [n, d]``; raises DetectorError if there are none."""
+        """Learn centres from normal ``rows [n, d]``.
+
+        Raises
+        ------
+        DetectorError
+            If there are none, or scikit-learn scores otherwise.
+        """
+        from sklearn.cluster import MiniBatchKMeans
+
         array = sample_rows(training_rows(rows, 1), config.fit_rows, seed)
-        centers = _seeded(array, config.clusters, np.random.default_rng(seed))
-        for _ in range(config.rounds):
-            _, nearest = NeighborSearch(centers).nearest(array, 1)
-            moved = _means(array, nearest[:, 0], centers)
-            settled = bool(np.allclose(moved, centers, rtol=1e-6, atol=1e-9))
-            centers = moved
-            if settled:
-                break
-        return cls(config, centers, center(array))
+        clusters = min(config.clusters, len(np.unique(array, axis=0)))
+        fitted = MiniBatchKMeans(clusters, max_iter=config.rounds, n_init=1, random_state=seed).fit(array)
+        model = cls(config, np.asarray(fitted.cluster_centers_, dtype=np.float64), center(array))
+        compared = compared_rows(array)
+        refuse_unlike("kmeans", compared, model.score(compared), fitted.transform(compared).min(axis=1))
+        return model
 
     def score(self, rows: npt.ArrayLike) -> Floats:
         """Distances ``[r]``."""
@@ -91,21 +96,3 @@ class KMeans:
         if centers.ndim != 2 or not centers.size or normal.shape != centers.shape[1:]:
             raise DetectorError("state of kmeans is damaged: shapes differ")
         return cls(config, centers, normal)
-
-
-def _seeded(rows: Floats, clusters: int, random: np.random.Generator) -> Floats:
-    """First centres, each drawn with probability proportional to its squared distance from those before it."""
-    centers = [rows[random.integers(len(rows))]]
-    squares = ((rows - centers[0]) ** 2).sum(axis=1)
-    while len(centers) < clusters and squares.max() > 0.0:
-        centers.append(rows[random.choice(len(rows), p=squares / squares.sum())])
-        squares = np.minimum(squares, ((rows - centers[-1]) ** 2).sum(axis=1))
-    return np.array(centers)
-
-
-def _means(rows: Floats, nearest: npt.NDArray[np.intp], centers: Floats) -> Floats:
-    """Mean of the rows of each centre; a centre without rows stays."""
-    counts = np.bincount(nearest, minlength=len(centers))
-    sums = np.zeros_like(centers)
-    np.add.at(sums, nearest, rows)
-    return np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], centers)

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import sklearn.cluster
 from sklearn.decomposition import PCA
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
@@ -247,11 +248,11 @@ def test_pca_always_leaves_something_to_explain():
     assert model.score([[50.0]])[0] > 40.0
 
 
-def test_kmeans_centres_are_means_of_their_rows(normal):
-    state = KMeans.fit(normal, KMeansConfig(clusters=6), seed=1).to_arrays()
-    _, nearest = plain_nearest(state["centers"], normal, 1)
-    for number, one in enumerate(state["centers"]):
-        np.testing.assert_allclose(normal[nearest[:, 0] == number].mean(axis=0), one, rtol=1e-6)
+def test_kmeans_centres_are_nearly_as_near_as_those_of_whole_rounds(normal):
+    """Mini-batches are a short cut to Lloyd's rounds over all rows, here the best of ten beginnings."""
+    model = KMeans.fit(normal, KMeansConfig(clusters=6), seed=1)
+    whole = sklearn.cluster.KMeans(6, n_init=10, random_state=0).fit(normal)
+    assert (model.score(normal) ** 2).sum() < 1.15 * whole.inertia_
 
 
 def test_kmeans_needs_no_more_centres_than_distinct_rows():
