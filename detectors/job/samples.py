@@ -6,8 +6,8 @@ same metrics and are scored together by the models trained for that family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -120,4 +120,28 @@ class ScoredSamples:
             ensemble=self.ensemble[:, part],
             blamed=lambda row, sample: self.blamed(row, first + sample),
             versions=self.versions,
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[ScoredSamples]) -> ScoredSamples:
+        """Stretches of the same entities, one after the other, as one; the versions are those of the last."""
+        names = {name: None for part in parts for name in part.scores}
+        missing = [np.full(part.times_s.shape, np.nan) for part in parts]
+        ends = np.cumsum([part.times_s.shape[1] for part in parts])
+
+        def blamed(row: int, sample: int) -> tuple[str, ...]:
+            place = int(np.searchsorted(ends, sample, side="right"))
+            return parts[place].blamed(row, sample - (int(ends[place - 1]) if place else 0))
+
+        return replace(
+            parts[-1],
+            times_s=np.concatenate([part.times_s for part in parts], axis=1),
+            scores={
+                name: np.concatenate(
+                    [part.scores.get(name, gap) for part, gap in zip(parts, missing, strict=True)], axis=1
+                )
+                for name in names
+            },
+            ensemble=np.concatenate([part.ensemble for part in parts], axis=1),
+            blamed=blamed,
         )

@@ -40,6 +40,7 @@ class Holding:
     below: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     since_s: Floats = field(default_factory=lambda: np.zeros(0))  # NaN: not held
     learns: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    ever: bool = False  # somebody did not learn at some time
 
     def widen(self, more: int) -> None:
         """Room for `more` entities; they learn."""
@@ -74,6 +75,7 @@ class Holding:
         with np.errstate(invalid="ignore"):
             learns = ~(time_s - since_s <= EXPIRE_S)
         turned = bool((learns != self.learns[rows]).any())
+        self.ever |= not learns.all()
         self.recent[rows], self.below[rows] = np.where(over, np.uint64(0), recent), below
         self.since_s[rows], self.learns[rows] = since_s, learns
         return turned

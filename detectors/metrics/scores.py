@@ -67,11 +67,16 @@ class MetricScorer:
 
     def __init__(self, bundle: ModelBundle | None, idle: Idle = lambda bundle: frozenset()) -> None:
         self._idle_of = idle
+        self.holds = True  # scales stand still while an entity is strange
         self._serve(bundle)
         self._families: dict[str, EntityHistory] = {}
         self._pacings: dict[str, Pacing] = {}
         self._columns: dict[tuple[str, tuple[str, ...]], Rows] = {}
         self.abstained: dict[str, str] = {}
+
+    def has_held(self) -> bool:
+        """Whether somebody's scale has stood still."""
+        return any(family.holding.ever for family in self._families.values())
 
     def swap(self, bundle: ModelBundle | None) -> None:
         """Score by other models from now on; histories are built anew from older samples that come with new ones.
@@ -95,8 +100,7 @@ class MetricScorer:
         """
         new = []
         for one in samples:
-            family = self._family(one)
-            if family is not None and one.fresh and len(one.rows):
+            if (family := self._family(one)) is not None and one.fresh and len(one.rows):
                 new.append((one, family))
                 if now_s is not None:
                     family.heard(one.rows, one.times_s[:, -1], now_s)
@@ -114,15 +118,13 @@ class MetricScorer:
         name = one.family or "rows without device"
         vote = self._votes.get(one.family)
         if vote is None:
-            reason = NO_MODELS if self.bundle is None else f"no model was trained for {name}"
-            self.abstained[one.family] = reason
+            self.abstained[one.family] = NO_MODELS if self.bundle is None else f"no model was trained for {name}"
             return None
-        there = set(one.names)
-        kept = vote.preparation.names
+        kept, there = vote.preparation.names, set(one.names)
         missing = [metric for metric in kept if metric not in there]
         if len(kept) - len(missing) < METRICS_SHARE * len(kept):
-            reason = f"{len(missing)} of the {len(kept)} metrics trained on are missing for {name}: {missing[0]}, ..."
-            self.abstained[one.family] = reason
+            few = f"{len(missing)} of the {len(kept)} metrics trained on are missing for {name}"
+            self.abstained[one.family] = f"{few}: {missing[0]}, ..."
             return None
         self.abstained.pop(one.family, None)
         if one.family not in self._families:
@@ -226,7 +228,8 @@ class MetricScorer:
         while first < one.fresh:
             end, kept, learns = min(first + AHEAD, one.fresh), family.kept(rows), family.holding.learns[rows]
             joined, scores = self._part(one, family, values[:, :, first:end], first, learns)
-            turn = first + family.holding.take(rows, scores.ensemble, one.times_s[:, first:end])
+            times_s = one.times_s[:, first:end]
+            turn = first + family.holding.take(rows, scores.ensemble, times_s) if self.holds else end
             if turn < end:
                 family.put_back(rows, kept)
                 joined, scores = self._part(one, family, values[:, :, first:turn], first, learns)

@@ -69,10 +69,13 @@ class MetricGrid:
 
     def before(self, until_s: float) -> MetricGrid:
         """The same grid without the samples from `until_s` on."""
-        end = int(np.searchsorted(self.column_s, until_s, side="left"))
-        return MetricGrid(
-            self.family, self.names, self.entities, self.values[:, :, :end], self.times_s[:, :end],
-            self.column_s[:end], self.place[:, :end], self.models,
+        return self.first(int(np.searchsorted(self.column_s, until_s, side="left")))
+
+    def first(self, samples: int) -> MetricGrid:
+        """The same grid with its first `samples` alone."""
+        return replace(
+            self, values=self.values[:, :, :samples], times_s=self.times_s[:, :samples],
+            column_s=self.column_s[:samples], place=self.place[:, :samples],
         )  # fmt: skip
 
 

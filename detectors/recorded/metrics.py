@@ -1,6 +1,6 @@
 """The metrics of a recorded folder scored by the trained models: what live windows do sample by sample, in one go.
 
-Every score depends on what came before it alone.
+Every score depends on what came before it alone; models that were trained on little of the recording go on to learn.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity, ScoredSamples
+from detectors.job.samples import FamilySamples, ScoredSamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.calibration import squeeze, unsqueeze
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.votes import MetricMeanVote
 from detectors.recorded.grids import MetricGrid, metric_grids, roles_by_rank
-from trainwarden.errors import DataError, DetectorError
+from detectors.recorded.learning import LearningOn, fit_bundle
+from trainwarden.errors import DataError
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
 Idle = Callable[[Mapping[str, float], Mapping[str, Mapping[str, float]]], frozenset[str]]
 
 HALF_LIFE_SAMPLES: Final = 10
@@ -55,7 +57,8 @@ class MetricScores:
     mean : float array [rows]
         The calibrated mean of all models at each row of the table, which opens incidents.
     ensemble : float array [rows]
-        The same as it lasts (`lasting`), which ranks times and entities in the file of scores.
+        The same on scales that follow everything, as it lasts (`lasting`); ranks times and entities in the file of
+        scores.
     """
 
     table: MetricTable
@@ -98,7 +101,7 @@ def score_recorded(
     *,
     idle: Idle = nobody,
 ) -> MetricScores | None:
-    """Score every row of metrics by `bundle`, or by models trained on the job's own normal rows.
+    """Score every row of metrics by `bundle`, or by models trained on the job's own normal rows, and on (`learning`).
 
     Parameters
     ----------
@@ -134,51 +137,25 @@ def score_recorded(
     config = config or VoteConfig()
     unused = idle(by_name(config.members), {})
     used = {name: weight for name, weight in config.members.items() if name not in unused}
+    config = msgspec.structs.replace(config, members=used)
     try:
-        own = fit_bundle([grid.before(until_s) for grid in grids], msgspec.structs.replace(config, members=used), seed)
+        own = fit_bundle([grid.before(until_s) for grid in grids], config, seed)
     except DataError as error:  # whoever reads steps or log lines can judge all the same
         scores = _score(job, grids, ModelBundle({}), until_s, unused)
         return replace(scores, abstained=dict.fromkeys(scores.abstained, str(error)))
-    return _score(job, grids, own, until_s, unused)
-
-
-def bundle_of(normal: RecordedJob, config: VoteConfig | None = None, seed: int = 0) -> ModelBundle:
-    """Models trained on a recording that is normal throughout.
-
-    Raises
-    ------
-    DataError
-        If there is nothing in it to learn from.
-    """
-    if normal.metrics is None or not normal.metrics.times_s.size:
-        raise DataError(f"the normal recording '{normal.folder}' has no metrics to train on")
-    return fit_bundle(metric_grids(normal.metrics), config or VoteConfig(), seed)
-
-
-def fit_bundle(grids: Sequence[MetricGrid], config: VoteConfig, seed: int) -> ModelBundle:
-    """Models of every family that has something to learn from.
-
-    Raises
-    ------
-    DataError
-        If no family can be learnt, with the reason of the first.
-    """
-    series: dict[str, list[tuple[Entity, Floats, Floats]]] = {}
-    names: dict[str, tuple[str, ...]] = {}
-    for grid in grids:
-        for row, entity in enumerate(grid.entities):
-            # On the grid's own times, so that entities that are sampled together count as peers.
-            series.setdefault(grid.family, []).append((entity, grid.column_s, grid.values[row].T))
-        names[grid.family] = grid.names
-    try:
-        return ModelBundle.fit(series, names, config, seed)
-    except DetectorError as error:
-        raise DataError(f"nothing can be learnt from the normal rows: {error}") from error
+    return _score(job, grids, own, until_s, unused, learning=LearningOn(config, seed))
 
 
 def _score(
-    job: RecordedJob, grids: Sequence[MetricGrid], bundle: ModelBundle, until_s: float | None, idle: frozenset[str]
+    job: RecordedJob,
+    grids: Sequence[MetricGrid],
+    bundle: ModelBundle,
+    until_s: float | None,
+    idle: frozenset[str],
+    *,
+    learning: LearningOn | None = None,
 ) -> MetricScores:
+    """Scores of all rows by `bundle`, by models that go on to learn where `learning` says how."""
     assert job.metrics is not None
     rows = job.metrics.times_s.size
     training = np.zeros(rows, dtype=np.bool_)
@@ -186,38 +163,62 @@ def _score(
     scores = MetricScores(job.metrics, bundle, (), {}, training, idle, {}, mean, ensemble)
     if until_s is not None:
         training[:] = job.metrics.times_s < until_s
+    followed = np.full(rows, np.nan)
     roles_of = roles_by_rank(job)
     kept: list[ScoredGrid] = []
     for grid in grids:
+        there, size = grid.place >= 0, grid.column_s.size
         split = 0 if until_s is None else int(np.searchsorted(grid.column_s, until_s, side="left"))
-        vote = bundle.votes.get(grid.family)
-        reach = 0 if vote is None else vote.window_samples
-        if vote is not None and vote.preparation.warm_up:
-            reach = split  # the entity's own scale is all that it has shown so far
-        for first, new, end in ((0, 0, split), (max(0, split - reach), split, grid.column_s.size)):
-            if new == end:
-                continue
-            scorer = MetricScorer(bundle, lambda _: idle)
-            for part in scorer.score((grid.samples(first, new, end, roles_of),)):
-                _spread(scores, grid, part, new, end)
-                if new == split:
-                    kept.append(ScoredGrid(part, grid.column_s[new:end]))
-            scores.abstained.update(scorer.abstained)
-        there = grid.place >= 0
-        found = np.full(grid.place.shape, np.nan)
-        found[there] = mean[grid.place[there]]
-        ensemble[grid.place[there]] = lasting(found)[there]
+        if split:
+            _stretch(scores, followed, bundle, grid.samples(0, 0, split, roles_of), grid.place[:, :split])
+        new, serving = split, bundle
+        while new < size:
+            end = size if learning is None else learning.turn_of(grid, new)
+            samples = grid.samples(new - _reach(serving, grid, new), new, end, roles_of)
+            parts = _stretch(scores, followed, serving, samples, grid.place[:, new:end])
+            kept += [ScoredGrid(part, grid.column_s[new:end]) for part in parts]
+            new = end
+            if learning is not None and new < size:
+                serving = learning.anew(serving, grid, _of(grid.first(new), followed), split)
+        ensemble[grid.place[there]] = lasting(_of(grid, followed))[there]
     return replace(scores, scored=tuple(kept))
 
 
-def _spread(scores: MetricScores, grid: MetricGrid, part: ScoredSamples, new: int, end: int) -> None:
-    """Put the scores of a grid back to the rows of the table."""
-    place = grid.place[:, new:end]
+def _reach(bundle: ModelBundle, grid: MetricGrid, new: int) -> int:
+    """How many samples before sample `new` of `grid` decide the score of that."""
+    vote = bundle.votes.get(grid.family)
+    if vote is None:
+        return 0
+    # The entity's own scale is all that it has shown so far.
+    return new if vote.preparation.warm_up else min(new, vote.window_samples)
+
+
+def _of(grid: MetricGrid, column: Floats) -> Floats:
+    """A `column` of the table's rows as ``[r, n]`` of the grid, NaN where it has no row."""
+    return np.where(grid.place >= 0, column[grid.place], np.nan)
+
+
+def _stretch(
+    scores: MetricScores, followed: Floats, bundle: ModelBundle, samples: FamilySamples, place: Places
+) -> tuple[ScoredSamples, ...]:
+    """Score what is new in `samples`, of the table's rows ``place [r, k]``.
+
+    What opens incidents goes to `scores`. Whose scale stood still has a second mean, on a scale that followed all, in
+    `followed`: what has become another level ranks lower the longer it lasts, and what comes and goes does not.
+    """
+    scorer, free = (MetricScorer(bundle, lambda _: scores.idle) for _ in range(2))
+    free.holds = False
+    found = scorer.score((samples,))
+    scores.abstained.update(scorer.abstained)
+    others = free.score((samples,)) if scorer.has_held() else found
     there = place >= 0
-    for name, values in part.scores.items():
-        column = scores.by_model.setdefault(name, np.full(scores.mean.size, np.nan))
-        column[place[there]] = values[there]
-    scores.mean[place[there]] = part.ensemble[there]
+    for part, other in zip(found, others, strict=True):
+        for name, values in part.scores.items():
+            column = scores.by_model.setdefault(name, np.full(scores.mean.size, np.nan))
+            column[place[there]] = values[there]
+        scores.mean[place[there]] = part.ensemble[there]
+        followed[place[there]] = other.ensemble[there]
+    return found
 
 
 def lasting(scores: Floats) -> Floats:

@@ -18,7 +18,7 @@ from detectors.metrics.vote import ModelVote
 from detectors.pace.change_config import ChangePointConfig
 from detectors.protocol import Detector, Role
 from detectors.recorded.grids import RecordedSamples
-from detectors.recorded.metrics import MetricScores
+from detectors.recorded.metrics import MetricScores, ScoredGrid
 from detectors.recorded.stream import Fact, ReplayStream
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import IncidentRecord, Vote
@@ -194,9 +194,14 @@ def replay(
 def _turning_times_s(detectors: Sequence[Detector], scores: MetricScores | None) -> Floats:
     """When a model's vote may change; between these times a window would show nothing new."""
     found = [np.zeros(0)]
+    of_family: dict[str, list[ScoredGrid]] = {}
     for part in () if scores is None else scores.scored:
-        found += [part.column_s[one.turns(part.scored)] for one in detectors if isinstance(one, ModelVote)]
-        found.append(part.column_s[-1:])
+        of_family.setdefault(part.scored.family, []).append(part)
+    for parts in of_family.values():
+        column_s = np.concatenate([part.column_s for part in parts])
+        scored = ScoredSamples.joined([part.scored for part in parts])
+        found += [column_s[one.turns(scored)] for one in detectors if isinstance(one, ModelVote)]
+        found.append(column_s[-1:])
     return np.unique(np.concatenate(found))
 
 

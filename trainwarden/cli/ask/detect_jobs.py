@@ -188,7 +188,7 @@ def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, 
 def _bundle(models: str | None, normal: Path | None) -> Any:
     """Models that were trained before, or on a normal recording: once in a process, however many jobs they serve."""
     from detectors.metrics.bundle.bundle import ModelBundle
-    from detectors.recorded.metrics import bundle_of
+    from detectors.recorded.learning import bundle_of
     from trainwarden.recorded.folder import read_folder
 
     if models is not None:

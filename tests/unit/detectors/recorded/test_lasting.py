@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detectors.metrics import holding
 from detectors.metrics.bundle.calibration import squeeze, unsqueeze
 from detectors.recorded.metrics import HALF_LIFE_SAMPLES, LASTING_NATS, lasting, score_recorded
 from tests.examples import examples
@@ -59,7 +60,8 @@ def test_one_wild_value_is_over_within_an_hour_of_minutes() -> None:
 
 
 @pytest.mark.thorough
-def test_the_file_has_the_mean_and_what_lasts_of_it() -> None:
+def test_the_file_has_the_mean_and_what_lasts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "STRANGE", 2.0)  # nobody's scale stands still
     scores = score_recorded(strange_metrics(), None, recordings.START_S + 6_000.0, QUICK)
     assert scores is not None
     columns = scores.columns(["metric_mean", "kmeans"])
@@ -68,5 +70,23 @@ def test_the_file_has_the_mean_and_what_lasts_of_it() -> None:
     there = ~np.isnan(mean)
     assert (ensemble[there] >= mean[there]).all()
     assert (ensemble[there] > mean[there]).any()
-    assert scores.scored[0].scored.ensemble.max() == np.nanmax(mean)  # what opens incidents is the mean itself
+    assert max(part.scored.ensemble.max() for part in scores.scored) == np.nanmax(
+        mean
+    )  # what opens incidents is the mean
     assert "metric_mean" not in scores.columns(["kmeans"])
+
+
+@pytest.mark.thorough
+def test_a_scale_that_stands_still_for_incidents_follows_in_the_ranking() -> None:
+    """A level that stays ranks ever lower, though its incident stays open."""
+    job = recordings.job(
+        metrics=recordings.metrics(strange=lambda entity, row: 12.0 if entity == 2 and row >= 700 else 0.0)
+    )
+    scores = score_recorded(job, None, recordings.START_S + 6_000.0, QUICK)
+    assert scores is not None
+    mine = scores.table.entity == 2
+    rows = np.flatnonzero(mine)
+    first, last = rows[705:715], rows[-20:]
+    assert scores.mean[first].min() > 0.5
+    assert scores.mean[last].min() > 0.5
+    assert scores.ensemble[last].max() < scores.ensemble[first].min()

@@ -9,7 +9,8 @@ from detectors.choice import chosen, rule
 from detectors.job_watch import JobWatch
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
-from detectors.recorded.metrics import bundle_of, score_recorded
+from detectors.recorded.learning import bundle_of
+from detectors.recorded.metrics import score_recorded
 from detectors.recorded.replay import replay
 from tests.unit.detectors import recordings
 from trainwarden.recorded.job import MetricTable, RecordedJob
