@@ -23,7 +23,7 @@ def test_facts_are_read_packed_or_not(tmp_path: Path, name: str) -> None:
     assert read_facts(RecordedJob("j", tmp_path)) == [FACT]
 
 
-@pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(bytes(range(256)) * 40)[:60]])
+@pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(bytes(range(256)) * 40)[:60]], ids=["no gzip", "cut"])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "heartbeats.jsonl.gz").write_bytes(damage)
     with pytest.raises(DataError, match=r"heartbeats\.jsonl"):
