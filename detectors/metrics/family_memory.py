@@ -27,6 +27,7 @@ PARTS: Final = (
     "shared",
     "last_s",
     "heard_s",
+    "common",
 )
 PACE_SAMPLES: Final = 1_000  # the sampling interval is the mean, in logarithms, over about so many samples
 
@@ -50,6 +51,9 @@ class FamilyMemory:
     shared: Floats = field(default_factory=lambda: np.zeros(0))  # the whole vote's highest score since the onset
     last_s: Floats = field(default_factory=lambda: np.zeros(0))
     heard_s: Floats = field(default_factory=lambda: np.zeros(0))  # when its newest score came
+    common: npt.NDArray[np.bool_] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.bool_)
+    )  # opened with most others
     blamed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     pace: float = float(np.log(REFERENCE_S))  # logarithm of the sampling interval
     paced: int = 0  # samples that it was learnt from
@@ -76,6 +80,12 @@ class FamilyMemory:
             paces[sample] = self.pace
         return np.exp(paces)
 
+    def concerned(self, besides: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """How many entities, `besides` these rows, have a strange sample among their newest, and how many are known."""
+        known = ~np.isnan(self.latest)
+        known[besides] = False
+        return int((known & (self.opened | (self.recent != 0))).sum()), int(known.sum())
+
     def hear(self, rows: npt.NDArray[np.int64], times_s: Floats, measured: npt.NDArray[np.bool_], now_s: float) -> None:
         """Samples of `rows` taken at ``times_s [r, k]``, some of them `measured`, have come at `now_s`."""
         newest_s = np.fmax.reduce(np.where(measured, times_s, np.nan), axis=1)
@@ -89,7 +99,7 @@ class FamilyMemory:
         absent |= self.missing >= ABSENT
         if absent.any():
             self.opened[absent], self.recent[absent], self.below[absent] = False, 0, 0
-            self.latest[absent] = np.nan
+            self.latest[absent], self.common[absent] = np.nan, False
 
     def widen(self, size: int) -> None:
         more = max(size, len(self.entities) + len(self.entities) // 2) - self.opened.size

@@ -71,6 +71,9 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
         is within an hour; of a longer spell nothing counts, of one of more than a day everything.
     usual_most : float
         Calibrated score from which a sample is strange however usual it may be, so that what is badly wrong stays told.
+    common_share : float
+        Nobody is accused of what more than this share of a family begins at once: the job does then what training has
+        not shown (a checkpoint, an evaluation, its end), or what all suffer for one. 1 switches this off.
     """
 
     threshold: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.41
@@ -80,6 +83,7 @@ class ModelVoteConfig(Config, frozen=True, kw_only=True):
     usual_share: Annotated[float, msgspec.Meta(ge=0.0, le=0.5)] = 0.01
     usual_step: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.2
     usual_most: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.5
+    common_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
 
     def __post_init__(self) -> None:
         if self.close_samples < 2 * self.open_samples - 1:

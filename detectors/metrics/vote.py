@@ -26,6 +26,9 @@ __all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
 MAX_SUSPECTS: Final = 16
 IDLE: Final = "its votes weigh nothing, so it is not computed; name it in detection.detectors or --detectors to see it"
 ABSENT_WHY: Final = "no sample of late that the model could judge"
+TOGETHER: Final = (
+    "most of the family became strange at once: the job does what training has not shown, or all suffer for one"
+)
 ENSEMBLE: Final = "ensemble"  # what the mean of all models is called among versions
 
 
@@ -76,10 +79,12 @@ class ModelVote:
         found = [
             (float(family.shared[row]), float(family.peak[row]), name, row)
             for name, family in self._families.items()
-            for row in np.flatnonzero(family.opened).tolist()
+            for row in np.flatnonzero(family.opened & ~family.common).tolist()
         ]
         if found:
             return self._anomalous(sorted(found, key=lambda one: (-one[0], -one[1], one[2], one[3])))
+        if any(family.common.any() for family in self._families.values()):
+            return abstain(TOGETHER)
         latest = [family.latest[~np.isnan(family.latest)] for family in self._families.values()]
         if not any(one.size for one in latest):
             return abstain(self._why)
@@ -135,12 +140,14 @@ class ModelVote:
         if not ((scores >= thresholds).any() or part["opened"].any() or part["recent"].any()):
             self._rest(part, scores, scored)
         else:
-            there = ~np.isnan(scored.times_s)
+            there, others = ~np.isnan(scored.times_s), family.concerned(rows)
             for sample in range(len(thresholds)):
+                before = part["opened"]
                 begins = self._config.step(
                     part, scores[:, sample], float(thresholds[sample]), float(every_s[sample]), there[:, sample]
                 )
                 self._step(part, begins, scores[:, sample], scored.ensemble[:, sample], scored.times_s[:, sample])
+                self._part_common(part, before, others)
         for name, array in part.items():
             getattr(family, name)[rows] = array
         family.hear(rows, scored.times_s, ~np.isnan(scores), now_s)
@@ -175,6 +182,15 @@ class ModelVote:
         part["shared"] = np.fmax(part["shared"], ensemble)
         part["latest"] = np.where(measured, score, part["latest"])
         part["last_s"] = np.fmax(part["last_s"], times_s)
+
+    def _part_common(self, part: dict[str, Any], before: npt.NDArray[np.bool_], others: tuple[int, int]) -> None:
+        """Mark who has opened with most of the family; `others` of which are concerned, of so many that are known."""
+        opens = part["opened"] & ~before
+        if opens.any():
+            known = others[1] + np.count_nonzero(~np.isnan(part["latest"]))
+            concerned = others[0] + np.count_nonzero(part["opened"] | (part["recent"] != 0))
+            part["common"] |= opens & (concerned > 1) & (concerned > self._config.common_share * known)
+        part["common"] &= part["opened"]
 
     def _blame(self, family: FamilyMemory, scored: ScoredSamples, scores: Floats, threshold: float) -> None:
         """Remember what is to blame for the worst entity; asked once for each time that it is the worst."""
@@ -245,6 +261,7 @@ class ModelVote:
             for number, (name, size, pace, paced, entities, blamed) in enumerate(plain["families"]):
                 family = families[name] = FamilyMemory([Entity(*one) for one in entities], int(size))
                 family.pace, family.paced = float(pace), int(paced)
+                arrays.setdefault(f"{number}/common", np.zeros(len(entities), dtype=np.bool_))  # older ones have none
                 for part in PARTS:
                     stored = arrays[f"{number}/{part}"].astype(getattr(family, part).dtype)
                     if stored.shape != (len(entities),):

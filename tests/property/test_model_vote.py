@@ -31,7 +31,7 @@ def test_a_series_at_once_equals_sample_by_sample(
 ) -> None:
     config = ModelVoteConfig(
         threshold=0.5, open_samples=open_samples, close_samples=2 * open_samples - 1 + calm, usual_step=usual_step,
-        usual_most=0.7,
+        usual_most=0.7, common_share=1.0,
     )  # fmt: skip
     count, samples = scores.shape
     scored = ScoredSamples(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from detectors.job.samples import Entity
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.pace import Pace
+from detectors.metrics.bundle.pace import Pace, smallest_steps
 from detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 from trainwarden.state import save_json
@@ -98,15 +98,17 @@ class ModelBundle:
         for family, series in series_by_family.items():
             peers = _peers([times for _, times, _ in series], config.dtw.least_ranks)
             arrays = [values for _, _, values in series]
+            pace = Pace.of(one[~np.isnan(values).all(axis=1)] for _, one, values in series)
             try:
                 owners = None if owners_by_family is None else owners_by_family[family]
+                names = names_by_family[family]
                 votes[family] = MetricVote.fit(
-                    arrays, names_by_family[family], config, seed, peers=peers, owners=owners
+                    arrays, names, config, seed, peers=peers, owners=owners, smallest=smallest_steps(names, pace)
                 )
             except DetectorError as error:
                 why.append(f"{family or 'rows without device'}: {error}")
                 continue
-            votes[family].pace = Pace.of(one[~np.isnan(values).all(axis=1)] for _, one, values in series)
+            votes[family].pace = pace
         if not votes:
             raise DetectorError(f"nothing to learn from: {'; '.join(why) or 'there are no metrics'}")
         return cls(votes, versions_of(votes))

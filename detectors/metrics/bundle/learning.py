@@ -45,6 +45,7 @@ def learn(
     *,
     peers: bool | Sequence[int] = False,
     owners: Sequence[Hashable] | None = None,
+    smallest: Floats | float = 0.0,
 ) -> Learnt:
     """Parts of a vote from normal `series`; parameters as those of `MetricVote.fit`.
 
@@ -56,7 +57,7 @@ def learn(
     arrays = [np.asarray(one, dtype=np.float64) for one in series]
     if not any(weight > 0.0 for weight in by_name(config.members).values()):
         raise DetectorError("no member of the vote has a weight")
-    preparation = Preparation.fit(arrays, names, config.preparation, owners)
+    preparation = Preparation.fit(arrays, names, config.preparation, owners, smallest)
     scaled = preparation.scaled(arrays, owners)
     every = judged_every(scaled, config)
     normal = NormalSeries(scaled, _blocks(scaled, preparation, owners, config), every)

@@ -90,11 +90,13 @@ class MetricVote:
         *,
         peers: bool | Sequence[int] = False,
         owners: Sequence[Hashable] | None = None,
+        smallest: Floats | float = 0.0,
     ) -> Self:
         """Learn from normal `series`, each ``[t, d]`` of one entity in time order.
 
         With `peers` all series (or those at the places given) share their times and their role, and `dtw` is fitted
-        too. `owners` says which series are of one entity, by default none are. Calibrations come from blocks of time
+        too. `owners` says which series are of one entity, by default none are, and `smallest` ``[d]`` what a metric's
+        spread is at least. Calibrations come from blocks of time
         (of entities where each has its own scale) that the scoring model has not seen, `config.folds` of them; the
         models kept have seen everything. A member for which there is too little is left out.
 
@@ -103,7 +105,7 @@ class MetricVote:
         DetectorError
             If there is too little to learn from for every member that counts.
         """
-        found = learn(series, names, config, seed, peers=peers, owners=owners)
+        found = learn(series, names, config, seed, peers=peers, owners=owners, smallest=smallest)
         vote = cls(config, found.preparation, found.models, found.calibrations)
         vote.left_out = found.left_out
         return vote

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.metrics.models.rows import Floats
+from trainwarden.catalogue import lookup
 from trainwarden.errors import DetectorError
 
 FACTOR: Final = 1.5
@@ -68,3 +69,16 @@ class Pace:
         except (TypeError, ValueError) as error:
             raise DetectorError(f"state of a pace is damaged: {error}") from error
         return cls(fastest_s, slowest_s, bool(averaged))
+
+
+def smallest_steps(names: Sequence[str], pace: Pace | None) -> Floats:
+    """What each metric ``[d]`` moves by at least if it moves: a counter of events by one in an interval, others by any.
+
+    Examples
+    --------
+    >>> smallest_steps(["nic_rdma_symbol_errors_count", "gpu_power_watts"], Pace(5.0, 5.0)).tolist()
+    [0.2, 0.0]
+    """
+    known = [lookup(name) for name in names]
+    counts = [metric is not None and metric.kind == "counter" and metric.unit == "count" for metric in known]
+    return np.array(counts, dtype=np.float64) * (0.0 if pace is None else 1.0 / pace.fastest_s)

@@ -103,10 +103,13 @@ class Preparation:
         names: Sequence[str],
         config: PreparationConfig,
         owners: Sequence[Hashable] | None = None,
+        smallest: Floats | float = 0.0,
     ) -> Self:
         """Choose metrics and learn their scale from normal `series`, each ``[t, d]`` in time order.
 
-        `owners` says which series are of one entity; by default each is of another.
+        `owners` says which series are of one entity; by default each is of another. A spread is at least `smallest`
+        ``[d]``, what a metric can move by at least: of errors that came once or twice in training another one is no
+        more than that, however rare they were (a Poisson count's spread is one where one is expected).
 
         Raises
         ------
@@ -127,6 +130,7 @@ class Preparation:
             raise DetectorError("no metric is worth keeping: all are constant or hardly ever measured")
         kept = rows[:, columns]
         floor = config.spread_share * (np.nanmax(kept, axis=0) - np.nanmin(kept, axis=0))
+        floor = np.maximum(floor, np.broadcast_to(smallest, len(names))[columns])
         if why:
             mean, variance = levels.typical()
             scale = Scale.own(mean[columns], variance[columns], floor, config.prior_rows, config.warm_up_rows)

@@ -158,10 +158,35 @@ def test_the_second_round_of_a_window_counts_nothing_twice() -> None:
 
 def test_suspects_are_ordered_by_the_whole_vote_and_bounded() -> None:
     scores = np.full((40, 3), 0.9)
-    vote = after(window(scored(scores, ensemble=np.linspace(0.5, 0.8, 40)[:, None] * np.ones(3))))[1]
+    whole = scored(scores, ensemble=np.linspace(0.5, 0.8, 40)[:, None] * np.ones(3))
+    vote = after(
+        window(whole), config=ModelVoteConfig(threshold=0.5, open_samples=2, close_samples=3, common_share=1.0)
+    )[1]
     assert [one.rank for one in vote.suspects] == list(range(39, 23, -1))
     assert "and 39 more" in vote.reason
     assert vote.metrics[0].startswith("metric-39")
+
+
+def test_nobody_is_accused_of_what_most_of_a_family_begin_at_once() -> None:
+    """Three of five differ from the third sample on, and stay so; one more has a fault of its own before or after."""
+    calm, strange = [0.1] * 12, [0.1] * 2 + [0.9] * 10
+    vote = after(window(scored([strange, strange, strange, calm, calm])))[1]
+    assert (vote.opinion, "at once" in vote.reason) == ("abstain", True)
+    assert after(window(scored([strange, strange, calm, calm, calm])))[1].opinion == "anomalous"
+    assert after(window(scored([strange])))[1].opinion == "anomalous"
+    begun = [0.9] * 12
+    (suspect,) = after(window(scored([begun, strange, strange, strange, calm])))[1].suspects
+    assert suspect.rank == 0
+    over = [0.1] * 2 + [0.9] * 2 + [0.1] * 8
+    later = [0.1] * 10 + [0.9] * 2
+    vote = after(window(scored([over, over, over, later, calm])))[1]
+    assert [one.rank for one in vote.suspects] == [3]
+    few = [window(scored([strange, strange, strange, calm, calm]).until(at, at + 1)) for at in range(12)]
+    detector, vote = after(*few)
+    assert vote.opinion == "abstain"
+    again = PcaVote(CONFIG)
+    again.restore(detector.state())
+    assert again.score(window()).opinion == "abstain"
 
 
 def test_of_a_large_cluster_a_sample_has_to_be_rarer() -> None:

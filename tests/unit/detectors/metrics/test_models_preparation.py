@@ -119,3 +119,14 @@ def test_refusals(preparation):
         Preparation.fit([np.ones((50, 2))], ["a"], PreparationConfig())
     with pytest.raises(DetectorError):
         preparation.values(np.zeros((5, 10)))
+
+
+def test_an_error_more_is_no_more_than_one_however_rare_errors_were() -> None:
+    """Two errors in 400 samples make a spread of 0.07 of one; to be one more is no 14 spreads away."""
+    errors = np.zeros((400, 1))
+    errors[[100, 300]] = 1.0
+    rare = Preparation.fit([errors], ["e"], PreparationConfig())
+    counted = Preparation.fit([errors], ["e"], PreparationConfig(), None, np.array([1.0]))
+    assert rare.scale.apply(np.ones((1, 1)))[0, 0] > 10.0
+    assert counted.scale.apply(np.ones((1, 1)))[0, 0] < 1.0
+    assert counted.scale.apply(np.full((1, 1), 64.0))[0, 0] > 50.0
