@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from detectors.collectives.began import began_s
 from detectors.collectives.findings import EVENT_KIND, Accused, accused_of
 from detectors.job.window import Window
 from trainwarden.errors import RecordError
@@ -57,7 +58,7 @@ class CollectiveFaults:
         for one in accused:
             if not one.node and one.rank is not None:
                 one.node = node_of.get(one.rank, "")
-        self._faults.setdefault(event.id, CollectiveFault(kind, event.time_s, event.message, accused, source))
+        self._faults.setdefault(event.id, CollectiveFault(kind, began_s(event), event.message, accused, source))
 
     def settle(self, window: Window) -> None:
         """Forget what the job has outlived."""

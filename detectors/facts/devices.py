@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from detectors.collectives.began import DAY_S, began_s
 from detectors.facts.nodes import HEARD_S, NodeConfig, lost_nodes, pipeline_is_silent
 from detectors.job.samples import name_of
 from detectors.job.window import Window
@@ -13,7 +14,6 @@ from detectors.logs.rules import Xid, load_xids
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 MAX_SUSPECTS: Final = 16
-DAY_S: Final = 86_400.0
 OLD_S: Final = 7200.0  # Xid lines older than this are from before (Azure NHC ignores them after 2 h)
 BURST_S: Final = 180.0  # repeats of an Xid within this count once (NVSentinel, health-events-analyzer)
 PIPELINE: Final = "pipeline"
@@ -155,16 +155,8 @@ class DeviceFaults:
         reason = f"{name_of(event.node, event.device)}: {event.message[:200] or what}"
         self._devices.setdefault(
             f"{FABRIC if event.kind == 'fabric_down' else kind}/{event.node}/{event.device}",
-            DeviceFault(kind, severity, event.node, event.device, event.rank, _since_s(event), reason),
+            DeviceFault(kind, severity, event.node, event.device, event.rank, began_s(event), reason),
         )
-
-
-def _since_s(event: EventRecord) -> float:
-    """When what is told began: what is told by its silence is told later."""
-    since_s = event.fields.get("since_s")
-    if isinstance(since_s, int | float) and event.time_s - DAY_S <= since_s <= event.time_s:
-        return float(since_s)
-    return event.time_s
 
 
 def device_vote(members: list[DeviceFault]) -> Vote:

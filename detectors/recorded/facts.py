@@ -1,5 +1,5 @@
 """Facts of a recording: events and heartbeats that our own keep beside the files, flight-recorder dumps, and what
-exporters tell by metrics (Xids, links, lost GPUs)."""
+exporters tell by metrics (Xids, links, lost GPUs and nodes, hangs)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import msgspec
 from detectors.collectives.findings import to_event
 from detectors.collectives.flight_recorder import analyse
 from detectors.recorded.exporter_facts import exporter_events
+from detectors.recorded.hangs import hang_events
+from detectors.recorded.lost_nodes import lost_node_events
 from detectors.recorded.stream import Fact
 from detectors.recorded.xids import xid_events
 from trainwarden.errors import DataError
@@ -25,7 +27,7 @@ R = TypeVar("R", EventRecord, HeartbeatRecord)
 
 def read_facts(job: RecordedJob) -> list[Fact]:
     """Events and heartbeats of `job`, in the order of the files, and what its flight-recorder dumps and
-    the Xids, links and GPUs in its metrics say.
+    its metrics say: Xids, links, GPUs, nodes, hangs.
 
     Raises
     ------
@@ -34,8 +36,12 @@ def read_facts(job: RecordedJob) -> list[Fact]:
     """
     facts: list[Fact] = []
     events = _lines(job.folder / "events.jsonl", EventRecord)
-    facts += [*events, *xid_events(job, events), *exporter_events(job, events)]
-    facts.extend(_lines(job.folder / "heartbeats.jsonl", HeartbeatRecord))
+    events += [*xid_events(job, events), *exporter_events(job, events)]
+    beats = _lines(job.folder / "heartbeats.jsonl", HeartbeatRecord)
+    if not beats:  # which tell it better
+        events += lost_node_events(job, events)
+        events += hang_events(job, events)
+    facts += [*events, *beats]
     facts.extend(_collectives(job))
     return facts
 
