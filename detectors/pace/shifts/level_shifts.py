@@ -185,7 +185,9 @@ class LevelShifts:
     def _rise(self, series: int, seq: int, level: float) -> Shift | None:
         """The slow rise to `level`, if it is one and is not part of a change that has been told."""
         levels, base, rows = self._levels, float(self._levels.level[series]), self._rises.rows
-        if not self._verification.rises(levels.rows.of(series)[1], level - base, rows):
+        seqs, values = levels.rows.of(series)
+        first = int(np.searchsorted(seqs, levels.segment[series]))
+        if not self._verification.rises(values, first, level - base, rows):
             return None
         onset = self._onsets.of_rise(series, rows, levels)
         shift = Shift(series, onset, seq, float(np.exp(base)), float(np.exp(level)), "baseline")

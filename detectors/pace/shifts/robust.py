@@ -12,6 +12,7 @@ from detectors.job.common_mode import noise, quiet_median
 Floats = npt.NDArray[np.float64]
 CUT: Final = 6  # one value in so many is left out at either end: the middle two thirds remain
 QUIET_SHARE: Final = 0.5  # of the spread about the median is believed where neighbours hardly differ
+TAIL_PERCENT: Final = 5.0  # single slow steps count for no more than the value that so many are beyond
 PAIRS: Final = 8  # values from which on pairs can tell two paces in turn
 
 
@@ -68,3 +69,26 @@ def apart(values: Floats, newest: int) -> float:
     2.0
     """
     return float(np.median(values[-newest:]) - np.median(values[:-newest]))
+
+
+def wander(past: Floats, first: int, block: int) -> float:
+    """Noise of a series [rows] by how far apart the means of neighbouring blocks are, single slow steps cut back.
+
+    Two paces by chance, runs of either and a level that goes up and down by itself are all in it, where `jitter` takes
+    values for independent of each other, and of two paces knows only the more frequent one. Blocks on both sides of
+    place `first`, where a change was told, are not compared. 0 where there are not four blocks: it is not known.
+
+    Examples
+    --------
+    >>> runs = np.tile(np.repeat([0.0, 0.2], 10), 4)
+    >>> round(wander(np.tile([0.0, 0.2], 40), 0, 10), 3), round(wander(runs, 0, 10), 3)
+    (0.0, 0.265)
+    """
+    if len(past) < 4 * block:
+        return 0.0
+    low, high = np.percentile(past, (TAIL_PERCENT, 100.0 - TAIL_PERCENT))
+    sums = np.concatenate([[0.0], np.cumsum(np.clip(past, low, high))])
+    moved = sums[2 * block :] - 2.0 * sums[block:-block] + sums[: -2 * block]
+    places = np.arange(len(moved))
+    kept = moved[(places >= first) | (places + 2 * block <= first)]
+    return float(np.sqrt(np.mean(kept**2) / (2.0 * block))) if kept.size else 0.0

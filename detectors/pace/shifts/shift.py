@@ -17,7 +17,7 @@ SURE_ROWS: Final = 3  # a checkpoint beside an evaluation are two
 
 Mechanism = Literal[
     "bayes", "watch", "periodic", "drift", "own_drift", "drift_wait", "relief",
-    "trimmed_mean", "paired_noise", "separate", "gentle_gain",
+    "trimmed_mean", "paired_noise", "separate", "wander", "gentle_gain",
     "cluster_wait", "restart_wait", "restart_drop", "faster_wait", "excursion_wait",
     "refine", "staircase", "late_onset", "continuation",
 ]  # fmt: skip

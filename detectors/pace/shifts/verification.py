@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.pace.shifts.levels import SETTLED
-from detectors.pace.shifts.robust import apart, jitter, lasting_jitter, levels, middle
+from detectors.pace.shifts.robust import apart, jitter, lasting_jitter, levels, middle, wander
 from detectors.pace.shifts.shift import Thresholds
 from trainwarden.settings import Config
 
@@ -37,6 +37,10 @@ class VerificationConfig(Config, frozen=True, kw_only=True):
     clear_noises: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
     # p = 4e-8: of four million looks (4,096 series, 1,000 steps) none by chance
     small_evidence: Annotated[float, msgspec.Meta(gt=0.0)] = 5.5
+    # standard errors, by how far the series wanders by itself: that is known from few blocks, so a bound of its own
+    wander_evidence: Annotated[float, msgspec.Meta(ge=0.0)] = 4.0
+    # values whose means are compared for it: as long as a small change must last
+    wander_block: Annotated[int, msgspec.Meta(ge=2, le=30)] = 10
     # standard errors: what is known to be less than the smallest change is none
     doubt: Annotated[float, msgspec.Meta(ge=0.0)] = 2.0
     # values that the level before is taken from; their median is known to a quarter of the noise
@@ -91,6 +95,7 @@ class Verification:
     def __init__(self, thresholds: Thresholds, config: VerificationConfig) -> None:
         self._thresholds, self._config = thresholds, config
         self._trims, self._pairs = thresholds.keeps("trimmed_mean"), thresholds.keeps("paired_noise")
+        self._wanders = thresholds.keeps("wander")
         self._separates, self._restarts = thresholds.keeps("separate"), thresholds.keeps("restart_drop")
 
     def plausible(self, values: Floats, first: int, onset: int, fewest: int) -> bool:
@@ -129,9 +134,13 @@ class Verification:
         if not slower and not raised:  # faster than healthy: warm caches after a pause, mostly
             small = small and size >= np.log(thresholds.minimum_ratio)
             small = small and not (self._restarts and restart_rows(values, onset, config.resumed_ratio, config.before))
-        return Verdict(low, high, len(before), clear) if clear or small else None
+        if not (clear or small):
+            return None
+        if not clear and (slower or not raised) and self._usual(values[:onset], first, len(before), len(after), size):
+            return None
+        return Verdict(low, high, len(before), clear)
 
-    def rises(self, values: Floats, size: float, rows: int) -> bool:
+    def rises(self, values: Floats, first: int, size: float, rows: int) -> bool:
         """True if a slow rise by `size`, judged by the newest `rows` of `values`, is more than noise.
 
         With fewer values it is none: the past of a series that was filtered anew is no longer than its filter.
@@ -139,6 +148,8 @@ class Verification:
         if len(values) < rows:
             return False
         noise = self._noise(values[-2 * self._config.before :])
+        if self._usual(values[:-rows], first, SETTLED, rows, size):
+            return False
         return bool(size >= self._config.small_evidence * noise * np.sqrt(1.0 / rows + 1.0 / SETTLED))
 
     # -- internals -------------------------------------------------------------------------------------------
@@ -150,6 +161,17 @@ class Verification:
     def _noise(self, past: Floats) -> float:
         floor = self._thresholds.noise_floor
         return lasting_jitter(past, floor) if self._pairs else float(jitter(past, floor))
+
+    def _usual(self, past: Floats, first: int, before: int, after: int, size: float) -> bool:
+        """True if levels of so many values `before` and `after` lie so far apart by themselves now and then.
+
+        Of the `past` all is asked but the change at place `first`, which has been told.
+        """
+        config = self._config
+        if not self._wanders:
+            return False
+        error = wander(past, first, config.wander_block) * np.sqrt(1.0 / before + 1.0 / after)
+        return bool(size < config.wander_evidence * error)
 
     def _size(self, before: Floats, after: Floats, moved: float) -> float:
         """How far both median and trimmed mean have moved: isolated slow steps move the one but not the other."""

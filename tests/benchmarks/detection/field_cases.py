@@ -28,7 +28,7 @@ def field_cases(per_class: int, seed: int = SEED) -> list[Series]:
     Examples
     --------
     >>> [(one.what, len(one.changes)) for one in field_cases(1)]
-    [('clusters', 0), ('dips', 1), ('gentle_relief', 2), ('gain_and_drift', 1)]
+    [('clusters', 0), ('dips', 1), ('gentle_relief', 2), ('gain_and_drift', 1), ('two_paces', 1)]
     """
     out = []
     for place, (what, draw) in enumerate(CLASSES.items()):
@@ -84,6 +84,18 @@ def gain_and_drift(rng: np.random.Generator, log: Floats) -> Shape:
     return [TrueChange(first, passed, ratio, "drift")], [(at - 10, at + rows + 30)]
 
 
+def two_paces(rng: np.random.Generator, log: Floats) -> Shape:
+    """Each step takes 1.25 times as long by chance, often some in a row; then a step of 30 to 80 % on top of it."""
+    share, stays, long = float(rng.uniform(0.25, 0.6)), float(rng.uniform(0.0, 0.5)), False
+    for place in range(len(log)):
+        long = long if rng.random() < stays else bool(rng.random() < share)
+        log[place] += np.log(1.25) * long
+    at, ratio = int(rng.integers(400, 700)), float(rng.uniform(1.3, 1.8))
+    log[at:] += np.log(ratio)
+    return [TrueChange(at, at, ratio, "step")], []
+
+
 CLASSES: Final[dict[str, Draw]] = {
     "clusters": clusters, "dips": dips, "gentle_relief": gentle_relief, "gain_and_drift": gain_and_drift,
+    "two_paces": two_paces,
 }  # fmt: skip

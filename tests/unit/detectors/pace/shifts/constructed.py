@@ -93,6 +93,19 @@ def separate() -> Floats:
     return values
 
 
+def two_paces(length: int = 600, seed: int = 0) -> Floats:
+    """Four steps in ten take 1.25 times as long, by chance, and half of them do as the one before."""
+    rng, long = np.random.default_rng(seed), np.zeros(length, dtype=np.bool_)
+    for place in range(1, length):
+        long[place] = long[place - 1] if rng.random() < 0.5 else rng.random() < 0.4
+    return rng.normal(0.0, 0.01, length) + np.log(1.25) * long
+
+
+def wander() -> Floats:
+    """Two paces by chance, often some steps of one in a row."""
+    return two_paces(seed=1)
+
+
 def gentle_gain() -> Floats:
     """14 % faster within 300 steps, without any step; then as slow as ever."""
     values = noisy(900) - np.clip(np.arange(900) - 100, 0, 300) * np.log(1.14) / 300
@@ -170,7 +183,7 @@ def continuation() -> Floats:
 CASES: Final[dict[Mechanism, Callable[[], Floats]]] = {
     "bayes": bayes, "watch": watch, "periodic": periodic, "drift": drift, "own_drift": own_drift,
     "drift_wait": drift_wait, "relief": relief, "trimmed_mean": trimmed_mean, "paired_noise": paired_noise,
-    "separate": separate, "gentle_gain": gentle_gain, "cluster_wait": cluster_wait,
+    "separate": separate, "wander": wander, "gentle_gain": gentle_gain, "cluster_wait": cluster_wait,
     "restart_wait": restart_wait, "restart_drop": restart_drop, "faster_wait": faster_wait,
     "excursion_wait": excursion_wait, "refine": refine, "staircase": staircase, "late_onset": late_onset,
     "continuation": continuation,

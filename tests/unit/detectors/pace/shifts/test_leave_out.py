@@ -34,6 +34,7 @@ BEFORE: Final[dict[Mechanism, list[Told]]] = {
     "trimmed_mean": [],
     "paired_noise": [(40, 43, 1.0778349595447925, 1.4627496216963278, "segment")],
     "separate": [(200, 209, 0.99998534344791, 1.265236486414219, "segment")],
+    "wander": [],
     "gentle_gain": [(480, 489, 0.8757866044105637, 0.9982875333395825, "segment")],
     "cluster_wait": [],
     "restart_wait": [],

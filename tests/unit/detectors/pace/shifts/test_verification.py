@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.pace.shifts.robust import lasting_jitter, levels
+from detectors.pace.shifts.robust import lasting_jitter, levels, wander
 from detectors.pace.shifts.shift import Mechanism, Thresholds
 from detectors.pace.shifts.verification import Verdict, Verification, VerificationConfig, restart_rows
 from tests.benchmarks.detection.change_series import Floats
-from tests.unit.detectors.pace.shifts.constructed import noisy, shifts_of, stepped
+from tests.unit.detectors.pace.shifts.constructed import noisy, shifts_of, stepped, two_paces
 
 
 def judge(values: Floats, *leave_out: Mechanism, onset: int = 200, raised: bool = False) -> Verdict | None:
@@ -97,8 +97,58 @@ def test_only_what_differs_at_all_is_looked_at() -> None:
 
 def test_a_slow_rise_must_be_more_than_noise() -> None:
     verification = Verification(Thresholds(), VerificationConfig())
-    assert verification.rises(noisy(100), 0.1, 24)
-    assert not verification.rises(noisy(100, 0.08), 0.1, 24)
+    assert verification.rises(noisy(100), 0, 0.1, 24)
+    assert not verification.rises(noisy(100, 0.08), 0, 0.1, 24)
+
+
+def test_two_paces_by_chance_are_told_a_third_as_often_and_a_step_on_top_of_them_is_told() -> None:
+    told, without, missed = 0, 0, 0
+    for seed in range(12):
+        values = two_paces(seed=seed)
+        told += len([shift for shift in shifts_of(values) if shift.slower])
+        without += len([shift for shift in shifts_of(values, ("wander",)) if shift.slower])
+        values[300:] += np.log(1.5)
+        found = [shift for shift in shifts_of(values) if shift.slower and 295 <= shift.onset <= 310]
+        missed += not any(shift.reported <= 325 for shift in found)
+    assert told <= without / 3
+    assert missed == 0
+
+
+def test_a_slow_rise_within_what_the_series_does_by_itself_is_none() -> None:
+    verification = Verification(Thresholds(), VerificationConfig())
+    without = Verification(Thresholds(leave_out=("wander",)), VerificationConfig())
+    values = two_paces(160, seed=1)
+    assert without.rises(values, 0, 0.1, 24)
+    assert not verification.rises(values, 0, 0.1, 24)
+
+
+def test_how_far_a_series_wanders_is_that_of_its_values_where_they_do_not_depend_on_each_other() -> None:
+    values = np.random.default_rng(3).normal(0.0, 0.02, 4000)
+    assert 0.017 < wander(values, 0, 10) < 0.022
+    follow = np.zeros(4000)
+    for place in range(1, 4000):
+        follow[place] = 0.8 * follow[place - 1] + values[place]
+    assert wander(follow, 0, 10) > 0.05  # a value alone varies by 0.033
+
+
+def test_how_far_a_series_wanders_is_the_same_block_by_block() -> None:
+    values, first = two_paces(100, seed=4), 33
+    cut = np.clip(values, *np.percentile(values, (5.0, 95.0)))
+    apart = [
+        cut[place + 10 : place + 20].mean() - cut[place : place + 10].mean()
+        for place in range(81)
+        if not place < first < place + 20
+    ]
+    assert np.isclose(wander(values, first, 10), np.sqrt(np.mean(np.square(apart)) * 10 / 2))
+
+
+def test_a_change_that_was_told_is_no_wandering_and_a_single_slow_step_hardly() -> None:
+    values = stepped(0.3, at=80, length=160)
+    assert wander(values, 0, 10) > 0.1
+    assert wander(values, 80, 10) < 0.015
+    values[120] += 3.0
+    assert wander(values, 80, 10) < 0.02
+    assert wander(values[:19], 0, 10) == 0.0
 
 
 def test_levels_and_restarts_of_what_is_hardly_known() -> None:
