@@ -81,10 +81,10 @@ class FamilyMemory:
         return np.exp(paces)
 
     def concerned(self, besides: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """How many entities, `besides` these rows, have a strange sample among their newest, and how many are known."""
+        """How many entities, `besides` these rows, are strange now, and how many are known."""
         known = ~np.isnan(self.latest)
         known[besides] = False
-        return int((known & (self.opened | (self.recent != 0))).sum()), int(known.sum())
+        return int((known & strange_now(self.opened, self.recent)).sum()), int(known.sum())
 
     def hear(self, rows: npt.NDArray[np.int64], times_s: Floats, measured: npt.NDArray[np.bool_], now_s: float) -> None:
         """Samples of `rows` taken at ``times_s [r, k]``, some of them `measured`, have come at `now_s`."""
@@ -110,3 +110,8 @@ class FamilyMemory:
             array = getattr(self, part)
             fill = np.nan if array.dtype.kind == "f" and part not in {"usual", "learnt", "open_s"} else 0
             setattr(self, part, np.append(array, np.full(more, fill, dtype=array.dtype)))
+
+
+def strange_now(opened: npt.NDArray[np.bool_], recent: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Whose newest sample is strange, or who is anomalous; an older single one is anybody's."""
+    return np.asarray(opened | (recent & np.uint64(1) != 0), dtype=np.bool_)

@@ -15,7 +15,7 @@ from detectors.job.packed import pack, unpack
 from detectors.job.samples import Entity, Floats, ScoredSamples
 from detectors.job.window import Window
 from detectors.metrics.bundle.members import ALL_MODELS
-from detectors.metrics.family_memory import PARTS, FamilyMemory
+from detectors.metrics.family_memory import PARTS, FamilyMemory, strange_now
 from detectors.metrics.opening import ModelVoteConfig, rarity
 from detectors.metrics.scores import NO_MODELS
 from detectors.protocol import Role, abstain
@@ -188,7 +188,7 @@ class ModelVote:
         opens = part["opened"] & ~before
         if opens.any():
             known = others[1] + np.count_nonzero(~np.isnan(part["latest"]))
-            concerned = others[0] + np.count_nonzero(part["opened"] | (part["recent"] != 0))
+            concerned = others[0] + np.count_nonzero(strange_now(part["opened"], part["recent"]))
             part["common"] |= opens & (concerned > 1) & (concerned > self._config.common_share * known)
         part["common"] &= part["opened"]
 

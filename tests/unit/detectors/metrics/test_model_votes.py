@@ -181,6 +181,9 @@ def test_nobody_is_accused_of_what_most_of_a_family_begin_at_once() -> None:
     later = [0.1] * 10 + [0.9] * 2
     vote = after(window(scored([over, over, over, later, calm])))[1]
     assert [one.rank for one in vote.suspects] == [3]
+    once = [0.1] * 2 + [0.9] + [0.1] * 9  # an older single sample is anybody's
+    vote = after(window(scored([strange, once, once, once, calm]).until(0, 4)))[1]
+    assert [one.rank for one in vote.suspects] == [0]
     few = [window(scored([strange, strange, strange, calm, calm]).until(at, at + 1)) for at in range(12)]
     detector, vote = after(*few)
     assert vote.opinion == "abstain"
