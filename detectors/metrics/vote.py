@@ -83,14 +83,16 @@ class ModelVote:
         ]
         if found:
             return self._anomalous(sorted(found, key=lambda one: (-one[0], -one[1], one[2], one[3])))
-        if any(family.common.any() for family in self._families.values()):
-            return abstain(TOGETHER)
         latest = [family.latest[~np.isnan(family.latest)] for family in self._families.values()]
         if not any(one.size for one in latest):
             return abstain(self._why)
         highest = float(np.concatenate(latest).max())
         threshold = max(self._config.threshold_of(one.size, one.every_s) for one in self._families.values())
-        return Vote(opinion="normal", score=highest, threshold=threshold, provisional=self._provisional)
+        together = TOGETHER if any(family.common.any() for family in self._families.values()) else ""
+        return Vote(
+            opinion="normal", score=highest, threshold=max(threshold, highest) if together else threshold,
+            reason=together, provisional=self._provisional,
+        )  # fmt: skip
 
     def scores_of(self, scored: ScoredSamples) -> Floats | None:
         """The scores ``[r, k]`` that this vote is about."""
