@@ -7,7 +7,7 @@ of the chosen nodes and stretches; row groups outside of them are not read at al
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,32 @@ _WORDS = ("node", "device", "model")
 
 
 def export_metrics(folder: Path, job: str, path: Path, days: Sequence[str] | None) -> int:
-    """One row for each record and device, one column for each metric that the job has anywhere."""
+    """One row for each record and device, one column for each metric that the job has anywhere.
+
+    A device that was one rank's all the time is that rank's in every row, as in a recording straight from the bus.
+    """
     names: dict[str, int] = {}
-    for batch in batches(folder, "metrics", job, days=days, columns=["name"]):
-        for name in batch.column(0).dictionary_decode().unique().to_pylist():
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for batch in batches(folder, "metrics", job, days=days, columns=["node", "device", "rank", "name"]):
+        for name in batch.column("name").dictionary_decode().unique().to_pylist():
             names.setdefault(name, len(names))
-    return write_metrics(batches(folder, "metrics", job, days=days), list(names), path) if names else 0
+        told = batch.filter(batch.column("rank").is_valid()).to_pandas()[["node", "device", "rank"]].drop_duplicates()
+        for node, device, rank in told.itertuples(index=False):
+            ranks.setdefault((node, device), set()).add(int(rank))
+    of_one = {who: min(found) for who, found in ranks.items() if len(found) == 1}
+    found = batches(folder, "metrics", job, days=days)
+    return write_metrics(found, list(names), path, of_one) if names else 0
 
 
-def write_metrics(found: Iterator[Any], metrics: Sequence[str], path: Path) -> int:
+def write_metrics(
+    found: Iterator[Any], metrics: Sequence[str], path: Path, of_one: Mapping[tuple[str, str], int] | None = None
+) -> int:
     """Write rows of the archive's metrics, in the order of the bus, as a table with a column for each of `metrics`.
+
+    Parameters
+    ----------
+    of_one : mapping, optional
+        The rank whose a device of a node is, for a column ``rank``; without any there is none.
 
     Returns
     -------
@@ -48,15 +64,23 @@ def write_metrics(found: Iterator[Any], metrics: Sequence[str], path: Path) -> i
     """
     names = {name: place for place, name in enumerate(metrics)}
     ids = [("time_s", pa.float64()), *((name, pa.string()) for name in _WORDS)]
+    whose = [("rank", pa.int32())] if of_one else []
     schema = pa.schema([*ids, *((name, pa.float64()) for name in names)])
+    written = pa.schema([*ids, *whose, *((name, pa.float64()) for name in names)])
     seen: OrderedDict[int, None] = OrderedDict()
     rows = 0
-    with whole_file(path) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+    with whole_file(path) as file, parquet.ParquetWriter(file, written, compression="zstd") as writer:
         for table in _whole_records(found):
             for wide in _wide(table, names, schema, seen):
-                writer.write_table(wide)
+                writer.write_table(_owned(wide, of_one) if of_one else wide)
                 rows += wide.num_rows
     return rows
+
+
+def _owned(wide: Any, of_one: Mapping[tuple[str, str], int]) -> Any:
+    """With a column of the rank that each row's device is of."""
+    who = zip(wide.column("node").to_pylist(), wide.column("device").to_pylist(), strict=True)
+    return wide.add_column(1 + len(_WORDS), "rank", pa.array([of_one.get(one) for one in who], pa.int32()))
 
 
 def _whole_records(found: Iterator[Any]) -> Iterator[Any]:
