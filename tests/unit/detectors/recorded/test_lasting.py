@@ -90,3 +90,4 @@ def test_a_scale_that_stands_still_for_incidents_follows_in_the_ranking() -> Non
     assert scores.mean[first].min() > 0.5
     assert scores.mean[last].min() > 0.5
     assert scores.ensemble[last].max() < scores.ensemble[first].min()
+    assert scores.ensemble[last].max() < scores.mean[last].min()  # as it lasts, the same mean is never less
