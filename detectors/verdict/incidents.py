@@ -206,6 +206,7 @@ class Joiner:
             votes=_scores(votes),
             model_versions=versions_used(votes, window),
             attempt=window.attempt,
+            evidence=dict(candidate.evidence),
         )
         return evidenced(opened, window)
 
