@@ -109,7 +109,7 @@ def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode
         code = _supervise(run, arguments, voice, config, signals)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
-        run.tell("job_end", exit_code=code)
+        run.end(exit_code_of(code))
         run.drain(voice)
         code = exit_code_of(code)
         result = run.result(code)
@@ -130,15 +130,15 @@ class _Signals:
 
     def __init__(self) -> None:
         self.foreign = ForeignSignals()
-        self.asked_to_stop = False
+        self.stopped_by: int | None = None
 
     def take_stops(self) -> None:
         """From now on whoever asks us to end is answered in order."""
         for number in stop_signals():
             signal.signal(number, self._ask)
 
-    def _ask(self, _number: int, _frame: object) -> None:
-        self.asked_to_stop = True
+    def _ask(self, number: int, _frame: object) -> None:
+        self.stopped_by = self.stopped_by or number
 
 
 def _supervise(
@@ -155,6 +155,7 @@ def _supervise(
         run.look(voice)
         for number in signals.foreign.take():
             run.stack.signal("supervise", number)
-        if signals.asked_to_stop:
+        if signals.stopped_by is not None:
+            run.stopped_by(signals.stopped_by)
             run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
     return code

@@ -42,7 +42,7 @@ def watch(
             raise ConfigError(f"watch: '{command[0]}' cannot be started ({error.strerror})") from error
         run.open_page(config)
         code = watched.follow(voice)
-        run.tell("job_end", exit_code=code)
+        run.end(code)
         run.drain(voice)
         result = run.result(code)
         run.keep(keep, voice)
@@ -64,7 +64,7 @@ class _Watched:
         finally:
             self._output.begun()
         self._run = run
-        signals.begin(self._child, self._output)
+        signals.begin(self._child, self._output, run.stopped_by)
         run.beside.update(pid for pid in (self._child.pid, self._output.pid) if pid is not None)
 
     def follow(self, voice: Voice) -> int:

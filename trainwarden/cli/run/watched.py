@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -43,10 +43,12 @@ class PassedOn:
         os.set_blocking(self._wakeup, False)
         self._lock = threading.Lock()
         self._early: list[int] = []
+        self._stopped: list[int] = []
+        self._stopped_by: Callable[[int], None] | None = None
         self._output: JobOutput | None = None
         self._child: subprocess.Popen[bytes] | None = None
         numbers = (*self._stops, *foreign_signals())
-        self._before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        self._before = {number: signal.signal(number, self._come) for number in numbers}
         self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # held back while we were imported
         threading.Thread(target=self._run, name="signals", daemon=True).start()
@@ -62,13 +64,22 @@ class PassedOn:
             signal.signal(number, before)
         os.close(self._wakeup)
 
-    def begin(self, child: subprocess.Popen[bytes], output: JobOutput) -> None:
-        """From now on signals are for `child`."""
+    def begin(self, child: subprocess.Popen[bytes], output: JobOutput, stopped_by: Callable[[int], None]) -> None:
+        """From now on signals are for `child`; `stopped_by` hears of each that asks to end."""
+        self._stopped_by = stopped_by
+        for number in self._stopped:
+            stopped_by(number)
         with self._lock:
             self._child, self._output = child, output
             for number in self._early:
                 if number in self._stops:
                     child.send_signal(number)
+
+    def _come(self, number: int, _frame: object) -> None:
+        if number in self._stops:
+            self._stopped.append(number)
+            if self._stopped_by is not None:
+                self._stopped_by(number)
 
     def _run(self) -> None:
         while come := os.read(self._source, 1):
