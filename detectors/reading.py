@@ -1,4 +1,4 @@
-"""How far a member of the detection group has read, and what others of the group had handled before it."""
+"""Tracks how far a member of the detection group has read, and what others had handled before."""
 
 from __future__ import annotations
 
