@@ -57,6 +57,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.lease:lease",
         "The lease service: says which launcher of a job on several nodes leads, until stopped.",
     ),
+    "rendezvous": Entry(
+        "trainwarden.cli.serve.rendezvous:rendezvous",
+        "The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.",
+    ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
         "The local launcher alone (started by launch and demo).",

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from trainwarden.cli.ask.detect_answer import answer_of_all, answer_words, judged_words
 from trainwarden.cli.ask.detect_fleet import Door, Span, judged_fleet
 from trainwarden.cli.ask.detect_job import JobSource, recorded_job
 from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order, parsed_columns
-from trainwarden.cli.ask.detect_judged import judged_words
+from trainwarden.cli.shared.answers import EXIT_CODES
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import counted, moment
@@ -111,8 +112,9 @@ def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, v
         _tell(voice, job, f"{job['job']}: {job['input']['nodes']} nodes, {job['input']['entities']} devices: ")
         for sentence in job.get("silent", ()):
             voice.say(f"  {sentence}")
-    voice.answer({**answer, "wall_s": round(time.monotonic() - began_s, 3)})
-    return 1 if any(job["incidents"] for job in answer["jobs"]) else 0
+    said = answer_of_all(answer["jobs"])
+    voice.answer({**answer, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
+    return EXIT_CODES[said]
 
 
 def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | None, voice: Voice) -> int:
@@ -137,10 +139,11 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
     finally:
         if target is not None:
             target.close()
-    voice.answer({"jobs": answers, "wall_s": round(time.monotonic() - began_s, 3)})
+    said = answer_of_all(answers)
+    voice.answer({"jobs": answers, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
     if failed and failed == len(jobs):
         raise DataError(f"none of the {failed} jobs of '{data}' could be read")
-    return 1 if any(answer.get("incidents") for answer in answers) else 0
+    return EXIT_CODES[said]
 
 
 def _tell(voice: Voice, answer: dict[str, Any], lead: str) -> None:
@@ -148,7 +151,8 @@ def _tell(voice: Voice, answer: dict[str, Any], lead: str) -> None:
         voice.say(f"{lead}cannot be judged: {answer['error']}")
         return
     found = [(len(answer[key]), word) for key, word in FOUND]
-    voice.say(lead + (", ".join(counted(count, word) for count, word in found if count) or "nothing found"))
+    told = ", ".join(counted(count, word) for count, word in found if count)
+    voice.say(lead + (told if answer["incidents"] else "; ".join(filter(None, (told, answer_words(answer))))))
     for incident in answer["incidents"][:SHOWN]:
         who = ", ".join(_who(suspect) for suspect in incident["suspects"][:3])
         voice.say(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.catalogue import Metric, add, added
+from trainwarden.cli.ask.detect_answer import answered, judges
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
@@ -187,7 +188,10 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     except WardenError as error:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
-    return Judged(job_object(result), columns)
+    found = job_object(result)
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
+    found["judged"]["detectors"] = judged_by
+    return Judged(found | answered(found, judged_by), columns)
 
 
 def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:

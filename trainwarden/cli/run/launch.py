@@ -106,7 +106,7 @@ def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode
         code = _supervise(run, arguments, voice, config)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
-        run.tell("job_end", exit_code=code)
+        run.end(exit_code_of(code))
         run.drain(voice)
         code = exit_code_of(code)
         result = run.result(code)
@@ -135,5 +135,6 @@ def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice, config: Path
     while (code := run.stack.returncode("supervise")) is None:
         run.look(voice)
         if asked:
+            run.stopped_by(asked[0])
             run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
     return code

@@ -44,7 +44,7 @@ def watch(
             raise ConfigError(f"watch: '{command[0]}' cannot be started ({error.strerror})") from error
         run.open_page(config)
         code = watched.follow(voice)
-        run.tell("job_end", exit_code=code)
+        run.end(code)
         run.drain(voice)
         result = run.result(code)
         run.keep(keep, voice)
@@ -74,7 +74,7 @@ class _Watched:
     def follow(self, voice: Voice) -> int:
         """Follow the bus until the command ends; signals to us are passed on to it."""
         # Ctrl-C reaches the command by itself (same terminal group); we only must not die of it first.
-        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGINT, self._run.stopped_by)
         signal.signal(signal.SIGTERM, self._forward)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, self._forward)
@@ -87,6 +87,7 @@ class _Watched:
         self._logs.close()
         return exit_code_of(code)
 
-    def _forward(self, number: int, _frame: object) -> None:
+    def _forward(self, number: int, frame: object) -> None:
+        self._run.stopped_by(number, frame)
         if self._child.poll() is None:
             self._child.send_signal(number)

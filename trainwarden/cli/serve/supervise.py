@@ -26,7 +26,7 @@ def supervise(
     preload: Preload = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
-    with_parent: WithParent = False,
+    with_parent: WithParent = None,
 ) -> int:
     """The local launcher alone (started by launch and demo)."""
     from actions.launchers.local.coordinator import SupervisorConfig

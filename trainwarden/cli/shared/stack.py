@@ -51,7 +51,7 @@ class LocalStack:
         if service in self._processes:
             self._processes[service].wait()
         command = [sys.executable, "-P", "-m", "trainwarden.cli.main", service]
-        command += ["--run-dir", str(self._run_dir), "--with-parent"]
+        command += ["--run-dir", str(self._run_dir), "--with-parent", str(os.getpid())]
         if self._config is not None:
             command += ["--config", str(self._config)]
         command += arguments  # last: they may end in `--` and a training command, whose every word is its own

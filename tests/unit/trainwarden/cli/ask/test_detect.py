@@ -144,7 +144,7 @@ def test_scores_are_written_though_no_model_votes(
     target = tmp_path / "scores.csv"
     until_s = recordings.START_S + 6_000.0
     assert run(monkeypatch, "--data", strange, "--normal-until", until_s, "--scores", target, "--detectors",
-               "change_point") == 0  # fmt: skip
+               "change_point") == 3  # fmt: skip
     frame = pd.read_csv(target)
     assert frame.node[frame.ensemble.idxmax()] == "node2"
     assert "kmeans" not in frame.columns
@@ -182,6 +182,8 @@ def test_models_that_are_refused_are_no_finding(
 def test_without_anything_normal_the_models_abstain(
     strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(monkeypatch, "--data", strange, "--json", tmp_path / "out.json") == 0
+    assert run(monkeypatch, "--data", strange, "--json", tmp_path / "out.json") == 3
     (job,) = answer(tmp_path / "out.json")["jobs"]
     assert "nothing says what is normal" in job["abstained"]["lof"]
+    assert (job["answer"], answer(tmp_path / "out.json")["answer"]) == ("not judged", "not judged")
+    assert "--normal-until" in job["not_judged"][0]["remedy"]
