@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwarden.cli.ask.detect_answer import answer_of_all, answer_words, judged_words
 from trainwarden.cli.ask.detect_fleet import Door, Span, judged_fleet
 from trainwarden.cli.ask.detect_job import JobSource, recorded_job
 from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order, parsed_columns
+from trainwarden.cli.ask.detect_judged import judged_words
+from trainwarden.cli.ask.judging.detect_answer import answer_of_all, answer_words
 from trainwarden.cli.shared.answers import EXIT_CODES
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.catalogue import Metric, add, added
-from trainwarden.cli.ask.detect_answer import answered, judges
+from trainwarden.cli.ask.judging.detect_answer import answered, judges
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError

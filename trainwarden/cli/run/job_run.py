@@ -18,7 +18,7 @@ import msgspec
 from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden import rundir
 from trainwarden.bus import address as buses
-from trainwarden.cli.run.job_answer import (
+from trainwarden.cli.run.outcome.job_answer import (
     answer_of,
     bare_incident,
     blindness,
@@ -28,11 +28,13 @@ from trainwarden.cli.run.job_answer import (
     service_lost,
     watched,
 )
-from trainwarden.cli.run.last_look import last_look
+from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import Blind
+from trainwarden.cli.shared.extras import check_services
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.orphans import OrphansOfAll
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
@@ -73,7 +75,9 @@ def services_here(settings: Settings, config: Path | None, *wanted: str) -> tupl
     >>> services_here(Settings(bus="kafka://broker:9092"), Path("site.toml"), "agent", "detector")
     ('agent',)
     """
-    return tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+    services = tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+    check_services(settings, services)
+    return services
 
 
 def elsewhere(settings: Settings, config: Path | None) -> bool:
@@ -114,6 +118,8 @@ class JobRun:
     ----------
     words : list of str
         What a person should know of where the records lie.
+    beside : set of int
+        Processes that were started beside the services; whoever started them waits for their end.
     interrupted : str or None
         The signal by which a person or a scheduler has stopped the command.
     """
@@ -153,6 +159,8 @@ class JobRun:
         self._lost: dict[str, Blind] = {}
         self._end: EventRecord | None = None
         self._page: PageBeside | None = None
+        self.beside: set[int] = set()
+        self._orphans = OrphansOfAll()
 
     @staticmethod
     def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
@@ -236,6 +244,7 @@ class JobRun:
         """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
         self.stack.limit_logs()
         self._miss_services(voice)
+        self._orphans.bury(self.beside | self.stack.pids())
         with suppress(OSError):
             if self._page is not None and (sentence := self._page.news()) is not None:
                 voice.say(f"trainwarden: {sentence}")
