@@ -189,7 +189,9 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    return Judged(found | answered(found, judges(result.detectors, result.abstained, facts=bool(facts))), columns)
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
+    found["judged"]["detectors"] = judged_by
+    return Judged(found | answered(found, judged_by), columns)
 
 
 def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:
