@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Final
 
@@ -9,7 +10,8 @@ import typer
 
 from trainwarden import __version__
 from trainwarden.cli.lazy import Entry, LazyGroup
-from trainwarden.cli.shared.output import with_json_target
+from trainwarden.cli.shared.foreign_signals import foreign_signals
+from trainwarden.cli.shared.output import open_streams, with_json_target
 from trainwarden.errors import ConfigError, DataError, NotJudged, WardenError
 
 COMMANDS: Final[dict[str, Entry]] = {
@@ -204,6 +206,9 @@ def main(
 
 def run() -> None:
     """The console script: errors of use are one sentence and exit code 2."""
+    if sys.argv[1:2] in (["watch"], ["launch"]):  # they pass such signals on, as soon as there is somebody to have them
+        signal.pthread_sigmask(signal.SIG_BLOCK, foreign_signals())
+    open_streams()
     sys.argv[1:] = with_json_target(sys.argv[1:])
     try:
         app()

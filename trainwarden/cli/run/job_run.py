@@ -34,6 +34,7 @@ from trainwarden.cli.shared.answers import Blind
 from trainwarden.cli.shared.extras import check_services
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.orphans import OrphansOfAll
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
@@ -117,6 +118,8 @@ class JobRun:
     ----------
     words : list of str
         What a person should know of where the records lie.
+    beside : set of int
+        Processes that were started beside the services; whoever started them waits for their end.
     interrupted : str or None
         The signal by which a person or a scheduler has stopped the command.
     """
@@ -156,6 +159,8 @@ class JobRun:
         self._lost: dict[str, Blind] = {}
         self._end: EventRecord | None = None
         self._page: PageBeside | None = None
+        self.beside: set[int] = set()
+        self._orphans = OrphansOfAll()
 
     @staticmethod
     def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
@@ -239,6 +244,7 @@ class JobRun:
         """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
         self.stack.limit_logs()
         self._miss_services(voice)
+        self._orphans.bury(self.beside | self.stack.pids())
         with suppress(OSError):
             if self._page is not None and (sentence := self._page.news()) is not None:
                 voice.say(f"trainwarden: {sentence}")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from trainwarden.cli.shared.foreign_signals import held_back
 from trainwarden.errors import NotJudged
 
 STOP_GRACE_S = 8.0
@@ -55,7 +56,7 @@ class LocalStack:
         if self._config is not None:
             command += ["--config", str(self._config)]
         command += arguments  # last: they may end in `--` and a training command, whose every word is its own
-        with self.log_path(service).open("ab") as log:
+        with self.log_path(service).open("ab") as log, held_back():
             self._processes[service] = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -73,6 +74,15 @@ class LocalStack:
     def pid(self, service: str) -> int:
         """Process id of `service`."""
         return self._processes[service].pid
+
+    def pids(self) -> set[int]:
+        """Process ids of all services that were started last."""
+        return {process.pid for process in self._processes.values()}
+
+    def signal(self, service: str, number: int) -> None:
+        """Send signal `number` to `service`, if it runs."""
+        if service in self._processes:
+            self._processes[service].send_signal(number)
 
     def returncode(self, service: str) -> int | None:
         """Exit code of `service`; None while it runs."""
