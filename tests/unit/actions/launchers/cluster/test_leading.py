@@ -12,8 +12,6 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from actions.launchers.checkpoints import newest
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.checkpoints.resumption import SEARCH_S
 from actions.launchers.cluster import growing, leading
 from actions.launchers.cluster.control import Question
@@ -34,6 +32,8 @@ from actions.launchers.local.control import AskState, Poll, Submit
 from tests.doubles import ManualClock
 from tests.examples import examples
 from trainwarden import launching
+from trainwarden.checkpoints import newest
+from trainwarden.checkpoints.newest import Checkpoint
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.checkpoints import newest, resumption
+from actions.launchers.checkpoints import resumption
 from actions.launchers.checkpoints.resumption import UNNUMBERED
 from actions.launchers.local.coordinator import STARTED_OVER_CODE
 from tests.unit.actions.launchers.local.runner_double import Launch
