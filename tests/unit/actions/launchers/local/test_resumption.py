@@ -12,6 +12,7 @@ from actions.launchers.checkpoints import resumption
 from actions.launchers.checkpoints.resumption import UNNUMBERED
 from actions.launchers.local.coordinator import STARTED_OVER_CODE
 from tests.unit.actions.launchers.local.runner_double import Launch
+from trainwarden.checkpoints import newest
 
 PASSED_OVER = "step-80 is newer than step-60 and not whole, so it is passed over"
 
