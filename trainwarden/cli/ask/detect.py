@@ -10,15 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwarden.cli.ask.detect_answer import answer_of_all, answer_words
 from trainwarden.cli.ask.detect_fleet import Door, Span, judged_fleet
 from trainwarden.cli.ask.detect_job import JobSource, recorded_job
-from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order
+from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order, parsed_columns
+from trainwarden.cli.ask.detect_judged import judged_words
+from trainwarden.cli.ask.judging.detect_answer import answer_of_all, answer_words
+from trainwarden.cli.ask.judging.kept_result import keep_result
 from trainwarden.cli.shared.answers import EXIT_CODES
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.records import IncidentRecord
 
 SHOWN = 12  # incidents that people are shown; the JSON has all
 FOUND = (
@@ -32,7 +35,10 @@ FOUND = (
 def detect(
     *,
     data: Annotated[
-        Path | None, typer.Option("--data", help="A recorded folder, or a folder of recorded folders.")
+        Path | None, typer.Option("--data", help="A file or folder in any known format, or a folder of such folders.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="ROLE=COLUMN,...", help="Of a table: which column is what (time=when).")
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="A Prometheus with metrics of dcgm-exporter and node_exporter.")
@@ -73,18 +79,21 @@ def detect(
 
     Example: trainwarden detect --data recording/ --normal-until 3600 --json
 
+    Example: trainwarden detect --data nvidia-smi.csv
+
     Example: trainwarden detect --prometheus http://prometheus:9090 --since 30m
 
     Example: trainwarden detect --job llama-70b --since 2h
     """
     voice = Voice(json)
     span = Span(match, since, from_, to, step, by)
-    asked = Asked(normal_until, normal, models, detectors, scores is not None)
+    said = tuple(parsed_columns(columns).items())
+    asked = Asked(normal_until, normal, models, detectors, scores is not None, columns=said)
     if sum(source is not None for source in (data, prometheus, job)) != 1:
         raise ConfigError("say what is to be judged: --data DIR, --job NAME or --prometheus URL")
     if prometheus is not None:
         if asked != Asked(None, None, None, detectors, False):
-            raise ConfigError("--normal-until, --normal, --models and --scores go with --data and --job")
+            raise ConfigError("--normal-until, --normal, --models, --scores and --columns go with --data and --job")
         return _fleet(Door(prometheus, token_file, ca_file, client_cert), span, detectors, config, voice)
     if span.of_fleets:
         raise ConfigError("--match, --step and --by go with --prometheus")
@@ -118,6 +127,7 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
     jobs, batch = jobs_to_judge(data, asked, config)
     target = ScoresFile.open(scores) if scores is not None else None
     answers: list[dict[str, Any]] = []
+    records: list[IncidentRecord] = []
     failed = 0
     try:
         for number, judged in enumerate(judged_in_order(jobs, voice.say), 1):
@@ -125,13 +135,17 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
                 raise DataError(str(judged.answer["error"]))
             failed += judged.failed
             answers.append(judged.answer)
+            records.extend(judged.records)
             if target is not None and judged.scores is not None:
                 target.add(judged.answer["job"], judged.scores)
             _tell(voice, judged.answer, f"[{number}/{len(jobs)}] {judged.answer['job']}: ")
+            for sentence in judged_words(judged.answer):
+                voice.say(f"  {sentence}")
     finally:
         if target is not None:
             target.close()
     said = answer_of_all(answers)
+    keep_result(f"detect-{data.resolve().name}", records, {"answer": said})
     voice.answer({"jobs": answers, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
     if failed and failed == len(jobs):
         raise DataError(f"none of the {failed} jobs of '{data}' could be read")

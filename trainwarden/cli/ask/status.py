@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.cli.ask.job_state import JobState, state_of, table
 from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
+from trainwarden.cli.ask.judging.job_state import JobState, state_of, table
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import EXIT_CODES, worst
 from trainwarden.cli.shared.follow import JobView, incident_line

@@ -18,7 +18,7 @@ import msgspec
 from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden import rundir
 from trainwarden.bus import address as buses
-from trainwarden.cli.run.job_answer import (
+from trainwarden.cli.run.outcome.job_answer import (
     answer_of,
     bare_incident,
     blindness,
@@ -28,9 +28,10 @@ from trainwarden.cli.run.job_answer import (
     service_lost,
     watched,
 )
-from trainwarden.cli.run.last_look import last_look
+from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import Blind
+from trainwarden.cli.shared.extras import check_services
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
 from trainwarden.cli.shared.orphans import OrphansOfAll
@@ -74,7 +75,9 @@ def services_here(settings: Settings, config: Path | None, *wanted: str) -> tupl
     >>> services_here(Settings(bus="kafka://broker:9092"), Path("site.toml"), "agent", "detector")
     ('agent',)
     """
-    return tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+    services = tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+    check_services(settings, services)
+    return services
 
 
 def elsewhere(settings: Settings, config: Path | None) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from trainwarden.cli.shared.foreign_signals import held_back
-from trainwarden.errors import WardenError
+from trainwarden.errors import NotJudged
 
 STOP_GRACE_S = 8.0
 LOG_BYTES = 32 * 1024 * 1024  # of one service's log, the older half included
@@ -113,7 +113,7 @@ class LocalStack:
 
         Raises
         ------
-        WardenError
+        NotJudged
             With the end of that service's log.
         """
         self.limit_logs()
@@ -121,7 +121,7 @@ class LocalStack:
             code = self.returncode(service)
             if code is not None:
                 tail = self.log_path(service).read_text(errors="replace")[-2000:]
-                raise WardenError(f"{service} ended with exit code {code}:\n{tail}")
+                raise NotJudged(f"{service} ended with exit code {code}:\n{tail}")
 
     def stop(self, *services: str, more_s: float = 0.0) -> None:
         """Stop `services` (all if none are named): politely, then for good; `more_s` is for what they stop first."""
