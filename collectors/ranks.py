@@ -1,4 +1,4 @@
-"""Which training processes of this node are which ranks, and which processes of this agent's own ``/proc`` they are.
+"""Finds the training processes of this node: which process is which rank.
 
 A hook file names a pid as its process sees itself, in a container a number of that container's own. So no collector
 takes a pid from a hook file: it asks `Lookout`, which answers with the pid that the process has here, once namespace,

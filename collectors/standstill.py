@@ -1,4 +1,4 @@
-"""Whether this node's ranks stand still, and for how long they may: what is asked of them then costs them something."""
+"""Detects that this node's ranks make no progress, so that costly collectors may ask them."""
 
 from __future__ import annotations
 

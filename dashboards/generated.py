@@ -1,4 +1,4 @@
-"""Files that are built from code and kept beside it, so that whoever installs them needs no Python.
+"""Files that are built from code and kept beside it, so that installing them needs no Python.
 
 ``python -m dashboards.generated --write`` (``make dashboards``) writes them; a test holds that they are of today.
 Needs PyYAML and, for Grafana, its foundation SDK: both come with the extra ``dev``.

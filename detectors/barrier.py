@@ -1,4 +1,4 @@
-"""Between the service and its plug-ins: a detector that breaks is set aside for that job, told, and done with."""
+"""Runs one job's detectors and disables any that crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which detectors run and by which rule: the CATALOG's own, changed by what the settings say of single ones."""
+"""Which detectors run: the CATALOG's defaults, changed by the settings."""
 
 from __future__ import annotations
 

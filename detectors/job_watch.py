@@ -1,4 +1,4 @@
-"""One job in the detection service: its memory, its detectors, its incidents; windows go through all of them."""
+"""Monitors one job in the detection service: its state, detectors and incidents."""
 
 from __future__ import annotations
 

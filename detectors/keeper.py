@@ -1,4 +1,4 @@
-"""Takes snapshots of the jobs that a detection service watches, and gives their memory back to whoever goes on."""
+"""Takes snapshots of watched jobs and restores them in whichever service continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a member of the detection group has read, and what others of the group had handled before it."""
+"""Tracks how far a member of the detection group has read, and what others had handled before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reading:
         self._next: dict[Place, int] = {}
         self._had: dict[Place, int] = {}  # offsets below had been handled by the group when the partition came
         self._until: dict[Place, int] = {}  # the same, while it is being caught up with
-        self._left = 0
+        self._left: int | None = 0
 
     @property
     def assigned(self) -> frozenset[int]:
@@ -60,6 +60,11 @@ class Reading:
         self.catching = frozenset()
         return kept, partitions - kept
 
+    def forget(self) -> None:
+        """What was read last broke midway: no memory is right any more, whatever offsets say."""
+        self._next.clear()
+        self._had.clear()
+
     def catch_up(self, gained: frozenset[int], committed: Mapping[Place, int], consumer: Consumer) -> None:
         """Begin with `gained`, now that `consumer` stands where their memory begins."""
         self._until = {place: offset for place, offset in committed.items() if place[1] in gained and offset > 0}
@@ -70,7 +75,8 @@ class Reading:
     def standing(self, message: Message) -> Standing:
         """What `message` is to this member, and note that it was handled."""
         place = (message.topic, message.partition)
-        self._left -= 1
+        if self._left is not None:
+            self._left -= 1
         self._next[place] = message.offset + 1
         if message.partition not in self.catching:
             return "live"
@@ -78,7 +84,9 @@ class Reading:
 
     def caught_up(self, consumer: Consumer) -> bool:
         """Whether all that was there at the beginning has been read; true once."""
-        if not self.catching or (self._left > 0 and consumer.lag() > 0):
+        if not self.catching or not consumer.assignment():
+            return False  # a member between two assignments has read nothing of what waits for it
+        if self._left is None or (self._left > 0 and consumer.lag() != 0):
             return False
         self.catching = frozenset()
         self._until = {}

@@ -1,4 +1,4 @@
-"""The models in service: whose scores vote, and whose are only compared with them."""
+"""The models in use: the champion that votes and the challenger that is compared with it."""
 
 from __future__ import annotations
 

@@ -89,6 +89,7 @@ class DetectionHandler:
         self._last_tick_s: float | None = None
         self._aside_until_s: dict[str, float] = {}
         self._dead: list[Output] = []
+        self._whole = True  # what follows from all that was handled has been handed over
         for name in (*self._chosen, "job"):
             metrics.count("set_aside_total", "Detectors and jobs set aside after a defect.", 0, what=name)
         for name in (*self._chosen, "models"):
@@ -101,6 +102,8 @@ class DetectionHandler:
         silently, and what it has missed is told late.
         """
         committed = dict(consumer.committed())
+        if not self._whole:
+            self._reading.forget()
         kept, gained = self._reading.take_over(consumer.assignment(), committed)
         self._consumer, self._last_tick_s = consumer, None
         if not kept and not gained:
@@ -119,6 +122,7 @@ class DetectionHandler:
             consumer.seek_to_time(self._clock.now_s() - self._settings.rewind_s)
         consumer.seek(self._reading.places(kept) | offsets)
         self._reading.catch_up(gained, committed, consumer)
+        self._whole = True
 
     def _take_back(self, bus: Bus) -> None:
         """Take up what is on the bus about jobs of this member: the newest revision of each incident."""
@@ -137,6 +141,7 @@ class DetectionHandler:
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
         """Take in messages; a job with a hard event is judged at once."""
+        self._whole = False
         urgent: dict[str, None] = {}
         outputs: list[Output] = []
         for message in messages:
@@ -157,10 +162,17 @@ class DetectionHandler:
         for watch in [self._jobs[job] for job in urgent if job in self._jobs]:
             watch.attentive_until_s = now_s + ATTENTIVE_S
             outputs.extend(self._judged(watch, now_s))
+        self._whole = True
         return outputs + self._take_dead()
 
     def tick(self, now_s: float) -> Iterable[Output]:
         """Judge the jobs that are due, and forget those that are over."""
+        whole, self._whole = self._whole, False
+        outputs = self._ticked(now_s)
+        self._whole = whole
+        return outputs
+
+    def _ticked(self, now_s: float) -> list[Output]:
         self.models.swap(self._jobs.values())
         if self._consumer is not None and self._reading.caught_up(self._consumer):
             return self._caught_up()

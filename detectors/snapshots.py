@@ -1,4 +1,4 @@
-"""What the detection service remembers of its jobs, kept on the bus so that another member may go on from there.
+"""Snapshots of the detection service's state on the bus, from which another member continues.
 
 A snapshot stands for all records of a job below certain offsets. It goes out in parts that a bus takes, the last two of
 each job in turn, so that one that was cut off by a death leaves the one before. One without parts says that nothing is

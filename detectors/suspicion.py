@@ -1,4 +1,4 @@
-"""When a job's collective calls are to be looked at more closely: something is slow, and nobody has been named for it.
+"""Decides when to sample a job's collective calls more densely: something is slow and no rank is named.
 
 Stragglers and slow links are told by calls of sampled steps, one step in 64 or so; of a job that has become slow the
 first verdict would take minutes. So the agents are asked, once in a while and for a few steps that lie ahead, to have

@@ -1,4 +1,4 @@
-"""How a training run says how far it is: stages in a fixed order, each counted where there is something to count."""
+"""Progress of a training run: stages in a fixed order, each counted."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@
     ├── RecordError        bytes on the bus that are no record of ours (dead letter, never fatal)
     ├── BusError           the bus refused or lost something
     │   └── BusUnavailable     the bus is away; worth retrying later
+    ├── NotJudged          a service of ours that a question needs was not there (exit code 3)
     ├── CollectorError     a source could not be read this time
     ├── DetectorError      a detector could not score this window
     └── LauncherError      the launcher refused or failed an action
@@ -41,6 +42,10 @@ class BusError(WardenError):
 
 class BusUnavailable(BusError):
     """The bus cannot be reached now; nothing that was not acknowledged may be taken as kept."""
+
+
+class NotJudged(WardenError):
+    """A service of ours was not there, so the question has no answer; the message says why and what to do."""
 
 
 class CollectorError(WardenError):

@@ -38,6 +38,7 @@ def incident_object(record: IncidentRecord) -> dict[str, Any]:
         "severity": record.severity,
         "opened_at_s": record.opened_at_s,
         "closed_at_s": record.closed_at_s,
+        "closed_why": record.evidence.get("closed"),
         "onset_s": record.onset_s,
         "onset_step": record.onset_step,
         "opened_step": record.opened_step,
@@ -46,6 +47,7 @@ def incident_object(record: IncidentRecord) -> dict[str, Any]:
         "metrics": list(record.metrics),
         "votes": dict(record.votes),
         "model_versions": dict(record.model_versions),
+        "output": list(record.evidence.get("output", ())),
     }
 
 

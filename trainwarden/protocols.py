@@ -64,8 +64,11 @@ class Consumer(Protocol):
         """Partitions that this member reads now; may change at `poll`."""
         ...
 
-    def lag(self) -> int:
-        """Records written but not yet returned by `poll`, over all assigned partitions."""
+    def lag(self) -> int | None:
+        """Records written but not yet returned by `poll`, over all assigned partitions; None while there are none.
+
+        A member without partitions knows of no backlog, which does not mean that there is none.
+        """
         ...
 
     @property

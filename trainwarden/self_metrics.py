@@ -58,10 +58,15 @@ class SelfMetrics:
         answers = "1 while the bus answers the service, 0 while it is away."
         self._set(UP, answers, float(bus_answers), {"service": self._service})
 
-    def lag(self, records: int) -> None:
-        """So many records on the bus are not handled yet."""
+    def lag(self, records: int | None) -> None:
+        """So many records on the bus are not handled yet; None while the service has no partition to know it of."""
         help_text = "Records on the bus that the service has not handled yet."
-        self._set(LAG, help_text, records, {"service": self._service})
+        if records is not None:
+            self._set(LAG, help_text, records, {"service": self._service})
+            return
+        with self._lock:
+            if self._children.pop((LAG, ("service", self._service)), None) is not None:
+                self._families[LAG].remove(self._service)
 
     def tell_also(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Tell at each scrape what `families` gives then, under its own names."""

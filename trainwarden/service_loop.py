@@ -135,19 +135,19 @@ class ServiceLoop:
         if self._consumer is None:
             self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
             self._undecodable = 0
-        self._take_over(self._consumer)
-        self._publish()  # what was decided goes out before anything new is read
+        self._publish()  # what was decided goes out before anything new is read, and before memory is rebuilt from it
         if self._unflushed:
             self._finish(self._consumer)
+        self._take_over(self._consumer)
         messages = self._consumer.poll(self._poll_timeout_s)
         self._count_undecodable(self._consumer)
         self._take_over(self._consumer)
         self._handling = True
-        outputs = self._handled(messages)
-        outputs.extend(self._handler.tick(self._clock.now_s()))
-        self._pending.extend(outputs)
+        self._pending.extend(self._handled(messages))  # the handler counts it as told, even if its tick breaks
+        self._unflushed = bool(messages or self._pending)
+        self._pending.extend(self._handler.tick(self._clock.now_s()))
         self._handling = False
-        self._unflushed = bool(messages or outputs)
+        self._unflushed = self._unflushed or bool(self._pending)
         self._publish()
         if self._unflushed:
             self._finish(self._consumer)

@@ -1,4 +1,4 @@
-"""What holds actions back: a person's word, budgets, maintenance windows, and how many nodes may be taken out.
+"""Brakes on actions: stops, budgets, silences, maintenance windows, and limits on evicted nodes.
 
 Read `actions.brakes.brakes` first.
 """

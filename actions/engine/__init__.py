@@ -1,4 +1,4 @@
-"""Incidents and people's words in, actions out: the gate before every call of a launcher.
+"""Turns incidents and commands into actions, and guards every call of a launcher.
 
 Read `actions.engine.handler` first.
 """

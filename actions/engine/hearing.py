@@ -66,4 +66,5 @@ class Hearing:
         BusUnavailable
             If the bus is away.
         """
-        return self._consumer.lag() > 0
+        lag = self._consumer.lag()
+        return lag is None or lag > 0

@@ -1,4 +1,4 @@
-"""Solvers: how to split micro-batches, share out GPUs and place ranks, and when a remedy has earned its price.
+"""Solvers: splits of micro-batches, GPUs of tasks, places of ranks, and when a remedy is due.
 
 Read `actions.planners.microbatches` first.
 """

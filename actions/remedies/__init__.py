@@ -1,4 +1,4 @@
-"""What has its turn about an incident: what is known of it, the table of remedies, and the next action.
+"""Chooses the next action for an incident from the table of remedies.
 
 Read `actions.remedies.planner` first.
 """

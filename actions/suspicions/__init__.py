@@ -1,4 +1,4 @@
-"""Suspects of a job whom no validation has cleared or confirmed, for launchers that are about to start its ranks again.
+"""Suspects of a job that no validation has cleared or confirmed, for launchers that restart its ranks.
 
 Read `actions.suspicions.on_bus` first.
 """

@@ -1,4 +1,4 @@
-"""The node agent: whose turn it is, what is let through, and the way to the bus.
+"""The node agent: runs the collectors, validates their records and delivers them to the bus.
 
 Read `collectors.agent.agent` first.
 """

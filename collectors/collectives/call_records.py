@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from collectors.collectives.plain_pickle import load_plain
 from trainwarden.errors import DataError
+from trainwarden.formats.dumps.plain_pickle import load_plain
 
 MAX_GROUPS: Final = 4_096
 MAX_TEXT: Final = 120

@@ -1,4 +1,4 @@
-"""The host, and how its ranks fare on it.
+"""Metrics of the host and of the ranks' processes on it.
 
 Read `collectors.host.collector` first.
 """

@@ -1,4 +1,4 @@
-"""Calls of NCCL as NVIDIA's own profiler plug-in, the inspector, writes them: some users have it in place of ours.
+"""Collective calls as NVIDIA's own profiler plug-in, the inspector, writes them.
 
 Read `collectors.nccl_inspector.collector` first.
 """

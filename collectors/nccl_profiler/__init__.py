@@ -1,4 +1,4 @@
-"""NCCL's profiler plug-in (in C): the calls of a rank and what the device took over them; its file, and who reads it.
+"""NCCL's profiler plug-in (in C): a rank's collective calls with device times, and the collector of its file.
 
 `plugin.c` is what NCCL calls, `shared_file.c` makes the file ``rank-<rank>-<pid>-<start>.nccl`` beside the hook's,
 `tables.c` tells stale handles and impossible stamps; `layout.h` and `layout.py` say what lies in the file.

@@ -1,4 +1,4 @@
-"""How the job's ranks are laid out: by settings, the training command and the hook's word of process groups.
+"""How the job's ranks are laid out, from settings, the training command and the hook's report of process groups.
 
 Read `collectors.parallel_layout.collector` first.
 """

@@ -1,4 +1,4 @@
-"""Others' exporters: dcgm-exporter and node_exporter scraped in place of agents.
+"""Scrapes dcgm-exporter and node_exporter where no agents run.
 
 Read `collectors.prometheus.collector` first.
 """

@@ -1,4 +1,4 @@
-"""Where the code of a rank stands while nobody moves.
+"""Stacks of ranks in a stall, read from outside by py-spy.
 
 Read `collectors.stacks.collector` first.
 """

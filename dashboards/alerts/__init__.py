@@ -1,4 +1,4 @@
-"""What a person is woken for: one table of alerts, from which Prometheus' rules and Grafana's alerts are built.
+"""One table of alerts, from which Prometheus' rules and Grafana's alerts are built.
 
 Read `dashboards.alerts.table` first.
 """

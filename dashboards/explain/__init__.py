@@ -1,4 +1,4 @@
-"""One incident in plain words: what, where, why this and not that, and what to do next.
+"""Explains one incident in plain words: what, where, why, and what to do next.
 
 Read `dashboards.explain.explanation` first.
 """

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the jobs: one table of families, filled from the board at each scrape.
+"""Metrics of jobs for Prometheus: one table of families, filled at each scrape.
 
 Read `dashboards.exposition.jobs` first.
 """

@@ -1,4 +1,4 @@
-"""Notices to others: what is wrong, the evidence, and the exact command to act.
+"""Sends notices to webhooks and chats: what is wrong, the evidence, and the command to act.
 
 Read `dashboards.notices.notices` first.
 """

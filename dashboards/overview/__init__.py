@@ -1,4 +1,4 @@
-"""What is known of all jobs, the newest of it: for Prometheus, the API, the page and the report.
+"""The newest state of all jobs, for Prometheus, the API, the page and the report.
 
 Read `dashboards.overview.overview` first.
 """

@@ -88,7 +88,8 @@ class Overview:
             self.round_s = now_s
             for job in self.jobs.values():
                 job.pace.settle()
-            if not self.ready and self._consumer is not None and self._consumer.lag() <= READ_UP:
+            lag = None if self.ready or self._consumer is None else self._consumer.lag()
+            if lag is not None and lag <= READ_UP:
                 self.ready = True
             self._forget(now_s)
         return ()

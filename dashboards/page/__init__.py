@@ -1,4 +1,4 @@
-"""The page of one's own: jobs, incidents, heat maps, votes and actions, live in a browser or frozen into one file.
+"""The page in a browser: jobs, incidents, heat maps, votes and actions, live or frozen into one file.
 
 Read `dashboards.page.pages` first.
 """

@@ -1,4 +1,4 @@
-"""The HTTP side: who may ask what, the detection API, and where the page hangs.
+"""The HTTP server: roles, the detection API, and the page's routes.
 
 Read `dashboards.web.app` first.
 """

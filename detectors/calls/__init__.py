@@ -1,4 +1,4 @@
-"""Collective calls of all ranks of a job, put together: how long each waited, and how fast the links were.
+"""Joins collective calls over the ranks of a job: each rank's wait and each link's speed.
 
 Read `detectors.calls.joined` first.
 """

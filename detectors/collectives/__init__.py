@@ -1,4 +1,4 @@
-"""Who broke a collective: PyTorch's flight recorders and NCCL's RAS.
+"""Who broke a collective, from PyTorch's flight recorders, NCCL's RAS, counts and watchdog lines.
 
 Read `detectors.collectives.findings` first.
 """

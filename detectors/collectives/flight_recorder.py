@@ -9,7 +9,7 @@ device has not finished what its peers, with its help, have: its own bookkeeping
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,8 +38,13 @@ class _Wait:
     pair: bool = False
 
 
-def analyse(dumps: Mapping[int, Any], world_size: int | None = None) -> list[CollectiveFinding]:
+def analyse(
+    dumps: Mapping[int, Any], world_size: int | None = None, broken: Collection[int] = ()
+) -> list[CollectiveFinding]:
     """What the dumps of a job that hangs say, most certain finding first; empty if nobody waits for anybody.
+
+    A single rank without a dump beside all others with one is evidence. Where several have none, these were not
+    collected: nothing is known of them, and none of them is a suspect.
 
     Parameters
     ----------
@@ -47,6 +52,8 @@ def analyse(dumps: Mapping[int, Any], world_size: int | None = None) -> list[Col
         Parsed JSON (or its text) of each rank; None or an object without entries is evidence too.
     world_size : int, optional
         Number of ranks, so that ranks without a dump are missed.
+    broken : collection of int
+        Ranks whose dump is there and cannot be read, as a process leaves it that is killed while it dumps.
 
     Raises
     ------
@@ -73,7 +80,8 @@ def analyse(dumps: Mapping[int, Any], world_size: int | None = None) -> list[Col
     waits = [wait for group in groups if (wait := _wait(group, lagging)) is not None]
     waits.extend(wait for group in groups for wait in _peer_waits(group, lagging))
     if waits or lagging:
-        return _blamed(waits, lagging, read)
+        members = {rank for group in groups for rank in group.members}
+        return _blamed(waits, lagging, read, _Uncollected.of(members, read, broken))
     return _stuck_together(groups)
 
 
@@ -150,7 +158,53 @@ class _Suspicion:
     reason: str
 
 
-def _blamed(waits: list[_Wait], lagging: Mapping[int, str], read: Mapping[int, RankDump]) -> list[CollectiveFinding]:
+@dataclass(frozen=True, slots=True)
+class _Uncollected:
+    """Ranks of which no dump can be read, and those of them of which nothing is known."""
+
+    absent: frozenset[int]
+    broken: frozenset[int]
+
+    @classmethod
+    def of(cls, members: set[int], read: Mapping[int, RankDump], broken: Collection[int]) -> _Uncollected:
+        gone = frozenset(rank for rank in members if rank not in read or not read[rank].present)
+        return cls(gone - frozenset(broken), frozenset(broken) & members)
+
+    @property
+    def unknown(self) -> frozenset[int]:
+        return self.broken | (self.absent if len(self.absent) > 1 or self.broken else frozenset())
+
+    def words(self, missing: Collection[int]) -> str:
+        """What is said of those of `missing` that have no dump."""
+        told = []
+        if absent := sorted(self.absent & set(missing)):
+            told.append(f"of {listed(absent)} there is no dump")
+        if cut := sorted(self.broken & set(missing)):
+            told.append(f"the dump of {listed(cut)} is cut short or damaged")
+        return "; ".join(told)
+
+
+_Known = tuple[Mapping[int, str], Mapping[int, RankDump], _Uncollected]
+"""Ranks that lag, the dumps by rank, and those that are not there."""
+
+
+def _nobody(wait: _Wait, uncollected: _Uncollected) -> list[CollectiveFinding]:
+    """Whoever holds up the waiting ranks is among those of which nothing is known."""
+    reason = (
+        f"{listed(wait.waiting)} {_verb(wait)} in {wait.op} {wait.seq} of group {wait.group.name}; "
+        f"{uncollected.words(wait.missing)}: whoever holds them up is among these and cannot be told"
+    )
+    return [
+        CollectiveFinding(
+            kind="hang", ranks=(), scores=(), group=wait.group.name, op=wait.op, seq=wait.seq, reason=reason,
+            waiting=wait.waiting[:MAX_RANKS_TOLD], time_s=wait.since_ns / 1e9 if wait.since_ns else None,
+        )
+    ]  # fmt: skip
+
+
+def _blamed(
+    waits: list[_Wait], lagging: Mapping[int, str], read: Mapping[int, RankDump], uncollected: _Uncollected
+) -> list[CollectiveFinding]:
     """One finding that names the ends of the wait-for chains."""
     # In a pipeline a receive that is posted early waits for long: collectives tell more.
     waits.sort(key=lambda wait: (wait.pair, wait.since_ns is None, wait.since_ns or 0, -len(wait.waiting)))
@@ -167,6 +221,18 @@ def _blamed(waits: list[_Wait], lagging: Mapping[int, str], read: Mapping[int, R
         # A rank with work of its own still queued may only be stuck behind one that is idle or dead.
         ends = {rank for rank in ends if rank not in busy or rank in lagging}
     ends |= _also_left_behind(waits, ends, missed)
+    known = ends - uncollected.unknown
+    if not known:
+        return _nobody(next(wait for wait in waits if ends & set(wait.missing)), uncollected)
+    ends = known
+    return [_accusing(waits, ends, missed, (lagging, read, uncollected), circle=circle)]
+
+
+def _accusing(
+    waits: list[_Wait], ends: set[int], missed: Mapping[int, list[_Wait]], known: _Known, *, circle: bool
+) -> CollectiveFinding:
+    """The finding that names `ends`."""
+    lagging, read, uncollected = known
     suspicions = sorted(
         (_suspicion(rank, missed.get(rank, []), lagging, read) for rank in ends),
         key=lambda one: (-one.strength, one.since_ns, -one.waited_by, one.rank),
@@ -180,18 +246,18 @@ def _blamed(waits: list[_Wait], lagging: Mapping[int, str], read: Mapping[int, R
         reason += f", in which {listed(where.waiting)} {_verb(where)}"
     if len(there) < len(ranks):
         reason += f"; {listed([rank for rank in ranks if rank not in there])} stopped as well"
+    if where and (words := uncollected.words(where.missing)):
+        reason += f"; {words}"
     if circle:
         reason += "; they wait for each other in different collectives"
-    return [
-        CollectiveFinding(
-            kind="collective_mismatch" if circle else "hang",
-            ranks=ranks, scores=tuple(max(0.1, one.strength / 3.0) for one in suspicions),
-            group=where.group.name if where else "", op=where.op if where else "", seq=where.seq if where else None,
-            reason=reason, waiting=where.waiting[:MAX_RANKS_TOLD] if where else (),
-            time_s=where.since_ns / 1e9 if where and where.since_ns else None,
-            evidence=tuple(one.reason for one in suspicions),
-        )
-    ]  # fmt: skip
+    return CollectiveFinding(
+        kind="collective_mismatch" if circle else "hang",
+        ranks=ranks, scores=tuple(max(0.1, one.strength / 3.0) for one in suspicions),
+        group=where.group.name if where else "", op=where.op if where else "", seq=where.seq if where else None,
+        reason=reason, waiting=where.waiting[:MAX_RANKS_TOLD] if where else (),
+        time_s=where.since_ns / 1e9 if where and where.since_ns else None,
+        evidence=tuple(one.reason for one in suspicions),
+    )  # fmt: skip
 
 
 def _suspicion(rank: int, missed: list[_Wait], lagging: Mapping[int, str], read: Mapping[int, RankDump]) -> _Suspicion:

@@ -1,4 +1,4 @@
-"""Devices judged by their own metrics, without a trained model: against known limits, and against their peers.
+"""Judges devices by their own metrics without a trained model: known limits and comparison with peers.
 
 Read `detectors.devices.device_limits` first.
 """

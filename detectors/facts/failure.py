@@ -27,6 +27,8 @@ class Failure(msgspec.Struct):
     hold_s: float = 0.0
     aborted: bool = False
     waited: bool = False  # for others, until PyTorch's watchdog ended it
+    bare: bool = False  # an exit code alone: the output may hold the exception
+    of_command: bool = False  # the command as a whole, not one of its ranks
 
 
 def one_was_killed(stops: list[Failure], cascades: list[Failure]) -> bool:

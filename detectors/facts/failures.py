@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from detectors.facts.command import LIFE, NEAR_S, CommandEnd, Ended, cause_of, exception_event, last_cause
 from detectors.facts.exceptions import exception_rule, interrupts, nearest_cause, text_of
 from detectors.facts.failure import Failure, Role, one_was_killed
 from detectors.facts.given_up import GivenUp
+from detectors.facts.output import Output
 from detectors.job.window import Window
 from detectors.logs.rules import LogRules
 from detectors.protocol import abstain
@@ -47,6 +49,7 @@ class Failures:
         self._rules = rules
         self._failures: dict[str, Failure] = {}
         self._given_up = GivenUp()
+        self._output, self._command = Output(), CommandEnd()
         self._restarting = False
         self._planned_from_s, self._planned_until_s = float("inf"), float("inf")
 
@@ -59,7 +62,8 @@ class Failures:
         return self._restarting
 
     def take(self, event: EventRecord, window: Window) -> None:
-        """Take in an event about a process; others are left alone."""
+        """Take in an event about a process, or about the command as a whole; others are left alone."""
+        self._command.take(event, window.now_s)
         if event.kind == "restart":
             self._take_restart(event)
         elif event.kind in {"job_start", "process_start"}:
@@ -79,6 +83,9 @@ class Failures:
         """Forget failures that the job has outlived, and a restart whose end nobody told; see who only waited."""
         self._given_up.hear(window.logs)
         self._given_up.explain(self._failures.values())
+        self._output.read(window.logs)
+        self._find_words(window)
+        self._end_of_command(window)
         if self._restarting and window.phase != "restart":
             self._restarting, self._planned_until_s = False, window.end_s
         if self._failures and len(window.ends_s):
@@ -117,6 +124,7 @@ class Failures:
             onset_step=first.step,
             at_step=first.step,
             hard=True,
+            evidence={"output": lines} if (lines := self._output.tail(first.rank)) else {},
         )
 
     def state(self) -> dict[str, Any]:
@@ -127,6 +135,8 @@ class Failures:
             "restarting": self._restarting,
             "span": span,
             "gave": self._given_up.state(),
+            "output": self._output.state(),
+            "command": self._command.state(),
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
@@ -140,11 +150,59 @@ class Failures:
         self._failures = msgspec.convert(plain["failures"], dict[str, Failure])
         self._restarting = msgspec.convert(plain["restarting"], bool)
         self._given_up.restore(msgspec.convert(plain.get("gave", {}), dict[int, float], strict=False))
+        self._output.restore(plain.get("output", {}))
+        self._command.restore(plain.get("command"))
         begin, end = msgspec.convert(plain["span"], tuple[float | None, float | None])
         self._planned_from_s = float("inf") if begin is None else begin
         self._planned_until_s = float("inf") if end is None else end
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _find_words(self, window: Window) -> None:
+        """Give each plain exit code the exception that its rank has printed, where no hook has told of it."""
+        for life, failure in list(self._failures.items()):
+            if not failure.bare or failure.spoken or window.now_s - failure.seen_s < failure.hold_s:
+                continue
+            found = self._output.raised(since_s=failure.time_s - NEAR_S)
+            own = next((one for one in found if failure.rank is not None and one.rank == failure.rank), None)
+            if own is not None:
+                event = exception_event(own, failure.node, life.removeprefix(f"{failure.node}/"), failure.rank)
+                self._take_exception(event, window)
+
+    def _end_of_command(self, window: Window) -> None:
+        """A command that has failed is a failure, also where nothing is known of its ranks."""
+        ended = self._command.failed(window.now_s, self._output, self._rules)
+        if ended is None or any(one.role != "stop" and not one.of_command for one in self._failures.values()):
+            return
+        known = self._failures.get(f"{ended.node}/{LIFE}")
+        if known is not None and known.spoken:
+            return
+        cause = cause_of(ended, self._output, self._rules)
+        if cause is not None:
+            self._take_exception(self._with_rank(cause, window), window)
+        elif known is None:
+            self._fail_without_words(ended, window)
+
+    def _with_rank(self, cause: EventRecord, window: Window) -> EventRecord:
+        """A process that knows of no others is rank 0."""
+        alone = not self._output.has_launcher and set(window.ranks.tolist()) <= {0}
+        return msgspec.structs.replace(cause, rank=0) if cause.rank is None and alone else cause
+
+    def _fail_without_words(self, ended: Ended, window: Window) -> None:
+        stopped = min((one for one in self._failures.values()), key=lambda one: one.time_s, default=None)
+        rank = self._output.root_rank if stopped is None else stopped.rank
+        said = last_cause(self._rules, self._output.tail(rank))
+        reason = ended.how if stopped is None else f"{ended.how} after {stopped.reason}"
+        event = EventRecord(
+            id=LIFE, job=window.job, node=ended.node, time_s=ended.time_s, kind="process_exit", rank=rank,
+            fields={"incarnation": LIFE},
+        )  # fmt: skip
+        if said is None:
+            self._fail(event, window, "root", reason)
+            return
+        text, rule = said
+        kind = rule.kind or "crash"
+        self._fail(event, window, "root", f"{reason}: {text[:200]}", kind=kind, severity=rule.severity)
 
     def _take_restart(self, event: EventRecord) -> None:
         if event.fields.get("stage") == "done":
@@ -240,6 +298,8 @@ class Failures:
             spoken=event.kind == "exception",
             hold_s=ABORT_HOLD_S if aborted else self._words_patience_s if bare else 0.0,
             aborted=aborted,
+            bare=bare,
+            of_command=_life(event) == f"{event.node}/{LIFE}",
         )
 
     def _told(self, window_now_s: float) -> list[Failure]:

@@ -1,4 +1,4 @@
-"""What log lines say: rules for single lines, floods, and templates nobody has seen before.
+"""Judges log lines: rules for single lines, floods, and templates that are new.
 
 Read `detectors.logs.log_window` first.
 """

@@ -1,4 +1,4 @@
-"""The votes of trained models on the metrics of nodes and devices.
+"""Votes of trained models on the metrics of nodes and devices.
 
 Read `detectors.metrics.vote` first.
 """

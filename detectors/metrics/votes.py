@@ -2,7 +2,7 @@
 
 They differ in little: which model it is, what its silence means, what it weighs among the votes that need company, and
 how many samples it takes to open. Weights were chosen on SMD machines 1-2, 1-4, 1-6 and the odd ASD servers
-(docs/detection.md has the figures): models that look at the level of metrics in nearly the same way have half a voice
+(see docs/metric_models.md): models that look at the level of metrics in nearly the same way have half a voice
 each; some did not earn one. They are what votes weigh until a gate has measured it (`trainer_offline.fit.weights`).
 """
 

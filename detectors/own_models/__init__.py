@@ -1,4 +1,4 @@
-"""Models that a job teaches by its own healthy start, until trained ones are there.
+"""Models learned from a job's own healthy start, used until trained ones exist.
 
 Read `detectors.own_models.own_models` first.
 """

@@ -1,4 +1,4 @@
-"""How fast the job goes: changes of pace, thresholds on running steps, and hangs.
+"""Iteration times: change points, thresholds on running steps, and hangs.
 
 Read `detectors.pace.change_point` first.
 """

@@ -31,7 +31,7 @@ class ChangePointConfig(Config, frozen=True, kw_only=True):
     planned_steps : tuple of int
         Steps at which the program itself changes its pace (``[[planned_change]]`` of a recorded folder).
     leave_out : tuple of str
-        Mechanisms that take no part in finding changes, of the job and of ranks (docs/detection.md lists them).
+        Mechanisms that take no part in finding changes, of the job and of ranks (docs/change_points.md lists them).
     """
 
     job: ShiftConfig = msgspec.field(default_factory=ShiftConfig)

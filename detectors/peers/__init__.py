@@ -1,4 +1,4 @@
-"""Ranks compared with one another: who computes longer than those of the same role.
+"""Compares ranks with others of their role: which computes longer.
 
 Read `detectors.peers.peer_deviation` first.
 """

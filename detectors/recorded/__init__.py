@@ -1,4 +1,4 @@
-"""A recorded folder judged by the path that judges live jobs.
+"""Judges a recorded folder by the path that judges live jobs.
 
 Read `detectors.recorded.replay` first.
 """

@@ -36,7 +36,7 @@ def read_facts(job: RecordedJob) -> list[Fact]:
         Naming file and line, or rank and entry, if one cannot be read.
     """
     facts: list[Fact] = []
-    events = _lines(job.folder / "events.jsonl", EventRecord)
+    events = [*_lines(job.folder / "events.jsonl", EventRecord), *job.events]
     events += [*xid_events(job, events), *exporter_events(job, events)]
     beats = _lines(job.folder / "heartbeats.jsonl", HeartbeatRecord)
     if not beats:  # which tell it better
@@ -56,7 +56,7 @@ def _collectives(job: RecordedJob) -> list[EventRecord]:
     ranks = [] if table is None else [rank for rank in table.ranks if rank is not None]
     known = zip(table.ranks, table.nodes, strict=True) if table is not None else ()
     nodes = {rank: node for rank, node in known if rank is not None and node}
-    findings = analyse(job.flight, max(ranks) + 1 if ranks else None)
+    findings = analyse(job.flight, max(ranks) + 1 if ranks else None, job.broken)
     end_s = job.end_s
     return [
         to_event(finding, job=job.name, time_s=end_s if end_s is not None else finding.time_s or 0.0, nodes=nodes)

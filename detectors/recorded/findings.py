@@ -34,6 +34,18 @@ def job_object(result: ReplayResult) -> dict[str, Any]:
         "log_findings": _log_findings(result),
         "stragglers": [] if whole else _worst_first([*_stragglers(result), *_waited_for(result)]),
         "abstained": dict(result.abstained),
+        "judged": judged_object(result),
+    }
+
+
+def judged_object(result: ReplayResult) -> dict[str, Any]:
+    """Which files were read and which were not, what was assumed, and which detectors had input."""
+    job = result.job
+    return {
+        "files": [{"path": one.path, "format": one.format, "rows": one.rows} for one in job.files[:MAX_LISTED]],
+        "unread": [{"path": one.path, "why": one.why} for one in job.unread[:MAX_LISTED]],
+        "notes": list(job.notes[:MAX_LISTED]),
+        "detectors": [name for name in result.detectors if name not in result.abstained],
     }
 
 

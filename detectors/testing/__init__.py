@@ -1,4 +1,4 @@
-"""What every detector must do, as plain functions that a plug-in's own test calls.
+"""Contract checks for detectors, as plain functions that a plug-in's own test calls.
 
 Read `detectors.testing.checks` first.
 """

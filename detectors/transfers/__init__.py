@@ -1,4 +1,4 @@
-"""What collective calls tell across ranks: who is waited for, and which links are slow.
+"""Compares collective calls across ranks: which rank is waited for, which links are slow.
 
 Read `detectors.transfers.collective_waits` first.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -56,6 +56,7 @@ class Candidate:
     score: float
     hard: bool
     metrics: tuple[str, ...]
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 def family_of(kind: IncidentKind) -> str:
@@ -250,6 +251,7 @@ def _join(family: str, votes: list[Vote]) -> Candidate:
         score=first.score,
         hard=first.hard,
         metrics=tuple(dict.fromkeys(name for vote in same for name in vote.metrics)),
+        evidence=first.evidence,
     )
 
 

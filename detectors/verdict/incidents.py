@@ -28,6 +28,7 @@ LATE_S: Final = 10.0  # what is told later than this says so
 EVIDENCE_EVERY_S: Final = 2.0
 ENDING: Final = frozenset({"exit", "ended"})  # phases in which ranks end one after the other: nothing to plan for
 KEEP_CLOSED: Final = 200
+JOB_ENDED: Final = "the job has ended"
 
 
 @dataclass(slots=True)
@@ -206,6 +207,7 @@ class Joiner:
             votes=_scores(votes),
             model_versions=versions_used(votes, window),
             attempt=window.attempt,
+            evidence=dict(candidate.evidence),
         )
         return evidenced(opened, window)
 
@@ -250,7 +252,7 @@ class Joiner:
                 over = over and (faded or _progress(window, entry.record))
             if not over:
                 continue
-            closed = self._close(key, window.now_s)
+            closed = self._close(key, window.now_s, JOB_ENDED if window.finished else "")
             if entry.published:
                 (out if live else self._ended).append(closed)
         return out
@@ -258,13 +260,15 @@ class Joiner:
     def end(self, now_s: float) -> list[IncidentRecord]:
         """Close everything: nobody will hear of the job any more."""
         published = [key for key, entry in self._open.items() if entry.published]
-        return [self._close(key, now_s) for key in published]
+        return [self._close(key, now_s, "the job is not heard of any more") for key in published]
 
-    def _close(self, key: str, now_s: float) -> IncidentRecord:
+    def _close(self, key: str, now_s: float, why: str) -> IncidentRecord:
+        """Close an incident; `why` is empty where its signs are gone."""
         record = self._open.pop(key).record
         closed = msgspec.structs.replace(
-            record, state="closed", revision=record.revision + 1, updated_at_s=now_s, closed_at_s=now_s
-        )
+            record, state="closed", revision=record.revision + 1, updated_at_s=now_s, closed_at_s=now_s,
+            evidence={**record.evidence, "closed": why} if why else record.evidence,
+        )  # fmt: skip
         self._closed = [*self._closed[-KEEP_CLOSED:], closed]
         return closed
 

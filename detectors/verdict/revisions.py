@@ -96,6 +96,7 @@ def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
         onset_s=onset_s,
         onset_step=candidate.onset_step if onset_step is None else onset_step,
         metrics=candidate.metrics or record.metrics,
+        evidence={**record.evidence, **candidate.evidence},
     )
 
 

@@ -97,10 +97,10 @@ def test_limits_are_what_they_say(tmp_path):
     line = "    x = 1\n"
     said = '    """\n' + "    said\n" * 60 + '    """\n'
     files = {
-        "actions/fits.py": "x = 1\n" * 300,
-        "actions/long.py": "x = 1\n" * 301,
-        **{f"actions/few/f{number}.py": "" for number in range(15)},
-        **{f"actions/many/f{number}.py": "" for number in range(16)},
+        "actions/fits.py": "x = 1\n" * 500,
+        "actions/long.py": "x = 1\n" * 501,
+        **{f"actions/few/f{number}.py": "" for number in range(20)},
+        **{f"actions/many/f{number}.py": "" for number in range(21)},
         "actions/f.py": f"def short():\n{said}{line * 40}def long():\n{line * 41}",
         "actions/g.py": """
             class Thing:

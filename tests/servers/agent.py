@@ -19,14 +19,14 @@ from trainwarden.records import Record
 from trainwarden.topics import Topic
 
 _PROGRAM = """
-import sys
+import os, sys
 from pathlib import Path
 from collectors.agent.agent import serve
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import load
 log_to_stderr()
-serve(load(), Path(sys.argv[1]), Path(sys.argv[2]), StopFlag(with_parent=True))
+serve(load(), Path(sys.argv[1]), Path(sys.argv[2]), StopFlag(with_parent=os.getppid()))
 """
 
 

@@ -30,6 +30,8 @@ def test_who_may_look_on_sees_the_job_and_suspends_nothing(tmp_path: Path) -> No
     launch = ["launch", "--job", "j", "--nproc", "1", "--rdzv", rdzv, "--token-file", str(tmp_path / "shared")]
     launch += ["--tokens", str(tmp_path / "people"), "--", "python", str(SCRIPTS / "ring.py"), "100000"]
     environ = {**os.environ, "TRAINWARDEN_NODE": "n1", "TRAINWARDEN_RUN_DIR": str(tmp_path / "run")}
+    # The script saves after a second; without a folder its rank ends, and the job with it.
+    environ["TRAINWARDEN_CHECKPOINTS"] = str(tmp_path / "checkpoints")
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen([*WARDEN, *launch, str(tmp_path / "log")], env=environ, stdout=out, stderr=out)
 

@@ -28,7 +28,7 @@ from tests.system.runs import WARDEN
 from tests.testbed.nodes import Node, Testbed
 from trainwarden.clock import BootClock
 from trainwarden.errors import LauncherUnavailable
-from trainwarden.metrics_http.server import AT_ONCE
+from trainwarden.metrics_http.listener import AT_ONCE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

@@ -128,3 +128,38 @@ def test_a_rank_that_is_killed_leaves_nothing_either(lair: Lair) -> None:
     rank = Path(f"/proc/{one['session']}/status").read_text().partition("PPid:")[2].split()[0]
     os.kill(int(rank), signal.SIGKILL)
     lair.wait(lambda: not alive(one["session"]) and not alive(one["background"]))
+
+
+BRIEF = """
+import os, sys
+from pathlib import Path
+from trainwarden.cli.shared.stack import LocalStack
+stack = LocalStack(Path(sys.argv[1]), {})
+rank = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+stack.start("supervise", "--nproc", "2", "--", sys.executable, "-c", rank, sys.argv[2])
+for service in ("agent", "detector"):
+    stack.start(service)
+print(*(stack.pid(service) for service in ("supervise", "agent", "detector")), flush=True)
+os._exit(0)
+"""
+
+
+def test_whoever_is_killed_in_its_first_moments_leaves_no_rank_and_no_service(tmp_path: Path) -> None:
+    """The services asked who their parent was once they had imported what they need, and found another one."""
+    run, began = tmp_path / "run", tmp_path / "a-rank-began"
+    run.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", BRIEF, str(run), str(began)], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    left = [int(word) for word in ended.stdout.split()]
+    try:
+        assert len(left) == 3
+        until_s = time.monotonic() + 60.0
+        while any(map(alive, left)):
+            assert time.monotonic() < until_s, "services go on without whoever started them"
+            time.sleep(0.05)
+        assert not began.exists(), "a rank was started for nobody"
+    finally:
+        for pid in filter(alive, left):
+            os.kill(pid, signal.SIGKILL)

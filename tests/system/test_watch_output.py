@@ -41,7 +41,7 @@ def test_watch_ends_with_a_word_and_leaves_a_run_that_can_be_asked_about(tmp_pat
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("/dev/shm/trainwarden-")
     (run,) = (tmp_path / "trainwarden" / "runs").iterdir()
-    assert "job quiet ended with exit code 0: no steps seen, no incident" in ended.stderr
+    assert "job quiet ended with exit code 0: no steps seen, NOT JUDGED: no training step was seen" in ended.stderr
     assert f"records and logs: {run}" in ended.stderr
     assert (run / "logs" / "job.log").read_text().endswith("words\n")
     refused = warden("watch", "--", "no-such-command")
@@ -51,7 +51,7 @@ def test_watch_ends_with_a_word_and_leaves_a_run_that_can_be_asked_about(tmp_pat
     assert list((tmp_path / "trainwarden" / "runs").iterdir()) == [run]
     assert not Path(ended.stdout.split()[0]).exists()
     asked = warden("status")
-    assert f"quiet: exit code 0, 0 steps, 0 incident(s); {run}" in asked.stdout, asked.stderr
+    assert f"quiet: exit code 0, 0 steps, not judged; {run}" in asked.stdout, asked.stderr
 
 
 def environment(run_dir: Path) -> dict[str, str]:

@@ -66,7 +66,7 @@ class GatedConsumer:
     def assignment(self) -> frozenset[tuple[str, int]]:
         return self._inner.assignment()
 
-    def lag(self) -> int:
+    def lag(self) -> int | None:
         return self._inner.lag()
 
     @property

@@ -1,4 +1,4 @@
-"""What a person may want to say of a recorded job: changed levels, stretches unlike the rest, ranks that are alike.
+"""Suggests annotations of recorded jobs: changed levels, odd stretches, ranks of one role.
 
 Read `trainer_offline.suggest.change_points` first.
 """

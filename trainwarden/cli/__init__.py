@@ -1,4 +1,4 @@
-"""The command line: one file a command, named as the command.
+"""The command line: one file for each command, named like the command.
 
 Read `trainwarden.cli.main` first: its table says in which file of which room a command lives.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Final
 
@@ -9,8 +10,9 @@ import typer
 
 from trainwarden import __version__
 from trainwarden.cli.lazy import Entry, LazyGroup
-from trainwarden.cli.shared.output import with_json_target
-from trainwarden.errors import ConfigError, DataError, WardenError
+from trainwarden.cli.shared.foreign_signals import foreign_signals
+from trainwarden.cli.shared.output import open_streams, with_json_target
+from trainwarden.errors import ConfigError, DataError, NotJudged, WardenError
 
 COMMANDS: Final[dict[str, Entry]] = {
     "demo": Entry(
@@ -57,6 +59,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.lease:lease",
         "The lease service: says which launcher of a job on several nodes leads, until stopped.",
     ),
+    "rendezvous": Entry(
+        "trainwarden.cli.serve.rendezvous:rendezvous",
+        "The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.",
+    ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
         "The local launcher alone (started by launch and demo).",
@@ -68,11 +74,11 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "status": Entry(
         "trainwarden.cli.ask.status:status",
-        "What every job on the bus is doing; exit code 1 while an incident is open.",
+        "What every job on the bus is doing; exit codes 0 healthy, 1 an incident or a failed job, 3 not judged.",
     ),
     "incidents": Entry(
         "trainwarden.cli.ask.incidents:incidents",
-        "Incidents, oldest first; exit code 1 if there is any.",
+        "Incidents, oldest first; exit codes 0 there is none, 1 there is one, 3 no detector has judged anything.",
     ),
     "check": Entry(
         "trainwarden.cli.ask.check:check",
@@ -180,7 +186,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Watches LLM training, says which rank, node, GPU or link is at fault and why, and does the cheapest thing "
-    "that works. Exit codes: 0 fine, 1 anomaly or failure found, 2 wrong use. Begin with: trainwarden demo",
+    "that works. Exit codes: 0 healthy, 1 incident or failed job, 2 wrong use, 3 not judged (the words say why). Begin "
+    "with: trainwarden demo",
 )
 
 
@@ -199,15 +206,29 @@ def main(
 
 def run() -> None:
     """The console script: errors of use are one sentence and exit code 2."""
+    if sys.argv[1:2] in (["watch"], ["launch"]):  # they pass such signals on, as soon as there is somebody to have them
+        signal.pthread_sigmask(signal.SIG_BLOCK, foreign_signals())
+    open_streams()
     sys.argv[1:] = with_json_target(sys.argv[1:])
     try:
         app()
     except (ConfigError, DataError) as error:
         typer.echo(f"trainwarden: {error}", err=True)
         sys.exit(2)
+    except NotJudged as error:
+        typer.echo(f"trainwarden: NOT JUDGED: {error}", err=True)
+        sys.exit(3)
     except WardenError as error:
         typer.echo(f"trainwarden: {error}", err=True)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        from trainwarden.cli.shared.extras import EXTRAS, sentence
+
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            raise
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "this")
+        typer.echo(f"trainwarden: {sentence(str(error.name), command)}", err=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

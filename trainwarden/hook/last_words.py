@@ -12,6 +12,7 @@ import faulthandler
 import functools
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from .ends import ByHand
 from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
-from .memory import Memory, let_through
+from .memory import Memory, checked, let_through
 from .thread import TrainingThread, clock
 
 _MAX_CAUSES = 8
@@ -71,10 +72,15 @@ class LastWords:
 
         To the program it is as if nobody had asked for them: it is told that they are not enabled.
         """
+        try:
+            words = self._fault_words()
+        except OSError:  # all else is told as ever
+            self.memory.failed()
+            return
         disable: Any = faulthandler.disable  # it does return whether they were enabled
         enable, is_enabled = faulthandler.enable, faulthandler.is_enabled
         self.disable_faults = disable
-        self.fault_file = self._fault_words()
+        self.fault_file = words
         enable(self.fault_file, all_threads=False)
 
         @functools.wraps(enable)
@@ -95,8 +101,7 @@ class LastWords:
 
     def _fault_words(self) -> Any:
         """The file for the interpreter's words, open for the life of the process."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        return open(os.open(self.memory.path + ".fault", flags, self.memory.readable), "w", encoding="utf-8")
+        return open(self.memory.fresh(self.memory.path + ".fault"), "w", encoding="utf-8")
 
     def disarm_faults(self) -> None:
         """No more words at a fatal signal, where they are ours."""
@@ -157,11 +162,7 @@ class LastWords:
             "time_s": time.time(),
         }
         line = json.dumps(fact).encode()
-        descriptor = os.open(
-            memory.path + ".last",
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
-            memory.readable,
-        )
+        descriptor = memory.more(memory.path + ".last")
         try:
             os.write(descriptor, line + b"\n")
         finally:
@@ -189,7 +190,9 @@ class Requests:
                 os.unlink(memory.path + ".ask")
             os.mkfifo(memory.path + ".ask", 0o600)
             # Both ends, so that opening does not wait for the agent and its leaving is no end of file.
-            self.pipe = os.open(memory.path + ".ask", os.O_RDWR | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.pipe = checked(os.open(memory.path + ".ask", flags), stat.S_IFIFO, (memory.owner,))
+            os.set_blocking(self.pipe, True)
             os.fchmod(self.pipe, 0o600 | memory.shared & 0o020)  # whoever the folder lets write may ask
             start_new_thread(self._answer, ())  # threading's own start waits for the thread to run
         except (OSError, RuntimeError):

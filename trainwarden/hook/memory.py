@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import mmap
 import os
 import signal
+import stat
 import sys
 import time
 from typing import Any
@@ -45,6 +47,7 @@ class Memory:
         "live",
         "off",
         "offset_ns",
+        "owner",
         "path",
         "rank_known",
         "shared",
@@ -64,6 +67,7 @@ class Memory:
         self.rank_known = False
         self.ticks = 0  # start of this process by the kernel's reckoning
         self.uneven = ""  # why this rank must run as many micro-batches as all others, if it has said so
+        self.owner = -1  # of files that this process makes in the folder, as the file system names it
         self.shared = 0  # rights on the folder that its owner gives to the group, or to others by an access list
 
     def open(self, step: int, micro: int, phase: int) -> int:
@@ -78,6 +82,7 @@ class Memory:
         try:
             # Really allocated: a full tmpfs must fail here and not kill the process by SIGBUS at a later store.
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
+            self.owner = os.fstat(descriptor).st_uid
             self.buffer = mmap.mmap(descriptor, FILE_BYTES)
         finally:
             os.close(descriptor)
@@ -116,8 +121,7 @@ class Memory:
     def leave(self, kind: str, data: bytes) -> None:
         """Write a file of this `kind` beside the shared one, whole or not at all. Whatever the system raises."""
         partial = f"{self.path}{kind}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(partial, flags, self.readable)
+        descriptor = self.fresh(partial)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
@@ -125,6 +129,17 @@ class Memory:
         except OSError:
             os.unlink(partial)
             raise
+
+    def fresh(self, path: str) -> int:
+        """Open `path` for writing, as a new file of our own: whatever lies there goes. Whatever the system raises."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, self.readable)
+
+    def more(self, path: str) -> int:
+        """Open `path` to write at its end; a file of our own or none. Whatever the system raises."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        return checked(os.open(path, flags, self.readable), stat.S_IFREG, (self.owner,))
 
     def _free_path(self, rank: int) -> str:
         """Where the files of this process go, without the suffix.
@@ -140,6 +155,29 @@ class Memory:
         let_through()
         if self.words is not None:
             self.words[AT_ERRORS] += 1
+
+
+def checked(descriptor: int, kind: int, owners: tuple[int, ...]) -> int:
+    """`descriptor`, if it is a file of this `kind` and of one of `owners`; else it is closed, and `OSError` raised.
+
+    Others may write into the folder: a pipe, a device or somebody's own file may lie under any name.
+    """
+    found = os.fstat(descriptor)
+    if stat.S_IFMT(found.st_mode) == kind and found.st_uid in owners and found.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EPERM, "no file of ours")
+
+
+def read_beside(path: str, limit: int) -> bytes:
+    """At most `limit` bytes of the regular file `path`, of whoever owns its folder, of root or of us; never waits."""
+    owners = (os.geteuid(), 0, os.stat(os.path.dirname(path) or ".").st_uid)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = checked(os.open(path, flags), stat.S_IFREG, owners)
+    try:
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
 
 
 def let_through() -> None:

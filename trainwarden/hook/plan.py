@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .layout import AT_MICRO, AT_PLAN, AT_PLAN_STEP
-from .memory import let_through
+from .memory import let_through, read_beside
 from .process import current
 from .watches import hide
 
@@ -109,8 +109,7 @@ class MicroBatchPlan:
         return self.in_force
 
     def _read(self) -> None:
-        with open(self.path, "rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
+        found = json.loads(read_beside(self.path, _MAX_BYTES))
         for plan in [*found.get("history", ()), found]:
             if not isinstance(plan, dict):
                 continue
@@ -171,8 +170,7 @@ class PauseFile:
 
     def _read(self) -> tuple[int, float]:
         try:
-            with open(self.path, "rb") as file:
-                found = json.loads(file.read(_MOST_PAUSE_BYTES))
+            found = json.loads(read_beside(self.path, _MOST_PAUSE_BYTES))
             number, until_s = found["number"], found["until_s"]
             if type(number) is int and 0 < number < 2**62 and type(until_s) in (int, float):
                 return number, float(until_s)

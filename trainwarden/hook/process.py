@@ -18,7 +18,7 @@ from .backward import Backward, NoHandle
 from .device import Device, Events, StepEvents, accelerator_at_work, keep_for_ever
 from .ends import ByHand, Ends
 from .last_words import LastWords, Requests, user_frame
-from .memory import Memory, let_through, who_am_i
+from .memory import Memory, checked, let_through, read_beside, who_am_i
 from .pauses import Evaluation, Pauses
 from .period import CallPeriod, numel, smallest_period
 from .steps import Steps
@@ -199,6 +199,6 @@ def current() -> Any:
 
 hide_all(
     Memory, TrainingThread, Tally, Pauses, Evaluation, Steps, ByHand, CallPeriod, Ends, Waits, Calls, Backward,
-    NoHandle, LastWords, Requests, Device, Events, StepEvents, Hook, let_through, who_am_i, smallest_period, numel,
-    user_frame, current, no_graph_task, accelerator_at_work, keep_for_ever,
+    NoHandle, LastWords, Requests, Device, Events, StepEvents, Hook, checked, read_beside, let_through, who_am_i,
+    smallest_period, numel, user_frame, current, no_graph_task, accelerator_at_work, keep_for_ever,
 )  # fmt: skip

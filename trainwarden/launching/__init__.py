@@ -1,4 +1,4 @@
-"""What the engine asks of whatever started the job, and what it is answered.
+"""The interface between engine and launchers: operations, their progress and results.
 
 Read `trainwarden.launching.launcher` first.
 

@@ -1,4 +1,4 @@
-"""How a service answers Prometheus: a small HTTP server, with TLS and passwords where a file says so.
+"""A small HTTP server for Prometheus' scrapes, with TLS, passwords and limits for strangers.
 
-Read `trainwarden.metrics_http.server` first.
+Read `trainwarden.metrics_http.listener` first.
 """

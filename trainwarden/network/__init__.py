@@ -1,4 +1,4 @@
-"""How programs that are reached over a network are named: hosts and ports.
+"""Names of hosts and ports.
 
 Read `trainwarden.network.host_port` first.
 """

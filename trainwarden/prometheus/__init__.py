@@ -1,4 +1,4 @@
-"""What others' exporters say: their names and labels, and a range of it read from a Prometheus.
+"""Metrics of other exporters: their names and labels, and ranges read from a Prometheus.
 
 Read `trainwarden.prometheus.reading` first.
 """

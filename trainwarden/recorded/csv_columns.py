@@ -25,7 +25,7 @@ from trainwarden.recorded.columns import (
     checked_names,
     parse_number,
 )
-from trainwarden.recorded.files import bounded_lines, opened, reading, shown
+from trainwarden.recorded.files import bounded_lines, opened, reading, refuse_bomb, shown
 
 MAX_LINE_BYTES = 4 * 1024 * 1024  # 200,000 columns of 20 characters
 _BLOCK_BYTES = 2 * MAX_LINE_BYTES
@@ -53,6 +53,7 @@ def read_csv(path: Path, file: str, roles: Roles) -> Columns:
     """
     with reading(file):
         names = _header(path, file)
+        refuse_bomb(path, file)
         try:
             return _read_fast(path, file, names, roles)
         except _Undecided:

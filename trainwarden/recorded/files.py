@@ -12,6 +12,9 @@ from typing import BinaryIO, cast
 from trainwarden.errors import DataError
 
 _SHOWN_CHARS = 60
+MAX_UNPACKED = 8 * 1024 * 1024 * 1024  # of one packed table: more text than its columns may fill in memory
+_MOST_RATIO = 1032  # gzip packs nothing tighter
+_PIECE = 1024 * 1024
 
 
 def shown(value: object) -> str:
@@ -54,6 +57,24 @@ def reading(name: str) -> Iterator[None]:
 def opened(path: Path) -> BinaryIO:
     """`path` for reading, unpacked if its name ends in ``.gz``."""
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def refuse_bomb(path: Path, name: str) -> None:
+    """Refuse a packed file that would fill the memory; one too small for that is not looked into.
+
+    Raises
+    ------
+    DataError
+        If it is larger than `MAX_UNPACKED` bytes unpacked.
+    """
+    if path.suffix != ".gz" or path.stat().st_size * _MOST_RATIO <= MAX_UNPACKED:
+        return
+    with opened(path) as file:
+        size = 0
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            if size > MAX_UNPACKED:
+                raise DataError(f"{name} is larger than {MAX_UNPACKED:,} bytes unpacked: write it as Parquet")
 
 
 def bounded_lines(file: BinaryIO, name: str, max_bytes: int) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -30,6 +30,8 @@ from trainwarden.recorded.rows import MAX_RANK
 _TABLES = ("metrics", "iterations", "collectives")
 _TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LOG_ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+_OWN_FILES = ("job.toml", "events.jsonl", "events.jsonl.gz", "heartbeats.jsonl", "heartbeats.jsonl.gz",
+              "incidents.jsonl", "actions.jsonl")  # fmt: skip
 _FLIGHT = "flight_recorder"
 _FLIGHT_NAME = re.compile(r"rank_([0-9]{1,6})\.json")
 MAX_DUMP_BYTES = 256 * 1024 * 1024  # a flight-recorder dump of 2,000 entries has about 5 MB
@@ -93,7 +95,7 @@ def is_batch(folder: Path) -> bool:
     return not _is_job(folder)
 
 
-def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
+def read_folder(folder: Path, name: str | None = None, but: Container[str] = ()) -> RecordedJob:
     """Read one job's folder.
 
     Parameters
@@ -101,6 +103,8 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
     folder : Path
     name : str, optional
         Name of the job; else job.toml's, else the folder's.
+    but : container of str
+        Files that are left out.
 
     Raises
     ------
@@ -109,7 +113,7 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder '{folder}'")
-    names = [path.name for path in _entries(folder) if path.is_file()]
+    names = [path.name for path in _entries(folder) if path.is_file() and path.name not in but]
     job = _read_job(folder) if "job.toml" in names else _Job()
     metrics = _read_table(folder, names, "metrics", read_metrics)
     iterations = _read_table(folder, names, "iterations", read_iterations)
@@ -117,6 +121,7 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
     reference_s = _reference_s(metrics, iterations)
     read = read_logs(folder, _log_names(names), reference_s)
     logs = _settled(read, reference_s, _nodes(metrics, iterations, read))
+    flight, broken = _read_flight(folder)
     return RecordedJob(
         name=name or job.name or folder.resolve().name,
         folder=folder,
@@ -124,7 +129,8 @@ def read_folder(folder: Path, name: str | None = None) -> RecordedJob:
         iterations=iterations,
         collectives=collectives,
         logs=logs,
-        flight=_read_flight(folder),
+        flight=flight,
+        broken=broken,
         normal_until_s=job.normal_until_s,
         parallel=_parallel(job),
         roles=_roles(job),
@@ -275,9 +281,34 @@ def _flight_files(folder: Path) -> list[Path]:
     return [path for path in _entries(dumps) if _FLIGHT_NAME.fullmatch(path.name) and path.is_file()]
 
 
-def _read_flight(folder: Path) -> dict[int, Any]:
-    """Dumps by rank."""
+def documented(folder: Path) -> dict[str, str]:
+    """What each file is that `read_folder` and those who read facts beside it read, by its name in `folder`."""
+    names = [path.name for path in _entries(folder) if path.is_file()]
+    found = {f"{stem}{ending}": stem for stem in _TABLES for ending in _TABLE_ENDINGS}
+    found |= dict.fromkeys(_OWN_FILES, "record")
+    told = {name: found[name] for name in names if name in found}
+    told |= {name: "log" for name in names if _is_log(name)}
+    return told | {f"{_FLIGHT}/{path.name}": "dump" for path in _flight_files(folder)}
+
+
+def is_job(folder: Path) -> bool:
+    """Whether `folder` itself holds files of the documented layout.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    return _is_job(folder)
+
+
+def _read_flight(folder: Path) -> tuple[dict[int, Any], dict[int, str]]:
+    """Dumps by rank, and why others cannot be read; all of them broken is an error.
+
+    A process that is killed while it dumps leaves a file that is cut short.
+    """
     flight: dict[int, Any] = {}
+    broken: dict[int, str] = {}
     for path in _flight_files(folder):
         file = f"{_FLIGHT}/{path.name}"
         match = _FLIGHT_NAME.fullmatch(path.name)
@@ -286,9 +317,12 @@ def _read_flight(folder: Path) -> dict[int, Any]:
             raise DataError(f"{file}: rank {rank} has a second dump")
         data = whole(path, file, MAX_DUMP_BYTES)
         if not data:
-            raise DataError(f"{file} is empty")
+            broken[rank] = f"{file} is empty"
+            continue
         try:
             flight[rank] = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(f"{file} is not JSON: {shown(error)[1:-1]}") from error
-    return dict(sorted(flight.items()))
+            broken[rank] = f"{file} is not JSON: {shown(error)[1:-1]}"
+    if broken and not flight:
+        raise DataError(next(iter(broken.values())))
+    return dict(sorted(flight.items())), broken

@@ -17,6 +17,7 @@ from trainwarden.recorded.rows import (
     read_columns,
     refuse,
     require,
+    time_notes,
     times_s_of,
     whole,
 )
@@ -52,7 +53,7 @@ def read_iterations(path: Path, file: str) -> IterationTable | None:
     steps = np.ones(columns.rows, np.int64) if steps is None else steps
     owners = owners_of(columns, ("node", "rank"))
     timed = has_times(columns)
-    end_s = times_s_of(columns) if timed else _counted_s(owners.code, step, duration_s, steps)
+    end_s = times_s_of(columns) if timed else counted_s(owners.code, step, duration_s, steps)
     order = np.argsort(end_s, kind="stable")
     code, first = by_appearance(owners.code[order])
     splits = {name: not_negative(columns, name)[order] for name in _SPLIT_COLUMNS}
@@ -72,6 +73,7 @@ def read_iterations(path: Path, file: str) -> IterationTable | None:
         timed=timed,
         incarnation=tuple(incarnation.values[place] or "" for place in incarnation.codes[order]) if incarnation else (),
         basis=tuple(basis.values[place] or "" for place in basis.codes[order]) if basis else (),
+        notes=time_notes(columns),
     )
 
 
@@ -86,7 +88,7 @@ def _checked_durations(columns: Columns) -> Floats:
     return duration_s
 
 
-def _counted_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Floats:
+def counted_s(code: Ints, step: Ints, duration_s: Floats, steps: Ints) -> Floats:
     """End of every step counted up from zero; see `read_iterations`.
 
     Ranks that repeat no step share their ends, a step taking what it takes the median rank: a clock of each rank's own

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.records import EventRecord
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -37,6 +39,8 @@ class MetricTable:
         Of the table's cells, about; less than 1 where a limit allowed no more.
     last_rank : int or None
         The highest rank of the table, also of rows that were not read.
+    notes : tuple of str
+        What was assumed while it was read.
     """
 
     times_s: Floats
@@ -50,6 +54,7 @@ class MetricTable:
     share: float = 1.0
     last_rank: int | None = None
     models: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def rows_of(self, entities: Ints) -> Iterator[tuple[int, Ints]]:
         """Each of `entities` (ascending) and where these are, by time."""
@@ -80,6 +85,8 @@ class IterationTable:
         Which process of the rank ran the step, for each row.
     basis : tuple of str, or empty
         Where the times come from, for each row; an empty word: not said.
+    notes : tuple of str
+        What was assumed while it was read.
     """
 
     rank: Ints
@@ -96,6 +103,7 @@ class IterationTable:
     timed: bool
     incarnation: tuple[str, ...] = ()
     basis: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,23 @@ class PlannedChange:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file that was read: its path in the folder, the format it was taken for, and how many rows it gave."""
+
+    path: str
+    format: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file that was not read, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedJob:
     """Everything that one folder holds.
 
@@ -182,6 +207,14 @@ class RecordedJob:
         ``tp``, ``cp``, ``dp``, ``pp``, ``ep`` where `job.toml` has them.
     roles : mapping of int to str
         Role of each rank that `job.toml` names one for; goes before what follows from `parallel`.
+    broken : mapping of int to str
+        Why the flight-recorder dump of a rank could not be read.
+    ras : tuple
+        Answers of NCCL's RAS service, parsed, in the order of their time.
+    events : tuple of EventRecord
+        What files of other tools tell as events.
+    files, unread, notes : tuples
+        What was read, what was not, and what was assumed.
     """
 
     name: str
@@ -195,6 +228,12 @@ class RecordedJob:
     roles: Mapping[int, str] = field(default_factory=dict)
     planned: tuple[PlannedChange, ...] = ()
     collectives: CollectiveTable | None = None
+    broken: Mapping[int, str] = field(default_factory=dict)
+    ras: tuple[Any, ...] = ()
+    events: tuple[EventRecord, ...] = ()
+    files: tuple[ReadFile, ...] = ()
+    unread: tuple[UnreadFile, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def span_s(self) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from trainwarden.recorded.columns import ID_COLUMNS, TIME_COLUMNS, Columns
 from trainwarden.recorded.job import Floats, Ints, MetricTable
 from trainwarden.recorded.part import ReadLimit
 from trainwarden.recorded.part_columns import columns_within
-from trainwarden.recorded.rows import by_appearance, owners_of, rank_of, read_columns, require, times_s_of
+from trainwarden.recorded.rows import by_appearance, owners_of, rank_of, read_columns, require, time_notes, times_s_of
 
 Flags = npt.NDArray[np.bool_]
 _MODEL = "model"
@@ -64,6 +64,7 @@ def read_metrics(path: Path, file: str, limit: ReadLimit | None = None) -> Metri
         share=share,
         models=_models(columns, kept, code),
         last_rank=max((rank for rank in (*map(rank_of, ranks), *owners.ranks) if rank is not None), default=None),
+        notes=time_notes(columns),
     )
 
 

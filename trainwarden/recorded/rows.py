@@ -23,7 +23,11 @@ from trainwarden.recorded.parquet_columns import read_parquet
 
 MAX_RANK = 1_000_000  # exclusive, as in `trainwarden.records.Rank`
 _MAX_WHOLE = 2.0**53  # above it floats skip whole numbers
-_MAX_TIME_S = 1e15  # more are micro- or nanoseconds
+_MAX_TIME_S = 1e20  # more is no time in any unit
+# From here on a number is no time in that unit: 1e11 s is the year 5138, 1e11 ms was in 1973.
+_EPOCHS = (
+    (1e11, 1.0, "seconds"), (1e14, 1e-3, "milliseconds"), (1e17, 1e-6, "microseconds"), (1e20, 1e-9, "nanoseconds"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,14 @@ def has_times(columns: Columns) -> bool:
 
 
 def times_s_of(columns: Columns) -> Floats:
-    """`time_s`, else `timestamp` as seconds since the Unix epoch; every row must have one."""
+    """`time_s`, else `timestamp` as seconds since the Unix epoch; every row must have one.
+
+    Numbers too large for seconds are taken for milli-, micro- or nanoseconds (`epoch_factor`).
+    """
     if "time_s" in columns.numbers:
         times_s = columns.numbers["time_s"]
         refuse(columns, "time_s", ~(np.abs(times_s) < _MAX_TIME_S), "is not a time in seconds")
-        return times_s
+        return times_s * epoch_factor(times_s)[0]
     stamps = columns.texts["timestamp"]
     parsed = np.array([np.nan if value is None else iso_time_s(value) for value in stamps.values], np.float64)
     times_s = parsed[stamps.codes]
@@ -100,6 +107,27 @@ def times_s_of(columns: Columns) -> Floats:
         what = "the cell is empty" if text is None else f"{shown(text)} is not an ISO 8601 time"
         fail(columns, row, "timestamp", what)
     return times_s
+
+
+def epoch_factor(times: Floats) -> tuple[float, str]:
+    """What `times` are to be multiplied by to be seconds, and the unit that they are taken for by their magnitude.
+
+    Examples
+    --------
+    >>> [epoch_factor(np.array([one]))[1] for one in (12.5, 1.79e9, 1.79e12, 1.79e15, 1.79e18)]
+    ['seconds', 'seconds', 'milliseconds', 'microseconds', 'nanoseconds']
+    """
+    known = np.abs(times[np.isfinite(times)])
+    middle = float(np.median(known)) if known.size else 0.0
+    return next(((factor, unit) for most, factor, unit in _EPOCHS if middle < most), (1.0, "seconds"))
+
+
+def time_notes(columns: Columns) -> tuple[str, ...]:
+    """What `times_s_of` assumed of the times of a table."""
+    if "time_s" not in columns.numbers:
+        return ()
+    unit = epoch_factor(columns.numbers["time_s"])[1]
+    return () if unit == "seconds" else (f"{columns.file}: times taken for {unit} since 1970",)
 
 
 def not_negative(columns: Columns, name: str) -> Floats:

@@ -26,7 +26,8 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One detector's opinion of one window; `score` and `threshold` are calibrated to 0..1.
 
-    `provisional`: its models had too little to be judged by, and the vote weighs less for it.
+    `provisional`: its models had too little to be judged by, and the vote weighs less for it. `evidence` goes into the
+    incident that the vote opens.
     """
 
     opinion: Opinion
@@ -43,6 +44,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verified: bool = False
     hard: bool = False
     provisional: bool = False
+    evidence: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class VerdictRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="verdict"):

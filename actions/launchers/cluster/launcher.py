@@ -6,7 +6,7 @@ import logging
 import selectors
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -134,8 +134,8 @@ class NodeLauncher:
         """Whether this launcher leads the job now."""
         return self._connected and self._keeper.leads() is not None
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> int:
-        """Take part until the job is over, or, after `stop()`, end it everywhere.
+    def run(self, stop: Callable[[], bool] = lambda: False, passed_on: Callable[[], Sequence[int]] = tuple) -> int:
+        """Take part until the job is over, or, after `stop()`, end it everywhere; the ranks get signals `passed_on()`.
 
         Returns
         -------
@@ -156,6 +156,7 @@ class NodeLauncher:
                     key.data()
                 if stop():
                     self._wish(Over(STOPPED_CODE, f"it was stopped on {self._place.node}"))
+                self._runner.pass_on(passed_on())
                 self._runner.advance()
                 self._advance()
                 self._leading.advance()

@@ -60,6 +60,7 @@ class Reporter:
         self._closed = True
         self._wake.set()
         self._thread.join(2 * TIMEOUT_S)
+        self._asker.close()
 
     def _run(self) -> None:
         while not self._closed:

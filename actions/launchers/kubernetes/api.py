@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from actions.launchers.breakers import Breakers
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 
 MAX_ANSWER_BYTES: Final = 64 * 2**20  # a page of pods has 10 KB each
@@ -51,7 +52,9 @@ class _Page(msgspec.Struct):
 
 
 class Api:
-    """One API server. While it does not answer each question costs `timeout_s`; so for as long again it is not asked.
+    """One API server. While it does not answer each question costs `timeout_s`; when it is asked again, `Breakers` say.
+
+    Questions within `about(job)` are about that job.
 
     Parameters
     ----------
@@ -81,7 +84,8 @@ class Api:
         self._kubeconfig, self._context = kubeconfig, context
         self._timeout_s, self._monotonic_s = timeout_s, monotonic_s
         self._way: Any = None
-        self._away: tuple[float, str] = (float("-inf"), "")
+        self._breakers = Breakers(timeout_s)
+        self.about = self._breakers.about
 
     def get(self, path: str, kind: type[T]) -> T:
         """The object at `path`."""
@@ -115,13 +119,13 @@ class Api:
         LauncherError
             If it refuses.
         """
-        if self._monotonic_s() < self._away[0]:
-            raise LauncherUnavailable(self._away[1])
+        self._breakers.admit(self._monotonic_s())
         try:
             status, said = self._exchange(method, path, body, media)
         except LauncherUnavailable as error:
-            self._away = (self._monotonic_s() + self._timeout_s, str(error))
+            self._breakers.silent(str(error), self._monotonic_s())
             raise
+        self._breakers.answered()
         if status < 300:
             return said
         text = f"Kubernetes says: {_message(said) or f'{status} to {method} {path}'}"

@@ -109,7 +109,7 @@ class KubernetesLauncher:
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""
-        with self._lock:
+        with self._lock, self._api.about(job):
             found, note = self._look(job)
             pods = self._steps.pods(found)
             now = phase(found, note, pods)
@@ -127,7 +127,7 @@ class KubernetesLauncher:
 
     def submit(self, operation: Operation) -> Report:
         """See `trainwarden.launching.Launcher.submit`."""
-        with self._lock:
+        with self._lock, self._api.about(operation.job):
             for _ in range(TRIES):
                 try:
                     return self._submit(operation)
@@ -137,7 +137,7 @@ class KubernetesLauncher:
 
     def poll(self, job: str, operation: str) -> Report:
         """See `trainwarden.launching.Launcher.poll`. Each look takes the steps that are due."""
-        with self._lock:
+        with self._lock, self._api.about(job):
             for _ in range(TRIES):
                 found, note = self._look(job)
                 entry = note.find(operation)

@@ -10,6 +10,7 @@ import http.client
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -18,7 +19,7 @@ import msgspec
 
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.metrics_http.access import Person, Role, Tokens
-from trainwarden.metrics_http.server import MetricsServer
+from trainwarden.metrics_http.listener import KNOWN, MetricsServer
 from trainwarden.metrics_http.tls import PeerTls, trouble
 from trainwarden.network.host_port import host_and_port
 
@@ -69,6 +70,8 @@ def application(
                 needed = "observe" if route[0] == "GET" else (roles or {}).get(route)
                 word = said.removeprefix("Bearer ")
                 person = _checked(None if people is None or word == said else people.who(word), needed)
+        if KNOWN in environ:
+            environ[KNOWN]()
         if route not in routes:
             raise Refusal(HTTPStatus.NOT_FOUND, f"there are {known} and GET /healthz")
         return routes[route](question, person)
@@ -120,7 +123,8 @@ def decoded(question: bytes, kind: type[T]) -> T:
 
 
 class _Server(MetricsServer):
-    longest_s = 1.0  # as long as an asker waits: who is silent keeps its place for no longer than that
+    silent_s = 1.0  # as long as an asker waits
+    longest_s = 2.0  # twice that: for a handshake and the token
     tls: ssl.SSLContext | None = None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -188,7 +192,7 @@ class QuestionServer:
 
 
 class Asker:
-    """Asks by ``POST``, over a connection of its own each time.
+    """Asks by ``POST``. Its connections stay open: strangers at the other's port cannot take the place of one.
 
     Parameters
     ----------
@@ -210,11 +214,22 @@ class Asker:
     def __init__(
         self, whom: str, token: str | None, timeout_s: float, most_bytes: int, *, tls: PeerTls | None = None
     ) -> None:
+        self._kept: dict[str, http.client.HTTPConnection] = {}  # by address; the newest alone
         self._tls = None if tls is None else tls.asking()
         self._whom, self._timeout_s, self._most_bytes = whom, timeout_s, most_bytes
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
+
+    def close(self) -> None:
+        """Keep no connection any more."""
+        for address in list(self._kept):
+            if (connection := self._kept.pop(address, None)) is not None:
+                connection.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_kept"):
+            self.close()
 
     def ask(self, address: str, path: str, question: msgspec.Struct, kind: type[T]) -> T:
         """What is answered at `address` to `question`.
@@ -227,19 +242,36 @@ class Asker:
             If it refuses to answer.
         """
         try:
-            connection = self._connection(address)
-            try:
-                connection.request("POST", path, msgspec.json.encode(question), self._headers)
-                response = connection.getresponse()
-                body = response.read(self._most_bytes)
-            finally:
-                connection.close()
-            if response.status == http.client.OK:
+            status, body = self._exchanged(address, path, msgspec.json.encode(question))
+            if status == http.client.OK:
                 return msgspec.json.decode(body, type=kind)
         except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
             raise LauncherUnavailable(f"{self._whom} at {address}: {trouble(error)}") from error
         said = body[:300].decode("utf-8", "replace")
-        raise LauncherError(f"{self._whom} at {address}: {response.status} {said}")
+        raise LauncherError(f"{self._whom} at {address}: {status} {said}")
+
+    def _exchanged(self, address: str, path: str, question: bytes) -> tuple[int, bytes]:
+        """Status and body; by a new connection where the one that was kept has ended meanwhile."""
+        if (kept := self._kept.pop(address, None)) is not None:
+            with suppress(ConnectionError, ssl.SSLEOFError, http.client.BadStatusLine):
+                return self._answered(kept, address, path, question)
+        return self._answered(self._connection(address), address, path, question)
+
+    def _answered(
+        self, connection: http.client.HTTPConnection, address: str, path: str, question: bytes
+    ) -> tuple[int, bytes]:
+        kept = False
+        try:
+            connection.request("POST", path, question, self._headers)
+            response = connection.getresponse()
+            body = response.read(self._most_bytes)
+            if response.isclosed() and not response.will_close:
+                self.close()  # of a leader before
+                self._kept[address], kept = connection, True
+            return response.status, body
+        finally:
+            if not kept:
+                connection.close()
 
     def _connection(self, address: str) -> http.client.HTTPConnection:
         if self._tls is None:

@@ -166,6 +166,13 @@ class NodeRunner:
                 self._running[rank].ask_to_stop()
         self._kill_at_s = self._clock.monotonic_s() + self._stop_grace_s
 
+    def pass_on(self, numbers: Sequence[int]) -> None:
+        """Give the signals `numbers` to all ranks that run: whoever sent them to us meant those that train."""
+        for number in numbers:
+            log.info("signal is passed on", extra={"fields": {"signal": number, "ranks": len(self._running)}})
+            for process in self._running.values():
+                process.pass_on(number)
+
     @property
     def failure(self) -> Failure | None:
         """The first failure of a rank that has not been started anew since."""

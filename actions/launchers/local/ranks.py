@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +34,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
     `checkpoints` is the folder that their checkpoints lie in, where a person has named it. Ranks start from a process
-    that has imported the modules `preload` (docs/preload.md), none: each imports them itself.
+    that has imported the modules `preload` (docs/several_nodes.md), none: each imports them itself.
     """
 
     command: tuple[str, ...]
@@ -154,6 +155,12 @@ class RankProcess:
             return
         self.asked_to_stop = True
         self._signal(signal.SIGKILL)
+
+    def pass_on(self, number: int) -> None:
+        """Signal `number` to the process itself: what it has started may know no such signal, and would die of it."""
+        if not self._reaped:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> int:
         """Exit code as `subprocess` has it (negative: the signal), waiting if needed; nothing of its group stays.

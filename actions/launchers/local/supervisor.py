@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -67,8 +67,15 @@ class Supervisor:
         )  # fmt: skip
         self._coordinator = Coordinator(self._place, self._runner, clock, config, suspicions)
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> int:
+    def run(self, stop: Callable[[], bool] = lambda: False, passed_on: Callable[[], Sequence[int]] = tuple) -> int:
         """Start the ranks and look after them until the job is over or `stop()` is true.
+
+        Parameters
+        ----------
+        stop : callable
+            Whether the job is to end.
+        passed_on : callable
+            Numbers of signals that have come since the last call and go to the ranks.
 
         Returns
         -------
@@ -88,12 +95,14 @@ class Supervisor:
             if stop():
                 coordinator.end()
             else:
+                passed_on()  # what came before there was a rank was for none of them
                 coordinator.begin()
             while not coordinator.over:
                 for key, _ in self._selector.select(SETTLING_WAIT_S if runner.settling else LONGEST_WAIT_S):
                     key.data()
                 if stop():
                     coordinator.end()
+                runner.pass_on(passed_on())
                 runner.advance()
                 coordinator.advance()
         finally:

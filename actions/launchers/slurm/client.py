@@ -96,7 +96,7 @@ class SlurmLauncher:
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""
-        with self._lock:
+        with self._lock, self._commands.about(job):
             found, note = self._look(job)
             nodes = self._node_states(found)
         now = phase(found, note)
@@ -113,7 +113,7 @@ class SlurmLauncher:
 
     def submit(self, operation: Operation) -> Report:
         """See `trainwarden.launching.Launcher.submit`."""
-        with self._lock:
+        with self._lock, self._commands.about(operation.job):
             try:
                 found, note = self._look(operation.job)
             except LauncherUnavailable:
@@ -126,7 +126,7 @@ class SlurmLauncher:
 
     def poll(self, job: str, operation: str) -> Report:
         """See `trainwarden.launching.Launcher.poll`. Each look takes the steps that are due."""
-        with self._lock:
+        with self._lock, self._commands.about(job):
             found, note = self._look(job)
             entry = note.find(operation)
             if entry is None:

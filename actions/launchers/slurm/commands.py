@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from actions.launchers.breakers import Breakers
 from actions.launchers.slurm import answers
 from actions.launchers.slurm.answers import SlurmJob, SlurmNode
 from trainwarden.errors import LauncherError, LauncherUnavailable
@@ -24,7 +25,8 @@ T = TypeVar("T")
 class Commands:
     """scontrol, squeue, scancel and sacctmgr of one cluster.
 
-    While nobody answers each question costs `timeout_s`; so for as long again it is not asked at all.
+    While nobody answers each question costs `timeout_s`; when it is asked again, `Breakers` say. Questions within
+    `about(job)` are about that job.
 
     Parameters
     ----------
@@ -51,7 +53,8 @@ class Commands:
         }
         self._environ = {**mine, "LC_ALL": "C", **({"SLURM_CONF": slurm_conf} if slurm_conf else {})}
         self._json: bool | None = None  # whether this Slurm's scontrol writes JSON
-        self._away: tuple[float, str] = (float("-inf"), "")
+        self._breakers = Breakers(timeout_s)
+        self.about = self._breakers.about
 
     def job(self, number: int) -> SlurmJob:
         """The job of that number.
@@ -100,8 +103,7 @@ class Commands:
         LauncherError
             If Slurm refuses.
         """
-        if self._monotonic_s() < self._away[0]:
-            raise LauncherUnavailable(self._away[1])
+        self._breakers.admit(self._monotonic_s())
         try:
             done = subprocess.run(
                 [str(Path(self._folder) / program) if self._folder else program, *words],
@@ -116,11 +118,13 @@ class Commands:
             said = _sentence(done.stderr) or _sentence(done.stdout) or f"{program} ended with {done.returncode}"
             if any(word in said.lower() for word in _AWAY):
                 raise self._nobody(f"Slurm's controller is away: {said}")
+            self._breakers.answered()
             raise LauncherError(f"Slurm says: {said}")
+        self._breakers.answered()
         return done.stdout
 
     def _nobody(self, why: str) -> LauncherUnavailable:
-        self._away = (self._monotonic_s() + self._timeout_s, why)
+        self._breakers.silent(why, self._monotonic_s())
         return LauncherUnavailable(why)
 
     def _show(

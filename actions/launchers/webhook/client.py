@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from actions.launchers.breakers import Breakers
 from actions.launchers.webhook.exchange import Exchange
 from actions.launchers.webhook.questions import (
     KEY_HEADER,
@@ -35,8 +36,8 @@ T = TypeVar("T", Capabilities, LauncherState, Report)
 class WebhookConfig(Config, frozen=True, kw_only=True):
     """Where the service is, and the file with the secret that it and the engine share.
 
-    `timeout_s` is for one answer; for as long after a silence it is not asked again. With `dry_run` all is asked and
-    nothing is submitted.
+    `timeout_s` is for one answer; for as long after a silence it is not asked about that job again. With `dry_run` all
+    is asked and nothing is submitted.
     """
 
     url: str
@@ -56,7 +57,7 @@ class WebhookLauncher:
         self._exchange = Exchange(config.url, secret, config.timeout_s, clock)
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
-        self._silent: tuple[float, str] = (float("-inf"), "")
+        self._breakers = Breakers(config.timeout_s)
         self._generations: dict[str, int] = {}
         self._accepted: set[str] = set()
 
@@ -71,7 +72,8 @@ class WebhookLauncher:
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`. What is older than what was told before is no answer."""
-        state = self._ask(AskState(job), LauncherState)
+        with self._breakers.about(job):
+            state = self._ask(AskState(job), LauncherState)
         if state.job != job:
             raise LauncherUnavailable(f"{self._exchange.host} was asked of job {job} and tells of {state.job[:80]}")
         with self._lock:
@@ -86,11 +88,13 @@ class WebhookLauncher:
         """See `trainwarden.launching.Launcher.submit`."""
         if self._config.dry_run:
             return self._dry(operation)
-        return self._report(operation.id, Submit(operation), **{KEY_HEADER: _header(operation.id)})
+        with self._breakers.about(operation.job):
+            return self._report(operation.id, Submit(operation), **{KEY_HEADER: _header(operation.id)})
 
     def poll(self, job: str, operation: str) -> Report:
         """See `trainwarden.launching.Launcher.poll`. What a service has accepted it may not forget."""
-        report = self._report(operation, Poll(job, operation))
+        with self._breakers.about(job):
+            report = self._report(operation, Poll(job, operation))
         if report.state == "unknown" and operation in self._accepted:
             raise LauncherUnavailable(f"{self._exchange.host} has forgotten {operation}, which it had accepted")
         return report
@@ -127,14 +131,13 @@ class WebhookLauncher:
         LauncherError
             If there is no such job.
         """
-        until_s, why = self._silent
-        if self._clock.monotonic_s() < until_s:
-            raise LauncherUnavailable(why)
+        self._breakers.admit(self._clock.monotonic_s())
         try:
             answer = self._exchange.ask(msgspec.json.encode(question), **headers)
         except LauncherUnavailable as error:
-            self._silent = (self._clock.monotonic_s() + self._config.timeout_s, str(error))
+            self._breakers.silent(str(error), self._clock.monotonic_s())
             raise
+        self._breakers.answered()
         host = self._exchange.host
         if answer.status != 200:
             said = _problem(answer.body) if answer.media == "application/problem+json" else ""

@@ -22,7 +22,7 @@ Mechanism = Literal[
     "refine", "staircase", "late_onset", "continuation",
 ]  # fmt: skip
 MECHANISMS: Final[tuple[Mechanism, ...]] = get_args(Mechanism)
-"""Everything that `leave_out` may name; docs/detection.md says what each does."""
+"""Everything that `leave_out` may name; docs/change_points.md says what each does."""
 
 
 class Thresholds(Config, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ On the servers only the models' votes count, so that what a weight does is not h
 Weights are measured on the choosing half as the gate does it (`trainer_offline.fit.weights`) and used on the report
 half. On the mixed streams all detectors vote.
 
-Run: ``python -m tests.benchmarks.detection.voices TABLES.json...`` for the table of docs/detection.md, from what
+Run: ``python -m tests.benchmarks.detection.voices TABLES.json...`` for the table of votes, from what
 ``trainwarden bench detection --json TABLES.json`` wrote, in parts or at once.
 """
 

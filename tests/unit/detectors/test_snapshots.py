@@ -27,7 +27,7 @@ from trainwarden.errors import DetectorError, RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, MetricsRecord, Record, SnapshotRecord
 from trainwarden.settings import DetectionSettings
-from trainwarden.topics import ITERATIONS, SNAPSHOTS
+from trainwarden.topics import ITERATIONS, SNAPSHOTS, topic_of
 
 SHORT = DetectionSettings(rewind_s=5.0)  # what is read again without a snapshot holds nothing but slow steps
 
@@ -386,3 +386,53 @@ def test_a_snapshot_of_impossible_size_is_no_record(field: str, value: int) -> N
     ((_, record),) = parts_of("a", 1, PLACE, b"x")
     with pytest.raises(RecordError, match=field):
         SNAPSHOTS.decode(SNAPSHOTS.encode(msgspec.structs.replace(record, **{field: value})))
+
+
+def begun(bus: RememberingBus, records: int) -> tuple[Reading, Any]:
+    """A member that catches up with so many records of one partition."""
+    reading, consumer = Reading(), bus
+    bus.log = [Message(ITERATIONS.name, 0, offset, 0.0, JOB, event("phase", START_S)) for offset in range(records)]
+    bus.committed_offset = records
+    reading.take_over({(ITERATIONS.name, 0)}, {(ITERATIONS.name, 0): records})
+    reading.catch_up(frozenset({0}), {(ITERATIONS.name, 0): records}, consumer)  # type: ignore[arg-type]
+    return reading, consumer
+
+
+def test_a_member_without_a_partition_has_not_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two assignments there is no lag, as there is nothing to measure it of."""
+    reading, consumer = begun(RememberingBus(), 3)
+    monkeypatch.setattr(consumer, "assignment", frozenset)
+    monkeypatch.setattr(consumer, "lag", lambda: None)
+    assert not reading.caught_up(consumer)
+    monkeypatch.undo()
+    assert not reading.caught_up(consumer)
+    for message in consumer.poll(3):
+        assert reading.standing(message) == "old"
+    assert reading.caught_up(consumer)
+
+
+def test_a_record_at_which_handling_broke_is_handled_when_it_comes_again() -> None:
+    """Its offset was noted already, and what followed from those before it has not gone out."""
+    job = Job().run(60)
+    run = Run(bus=RememberingBus()).play(job.records[:100], START_S + 3.0)
+    steps = len(run.handler._jobs[JOB].state._steps.ring.steps)
+    place, heard = len(run.bus.log), run.handler._clock.heard
+    rest = [
+        Message(topic_of(record).name, 0, place + number, at_s, JOB, record)
+        for number, (at_s, record) in enumerate(job.records[100:200])
+    ]
+    run.bus.log += rest
+
+    def broken(message: Message) -> tuple[float, float]:
+        if message.offset == place + 50:
+            raise KeyError("x")
+        return heard(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.handler._clock, "heard", broken)
+        with pytest.raises(KeyError):
+            run.handler.handle(rest)
+    run.handler.start(run.bus, run.bus)  # type: ignore[arg-type]
+    assert run.bus.position <= place
+    run.handler.handle(run.bus.poll(1_000))
+    assert len(run.handler._jobs[JOB].state._steps.ring.steps) > steps

@@ -30,6 +30,7 @@ class Echo:
         self.starts = 0
         self.start_error: Exception | None = None
         self.handle_error: Exception | None = None
+        self.tick_error: Exception | None = None
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         if self.start_error is not None:
@@ -49,6 +50,9 @@ class Echo:
             yield "j", verdict
 
     def tick(self, now_s: float) -> Iterable[Output]:
+        if self.tick_error is not None and self.seen:
+            error, self.tick_error = self.tick_error, None
+            raise error
         return ()
 
 
@@ -133,6 +137,22 @@ def test_errors_are_counted_and_nothing_is_lost(tmp_path: Path, error: WardenErr
     away = metric_value(metrics, "bus_unavailable_total")
     counted = away or metric_value(metrics, "errors_total", kind="WardenError")
     assert counted == 1.0
+
+
+def test_what_followed_from_records_is_told_though_the_tick_after_them_breaks(tmp_path: Path) -> None:
+    """The handler has noted it as told: it does not tell it again when the records come once more."""
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a")
+    handler.tick_error = KeyError("x")
+    loop, _ = loop_of(bus, handler)
+    loop.step()
+    loop.step()
+    assert handler.tick_error is None
+    loop._round()
+    assert verdicts(bus)[0] == "a"
+    assert handler.seen[:1] == ["a"]
+    assert len(verdicts(bus)) == len(handler.seen)
+    bus.close()
 
 
 def test_what_was_not_flushed_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

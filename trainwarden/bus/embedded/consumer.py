@@ -136,9 +136,11 @@ class EmbeddedConsumer:
         with self._lock:
             return frozenset(self._names[stream] for stream in self._positions)
 
-    def lag(self) -> int:
+    def lag(self) -> int | None:
         with self._lock, self._guard():
             self._check_open()
+            if not self._positions:
+                return None
             return sum(max(0, stream.next - max(self._positions[stream.id], stream.first)) for stream in self._mine())
 
     def close(self) -> None:

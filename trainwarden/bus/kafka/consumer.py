@@ -41,7 +41,8 @@ class GroupConsumer:
     at which they were written, as far as the cluster delivers them: a partition that is known to hold more, but does
     not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
     that a caller sees the change before any record that follows from it; one that was put out of its group sees that it
-    lost everything first, though the same partitions come back. After `seek_to_time` a `commit` does not
+    lost everything first, though the same partitions come back. At every assignment each partition, also one that this
+    member keeps, is placed where the group has committed, and resumed. After `seek_to_time` a `commit` does not
     fall behind what the group had reached before.
     """
 
@@ -58,14 +59,15 @@ class GroupConsumer:
         self._clients = clients
         self._decoder = decoder
         self._flush = flush
+        self._latest = start == "latest"
         self._timeout_ms = int(clients.config.request_timeout_s * 1000)
         self._lock = threading.RLock()
         self._listener = Listener()
         self._seen_changes = 0
         self._shows_loss = False
         self._buffers = Buffers()
-        self._paused: set[TopicPartition] = set()
         self._next: dict[TopicPartition, int] = {}
+        self._stood: dict[TopicPartition, int] = {}
         self._started_s = time.monotonic()
         self._held_back_s: float | None = None
         self._returned: dict[TopicPartition, int] = {}
@@ -103,8 +105,9 @@ class GroupConsumer:
             self._check_open()
             while True:
                 left_s = max(0.0, deadline_s - time.monotonic())
-                if not self._buffers or self._held_back():
-                    self._fetch(min(left_s, _SLICE_S))
+                # Also with records at hand: the library answers a rebalance, which waits for this member, in its poll.
+                at_hand = bool(self._buffers) and not self._held_back()
+                self._fetch(0.0 if at_hand else min(left_s, _SLICE_S))
                 if self._listener.changes != self._seen_changes or self._shows_loss:
                     self._shows_loss, self._listener.lost = self._listener.lost, False
                     self._take_assignment()
@@ -120,7 +123,7 @@ class GroupConsumer:
             offsets = {
                 partition: max(offset, self._reached.get(partition, 0))
                 for partition, offset in self._returned.items()
-                if partition in self._listener.assigned
+                if partition in self._mine
             }
             if offsets:
                 with self._clients.guard("committing"):
@@ -145,7 +148,7 @@ class GroupConsumer:
     def seek_to_time(self, time_s: float) -> None:
         with self._lock:
             self._check_open()
-            partitions = self._listener.assigned
+            partitions = self._mine
             if not partitions:
                 return
             with self._clients.guard("seeking"):
@@ -156,7 +159,7 @@ class GroupConsumer:
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
         with self._lock:
             self._check_open()
-            places = {partition: self._place(partition) for partition in self._listener.assigned}
+            places = {partition: self._place(partition) for partition in self._mine}
             self._move({partition: offsets[place] for partition, place in places.items() if place in offsets})
 
     def _move(self, starts: Mapping[TopicPartition, int]) -> None:
@@ -169,29 +172,32 @@ class GroupConsumer:
             high = max(kept.get(partition, 0), self._returned.get(partition, 0))
             self._reached[partition] = max(self._reached.get(partition, 0), high)
             self._next[partition] = offset
-        self._buffers.keep_only(self._listener.assigned - starts.keys())
+        self._buffers.keep_only(self._mine - starts.keys())
         self._begin_merge()
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         with self._lock:
-            assigned = () if self._shows_loss else self._listener.assigned
-            return frozenset(self._place(partition) for partition in assigned)
+            return frozenset(self._place(partition) for partition in self._mine)
 
-    def lag(self) -> int:
+    def lag(self) -> int | None:
         with self._lock:
             self._check_open()
-            partitions = self._listener.assigned
+            partitions = self._mine
             if not partitions:
-                return 0
+                return None
             with self._clients.guard("measuring the lag"):
-                ends = self._consumer.end_offsets(partitions, timeout_ms=self._timeout_ms)
-                lag = 0
-                for partition, end in ends.items():
-                    first = self._buffers.first_offset(partition)
-                    position = self._position(partition) if first is None else first
-                    lag += max(0, end - (end if position is None else position))
+                ends: dict[TopicPartition, int] = self._consumer.end_offsets(partitions, timeout_ms=self._timeout_ms)
+                left = [max(0, end - self._first_left(partition, end)) for partition, end in ends.items()]
             self._heard_s = time.monotonic()
-            return lag
+            return sum(left)
+
+    def _first_left(self, partition: TopicPartition, end: int) -> int:
+        """Offset of the first record that `poll` has not returned, of a partition that ends before `end`."""
+        first = self._buffers.first_offset(partition)
+        if first is None and self._next[partition] < end:  # or all from there to the end is gone, or no record
+            position = self._consumer.position(partition, timeout_ms=self._timeout_ms)
+            self._next[partition] = self._next[partition] if position is None else position
+        return self._next[partition] if first is None else first
 
     def close(self) -> None:
         with self._lock:
@@ -205,10 +211,9 @@ class GroupConsumer:
 
     def _fetch(self, timeout_s: float) -> None:
         with self._clients.guard("polling"):
-            full = self._buffers.full() & self._listener.assigned
-            self._consumer.pause(*(full - self._paused))
-            self._consumer.resume(*((self._paused - full) & self._listener.assigned))
-            self._paused = full
+            full, paused = self._buffers.full() & self._mine, self._consumer.paused()
+            self._consumer.pause(*(full - paused))
+            self._consumer.resume(*(paused - full))
             # All that was fetched, always: kafka-python 3.0 does not give back a part of a fetch that it had to park
             # because its partition was paused in between. The fetch sizes bound what this can be.
             batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
@@ -216,6 +221,10 @@ class GroupConsumer:
         if batches:
             self._heard_s = now_s
             for partition, records in batches.items():
+                if records[0].offset < self._next.get(partition, 0):
+                    # The library had to begin anew: the topic was made again, and counts from the beginning.
+                    self._returned.pop(partition, None)
+                    self._reached.pop(partition, None)
                 self._buffers.add(partition, records)
                 self._next[partition] = records[-1].offset + 1
         elif now_s - self._heard_s >= _PROBE_INTERVAL_S:
@@ -227,7 +236,7 @@ class GroupConsumer:
     def _held_back(self) -> bool:
         """Whether some partition is known to hold records that may be older than those at hand."""
         now_s = time.monotonic()
-        behind = any(self._behind(one) for one in self._listener.assigned if self._buffers.first_offset(one) is None)
+        behind = any(self._behind(one) for one in self._mine if self._buffers.first_offset(one) is None)
         if not behind:
             self._held_back_s = None
             return False
@@ -236,33 +245,58 @@ class GroupConsumer:
         return now_s - self._held_back_s < _MERGE_WAIT_S
 
     def _behind(self, partition: TopicPartition) -> bool:
-        end = self._consumer.highwater(partition)
+        end: int | None = self._consumer.highwater(partition)
         if end is None:  # not heard of since the assignment; after a while it has nothing to say
             return time.monotonic() - self._started_s < _MERGE_WAIT_S
-        position = self._position(partition)
-        return position is not None and position < end
-
-    def _position(self, partition: TopicPartition) -> int | None:
-        """Offset of the next record to fetch."""
-        if partition not in self._next:
-            position = self._consumer.position(partition, timeout_ms=self._timeout_ms)
-            if position is None:
-                return None
-            self._next[partition] = position
-        return self._next[partition]
+        return self._next[partition] < end
 
     def _begin_merge(self) -> None:
         self._started_s = time.monotonic()
         self._held_back_s = None
 
+    @property
+    def _mine(self) -> frozenset[TopicPartition]:
+        """Partitions that this member has taken over; none from a change of the group until it has been followed."""
+        followed = self._listener.changes == self._seen_changes and not self._shows_loss
+        return self._listener.assigned if followed else frozenset()
+
     def _take_assignment(self) -> None:
-        """The library starts every partition at its committed offset again, also those that this member keeps."""
-        self._seen_changes = self._listener.changes
+        """Follow the group: begin each partition where it has committed.
+
+        The library keeps position and pause of partitions that stay, also over a revocation that was seen in an
+        earlier poll. What it has handed out and this member has not would be passed over.
+        """
+        changes, assigned = self._listener.changes, self._listener.assigned
+        for partition, following in self._next.items():
+            first = self._buffers.first_offset(partition)
+            self._stood.setdefault(partition, following if first is None else first)
         for table in (self._returned, self._reached, self._kept, self._next):
             table.clear()
-        self._paused = set()
-        self._buffers.keep_only(self._listener.assigned)
+        self._buffers.keep_only(())
+        if assigned and not self._shows_loss:
+            starts = self._starts(assigned)
+            with self._clients.guard("seeking"):
+                for partition, offset in starts.items():
+                    self._consumer.seek(partition, offset)
+                self._consumer.resume(*assigned)
+            self._next.update(starts)
+            self._stood.clear()
         self._begin_merge()
+        self._seen_changes = changes
+
+    def _starts(self, assigned: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the group goes on in each of its partitions; without a commit, where it begins."""
+        kept = self._committed(assigned)
+        with self._clients.guard("reading offsets"):
+            firsts = self._consumer.beginning_offsets(assigned, timeout_ms=self._timeout_ms)
+            ends = self._consumer.end_offsets(assigned, timeout_ms=self._timeout_ms)
+        starts = {}
+        for partition in assigned:
+            fresh = self._stood.get(partition, ends[partition]) if self._latest else firsts[partition]
+            start = kept.get(partition, fresh)
+            # Retention may have passed the group; a topic that was made again counts from the beginning.
+            starts[partition] = firsts[partition] if start > ends[partition] else max(start, firsts[partition])
+        return starts
 
     def _decoded(self, max_records: int) -> list[Message]:
         messages: list[Message] = []
@@ -284,14 +318,15 @@ class GroupConsumer:
                 break
         return messages
 
-    def _committed(self) -> dict[TopicPartition, int]:
+    def _committed(self, partitions: frozenset[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        partitions = self._mine if partitions is None else partitions
         with self._clients.guard("reading committed offsets"):
-            for partition in self._listener.assigned:
+            for partition in partitions:
                 if partition not in self._kept:
                     self._kept[partition] = self._consumer.committed(partition, timeout_ms=self._timeout_ms)
         return {
             partition: offset
-            for partition in self._listener.assigned
+            for partition in partitions
             if (offset := self._kept[partition]) is not None and offset >= 0
         }
 

@@ -12,11 +12,16 @@ import typer
 
 from trainwarden.cli.ask.detect_fleet import Door, Span, judged_fleet
 from trainwarden.cli.ask.detect_job import JobSource, recorded_job
-from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order
+from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order, parsed_columns
+from trainwarden.cli.ask.detect_judged import judged_words
+from trainwarden.cli.ask.judging.detect_answer import answer_of_all, answer_words
+from trainwarden.cli.ask.judging.kept_result import keep_result
+from trainwarden.cli.shared.answers import EXIT_CODES
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.records import IncidentRecord
 
 SHOWN = 12  # incidents that people are shown; the JSON has all
 FOUND = (
@@ -30,7 +35,10 @@ FOUND = (
 def detect(
     *,
     data: Annotated[
-        Path | None, typer.Option("--data", help="A recorded folder, or a folder of recorded folders.")
+        Path | None, typer.Option("--data", help="A file or folder in any known format, or a folder of such folders.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="ROLE=COLUMN,...", help="Of a table: which column is what (time=when).")
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="A Prometheus with metrics of dcgm-exporter and node_exporter.")
@@ -71,18 +79,21 @@ def detect(
 
     Example: trainwarden detect --data recording/ --normal-until 3600 --json
 
+    Example: trainwarden detect --data nvidia-smi.csv
+
     Example: trainwarden detect --prometheus http://prometheus:9090 --since 30m
 
     Example: trainwarden detect --job llama-70b --since 2h
     """
     voice = Voice(json)
     span = Span(match, since, from_, to, step, by)
-    asked = Asked(normal_until, normal, models, detectors, scores is not None)
+    said = tuple(parsed_columns(columns).items())
+    asked = Asked(normal_until, normal, models, detectors, scores is not None, columns=said)
     if sum(source is not None for source in (data, prometheus, job)) != 1:
         raise ConfigError("say what is to be judged: --data DIR, --job NAME or --prometheus URL")
     if prometheus is not None:
         if asked != Asked(None, None, None, detectors, False):
-            raise ConfigError("--normal-until, --normal, --models and --scores go with --data and --job")
+            raise ConfigError("--normal-until, --normal, --models, --scores and --columns go with --data and --job")
         return _fleet(Door(prometheus, token_file, ca_file, client_cert), span, detectors, config, voice)
     if span.of_fleets:
         raise ConfigError("--match, --step and --by go with --prometheus")
@@ -104,8 +115,9 @@ def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, v
         _tell(voice, job, f"{job['job']}: {job['input']['nodes']} nodes, {job['input']['entities']} devices: ")
         for sentence in job.get("silent", ()):
             voice.say(f"  {sentence}")
-    voice.answer({**answer, "wall_s": round(time.monotonic() - began_s, 3)})
-    return 1 if any(job["incidents"] for job in answer["jobs"]) else 0
+    said = answer_of_all(answer["jobs"])
+    voice.answer({**answer, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
+    return EXIT_CODES[said]
 
 
 def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | None, voice: Voice) -> int:
@@ -115,6 +127,7 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
     jobs, batch = jobs_to_judge(data, asked, config)
     target = ScoresFile.open(scores) if scores is not None else None
     answers: list[dict[str, Any]] = []
+    records: list[IncidentRecord] = []
     failed = 0
     try:
         for number, judged in enumerate(judged_in_order(jobs, voice.say), 1):
@@ -122,16 +135,21 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
                 raise DataError(str(judged.answer["error"]))
             failed += judged.failed
             answers.append(judged.answer)
+            records.extend(judged.records)
             if target is not None and judged.scores is not None:
                 target.add(judged.answer["job"], judged.scores)
             _tell(voice, judged.answer, f"[{number}/{len(jobs)}] {judged.answer['job']}: ")
+            for sentence in judged_words(judged.answer):
+                voice.say(f"  {sentence}")
     finally:
         if target is not None:
             target.close()
-    voice.answer({"jobs": answers, "wall_s": round(time.monotonic() - began_s, 3)})
+    said = answer_of_all(answers)
+    keep_result(f"detect-{data.resolve().name}", records, {"answer": said})
+    voice.answer({"jobs": answers, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
     if failed and failed == len(jobs):
         raise DataError(f"none of the {failed} jobs of '{data}' could be read")
-    return 1 if any(answer.get("incidents") for answer in answers) else 0
+    return EXIT_CODES[said]
 
 
 def _tell(voice: Voice, answer: dict[str, Any], lead: str) -> None:
@@ -139,7 +157,8 @@ def _tell(voice: Voice, answer: dict[str, Any], lead: str) -> None:
         voice.say(f"{lead}cannot be judged: {answer['error']}")
         return
     found = [(len(answer[key]), word) for key, word in FOUND]
-    voice.say(lead + (", ".join(counted(count, word) for count, word in found if count) or "nothing found"))
+    told = ", ".join(counted(count, word) for count, word in found if count)
+    voice.say(lead + (told if answer["incidents"] else "; ".join(filter(None, (told, answer_words(answer))))))
     for incident in answer["incidents"][:SHOWN]:
         who = ", ".join(_who(suspect) for suspect in incident["suspects"][:3])
         voice.say(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.cli.ask.detect_jobs import asked_detectors
+from trainwarden.cli.ask.judging.detect_answer import answered
 from trainwarden.cli.shared.options import length_of, since_of, time_of
 from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError
@@ -119,7 +120,12 @@ def judged_fleet(door: Door, span: Span, detectors: str | None, config: Path | N
     if span.by is not None and not any(group for one in fleet.families.values() for group in one.groups):
         fleet.note(f"no series has the label {span.by!r}: everything is one job")
     jobs = [judge_fleet_job(job, settings, names, teller.judged) for job in jobs_of(fleet)]
-    return {"jobs": jobs, "partial": fleet.notes}
+    return {"jobs": [job | answered(job, _judges(job, names)) for job in jobs], "partial": fleet.notes}
+
+
+def _judges(job: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """The detectors that had something to judge; of a fleet without a sample none had."""
+    return [name for name in names if name not in job["abstained"]] if job["input"]["entities"] else []
 
 
 class _Teller:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.catalogue import Metric, add, added
+from trainwarden.cli.ask.judging.detect_answer import answered, judges
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
+from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings, load
 
 TELL_EVERY_S = 2.0
@@ -30,6 +32,7 @@ class Asked:
     detectors: str | None
     want_scores: bool
     span_s: tuple[float, float] | None = None
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Work:
     span_s: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = field(default_factory=added)  # that plug-ins have brought
     asked: frozenset[str] = frozenset()  # detectors that somebody named
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Judged:
     answer: dict[str, Any]
     scores: dict[str, Any] | None
     failed: bool = False
+    records: list[IncidentRecord] = field(default_factory=list)
 
 
 def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[Work], bool]:
@@ -69,22 +74,37 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
         If a folder or a registry cannot be read.
     """
     from detectors.choice import asked_for
-    from trainwarden.recorded.folder import is_batch, jobs_in
+    from trainwarden.formats.survey import jobs_at
 
     if asked.normal_until is not None and asked.normal is not None:
         raise ConfigError("--normal-until and --normal exclude each other: both say what is normal")
     settings, chosen = asked_detectors(asked.detectors, config)
     until_s = time_of(asked.normal_until)
     models = _local_models(asked.models or settings.models)
-    batch = is_batch(data)
+    folders, batch = jobs_at(data)
     named = asked_for(settings, chosen if asked.detectors else None)
     works = []
-    for folder in jobs_in(data):
+    for folder in folders:
         name = folder.name if batch else None
         normal = _normal_of(asked.normal, folder, batch)
         works.append(Work(folder, name, normal, until_s, models, chosen, settings, asked.want_scores, asked.span_s,
-                          asked=named))  # fmt: skip
+                          asked=named, columns=asked.columns))  # fmt: skip
     return works, batch
+
+
+def parsed_columns(text: str | None) -> dict[str, str]:
+    """What `--columns` says.
+
+    Raises
+    ------
+    ConfigError
+        If it is not of its form.
+    """
+    if text is None:
+        return {}
+    from trainwarden.formats.roles import parse_columns
+
+    return parse_columns(text)
 
 
 def asked_detectors(names: str | None, config: Path | None) -> tuple[DetectionSettings, tuple[str, ...]]:
@@ -142,7 +162,7 @@ def _normal_of(normal: Path | None, folder: Path, batch: bool) -> Path | None:
 
 def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     """Judge one recorded folder; what cannot be read becomes the job's answer."""
-    from trainwarden.recorded.folder import read_folder
+    from trainwarden.formats.reading import read_job
 
     name = work.name or work.folder.resolve().name
     add(work.metrics)
@@ -153,7 +173,7 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         from detectors.recorded.metrics import nobody, score_recorded
         from detectors.recorded.replay import replay
 
-        job = read_folder(work.folder, work.name)
+        job = read_job(work.folder, work.name, dict(work.columns))
         name, facts = job.name, read_facts(job)
         if work.span_s is not None:
             job, facts = _cut(job, facts, work.span_s)
@@ -170,7 +190,10 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     except WardenError as error:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
-    return Judged(job_object(result), columns)
+    found = job_object(result)
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
+    found["judged"]["detectors"] = judged_by
+    return Judged(found | answered(found, judged_by), columns, records=list(result.incidents))
 
 
 def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:
@@ -189,11 +212,11 @@ def _bundle(models: str | None, normal: Path | None) -> Any:
     """Models that were trained before, or on a normal recording: once in a process, however many jobs they serve."""
     from detectors.metrics.bundle.bundle import ModelBundle
     from detectors.recorded.learning import bundle_of
-    from trainwarden.recorded.folder import read_folder
+    from trainwarden.formats.reading import read_job
 
     if models is not None:
         return ModelBundle.load(Path(models))
-    return None if normal is None else bundle_of(read_folder(normal))
+    return None if normal is None else bundle_of(read_job(normal))
 
 
 def judged_in_order(works: Sequence[Work], say: Callable[[str], None]) -> Iterator[Judged]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
+from trainwarden.cli.ask.judging.job_state import JobState, state_of, table
 from trainwarden.cli.shared import kept_runs
+from trainwarden.cli.shared.answers import EXIT_CODES, worst
 from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
@@ -22,44 +24,53 @@ MOST_RATES: Final = 4  # of one validation; `trainwarden actions` has more
 
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
-    """What every job on the bus is doing; exit code 1 while an incident is open.
+    """What every job on the bus is doing; exit codes 0 healthy, 1 an incident or a failed job, 3 not judged.
 
     Without a bus: the newest run of watch, launch or demo, and a line for each earlier one that is kept.
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
-    from dashboards.explain.sentences import line
 
     voice = Voice(json)
+    alone = bus is None and config is None
+    runs = kept_runs.kept() if alone else []
+    killed = {run.about.job for run in runs if not run.running and run.about.result is None}
     with open_bus(bus, config) as connected:
-        rows = []
-        for _, view in sorted(read_jobs(connected).items()):
-            incidents = [i for i in view.incidents.values() if i.state != "closed"]
-            rows.append(_row(view, incidents))
-            median = view.iteration_s()
-            pace = "no iteration yet" if median is None else f"step {view.last_step()}, {median:.3f} s/iteration"
-            voice.say(f"{view.job}: {'ended' if view.ended else 'running'}, {len(view.ranks())} ranks, {pace}")
-            if (basis := view.basis()) is not None and basis != ("host", ""):
-                voice.say(f"  times of steps are {basis_said(*basis)}")
-            if (layout := view.layouts.layout()) is not None:
-                voice.say(f"  {layout.said()}")
-            for event in view.beside():
-                voice.say(f"  {event.message}")
-            if names := _provisional(view):
-                voice.say(
-                    f"  provisional models, which weigh less until there is enough to judge them by: {', '.join(names)}"
-                )
-            for incident in incidents:
-                voice.say(f"  {incident_line(incident)}")
-                for said in measured(view.actions.values(), incident):
-                    voice.say(line(said, 4))
+        views = [view for _, view in sorted(read_jobs(connected).items())]
+        states = [state_of(view, time.time(), killed=view.job in killed) for view in views]
+        rows = [_row(view, state) for view, state in zip(views, states, strict=True)]
+        for text in table(zip(views, states, strict=True)):
+            voice.say(text)
+        for view, state in zip(views, states, strict=True):
+            for text in _details(view, state):
+                voice.say(text)
         if not rows:
-            voice.say("no job on this bus yet")
-    runs = kept_runs.kept() if bus is None and config is None else []
+            voice.say("NOT JUDGED: no job on this bus yet; begin one: trainwarden watch -- COMMAND")
     for run in runs:
         voice.say(_run_line(run))
-    voice.answer({"jobs": rows, "runs": [_run_object(run) for run in runs]})
-    return 1 if any(row["open_incidents"] for row in rows) else 0
+    answer = worst([state.answer for state in states])
+    voice.answer({"answer": answer, "jobs": rows, "runs": [_run_object(run) for run in runs]})
+    return EXIT_CODES[answer]
+
+
+def _details(view: JobView, state: JobState) -> Iterator[str]:
+    """What the table has no column for."""
+    from dashboards.explain.sentences import line
+
+    if state.blind is not None:
+        yield f"  {view.job} NOT JUDGED: {state.blind}"
+    if (basis := view.basis()) is not None and basis != ("host", ""):
+        yield f"  times of steps are {basis_said(*basis)}"
+    if (layout := view.layouts.layout()) is not None:
+        yield f"  {layout.said()}"
+    for event in view.beside():
+        yield f"  {event.message}"
+    if names := _provisional(view):
+        yield f"  provisional models, which weigh less until there is enough to judge them by: {', '.join(names)}"
+    for incident in state.incidents:
+        yield f"  {incident_line(incident)}"
+        for said in measured(view.actions.values(), incident):
+            yield line(said, 4)
 
 
 def _provisional(view: JobView) -> list[str]:
@@ -91,22 +102,26 @@ def _run_object(run: kept_runs.KeptRun) -> dict[str, Any]:
 
 def _run_line(run: kept_runs.KeptRun) -> str:
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run.about.started_at_s))
-    if run.about.result is None:
+    if (result := run.about.result) is None:
         said = "running" if run.running else "its command was killed"
     else:
-        steps = run.about.result["steps"]
-        counted = "steps not counted" if steps is None else f"{steps} steps"
-        incidents = len(run.about.result["incidents"])
-        said = f"exit code {run.about.result['exit_code']}, {counted}, {incidents} incident(s)"
+        steps = "steps not counted" if result["steps"] is None else f"{result['steps']} steps"
+        incidents = len(result["incidents"])
+        judged = f"{incidents} incident(s)" if incidents else result.get("answer", "0 incident(s)")
+        said = f"exit code {result['exit_code']}, {steps}, {judged}"
     return f"run {begun} {run.about.job}: {said}; {run.path}"
 
 
-def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
-    """The JSON object of one job with its open `incidents`."""
+def _row(view: JobView, state: JobState) -> dict[str, Any]:
+    """The JSON object of one job."""
     seen_at_s = max((beat.time_s for beat in view.heartbeats.values()), default=None)
     return {
         "job": view.job,
-        "ended": view.ended,
+        "answer": state.answer,
+        "not_judged": [] if state.blind is None else [msgspec.to_builtins(state.blind)],
+        "ended": state.ended,
+        "exit_code": view.exit_code,
+        "interrupted": view.interrupted,
         "ranks": len(view.ranks()),
         "beside": [{"rank": event.rank, "pid": event.fields.get("pid")} for event in view.beside()],
         "steps": view.steps_done(),
@@ -116,5 +131,6 @@ def _row(view: JobView, incidents: list[IncidentRecord]) -> dict[str, Any]:
         "layout": None if (layout := view.layouts.layout()) is None else _layout_object(layout),
         "provisional_models": _provisional(view),
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
-        "open_incidents": [incident_object(incident) for incident in incidents],
+        "open_incidents": [incident_object(one) for one in state.incidents if one.state != "closed"],
+        "standing_incidents": [one.id for one in state.incidents],
     }

@@ -14,10 +14,12 @@ from trainwarden.cli.run.demo_nodes import NodesDemo
 from trainwarden.cli.run.demo_plan import DEADLINE_S, DemoPlan
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.run.machines import why_none
+from trainwarden.cli.shared.answers import NOT_JUDGED
+from trainwarden.cli.shared.extras import need
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import BusAddress, EngineMode, Json, Keep
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.records import Record
 from trainwarden.settings import Settings
 
@@ -55,7 +57,12 @@ def demo(
     )  # fmt: skip
     voice = Voice(json)
     example_script()
-    result = _carried_out(plan, bus, keep, voice)
+    need("torch", "demo")
+    try:
+        result = _carried_out(plan, bus, keep, voice)
+    except NotJudged as error:
+        voice.answer({"ok": False, "answer": NOT_JUDGED, "why_not": str(error)})
+        raise
     kept = "recording" if keep is None else str(keep)
     if keep is not None:
         voice.say(f"recorded folder: {keep}")
@@ -102,7 +109,7 @@ def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voic
         with live:
             code = job.carry_out()
         result = judge(plan, job.fault, run, code)
-        run.result(code)
+        result["answer"] = run.result(code)["answer"]
         report = _report(run, result, keep, voice)
     voice.say(result["summary"])
     voice.say(f"report: {report}")

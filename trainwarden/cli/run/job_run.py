@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +18,30 @@ import msgspec
 from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden import rundir
 from trainwarden.bus import address as buses
+from trainwarden.cli.run.outcome.job_answer import (
+    answer_of,
+    bare_incident,
+    blindness,
+    closed,
+    last_word,
+    said,
+    service_lost,
+    watched,
+)
+from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
+from trainwarden.cli.shared.answers import Blind
+from trainwarden.cli.shared.extras import check_services
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.orphans import OrphansOfAll
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.errors import ConfigError, WardenError
-from trainwarden.records import EventKind, EventRecord, Record
+from trainwarden.records import EventKind, EventRecord, IncidentRecord, Record
 from trainwarden.settings import DEFAULT_BUS, Settings, load
-from trainwarden.topics import EVENTS
+from trainwarden.topics import EVENTS, INCIDENTS
 
 log = logging.getLogger("trainwarden.cli")
 
@@ -34,6 +49,7 @@ EMBEDDED: Final = "embedded"  # without a path: the run's own
 LOOK_S = 0.1
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
+_STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 EXIT_BY_SIGNAL = 128  # a shell's exit code for a command ended by signal n is 128 + n
 
 
@@ -59,7 +75,9 @@ def services_here(settings: Settings, config: Path | None, *wanted: str) -> tupl
     >>> services_here(Settings(bus="kafka://broker:9092"), Path("site.toml"), "agent", "detector")
     ('agent',)
     """
-    return tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+    services = tuple(one for one in wanted if not (one == "detector" and elsewhere(settings, config)))
+    check_services(settings, services)
+    return services
 
 
 def elsewhere(settings: Settings, config: Path | None) -> bool:
@@ -100,6 +118,10 @@ class JobRun:
     ----------
     words : list of str
         What a person should know of where the records lie.
+    beside : set of int
+        Processes that were started beside the services; whoever started them waits for their end.
+    interrupted : str or None
+        The signal by which a person or a scheduler has stopped the command.
     """
 
     def __init__(
@@ -133,7 +155,12 @@ class JobRun:
             raise
         self.started_at_s = time.time()
         self._blind = self._followed = False
+        self.interrupted: str | None = None
+        self._lost: dict[str, Blind] = {}
+        self._end: EventRecord | None = None
         self._page: PageBeside | None = None
+        self.beside: set[int] = set()
+        self._orphans = OrphansOfAll()
 
     @staticmethod
     def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
@@ -189,11 +216,23 @@ class JobRun:
             kind=kind,
             fields=fields,
         )
+        if kind == "job_end":
+            self._end = record
         try:
             with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
                 file.write(EVENTS.encode(record) + b"\n")
         except OSError as error:  # a full disk is no reason to let go of somebody's training command
             log.warning("fact not written", extra={"fields": {"kind": kind, "error": str(error)}})
+
+    def end(self, exit_code: int) -> None:
+        """Tell that the command has ended, and whether somebody had asked for it."""
+        if self.interrupted is None and exit_code - EXIT_BY_SIGNAL in _STOPS:
+            self.interrupted = signal.Signals(exit_code - EXIT_BY_SIGNAL).name
+        self.tell("job_end", exit_code=exit_code, interrupted=self.interrupted)
+
+    def stopped_by(self, number: int, _frame: object = None) -> None:
+        """A person or a scheduler asks the command to end by signal `number`; also as a handler of signals."""
+        self.interrupted = self.interrupted or signal.Signals(number).name
 
     def open_page(self, config: Path | None) -> None:
         """Serve the page beside the command, which has begun; a settings file's own services have one already."""
@@ -204,6 +243,8 @@ class JobRun:
     def look(self, voice: Voice) -> None:
         """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
         self.stack.limit_logs()
+        self._miss_services(voice)
+        self._orphans.bury(self.beside | self.stack.pids())
         with suppress(OSError):
             if self._page is not None and (sentence := self._page.news()) is not None:
                 voice.say(f"trainwarden: {sentence}")
@@ -215,7 +256,18 @@ class JobRun:
             self._followed = True
         except Exception as error:  # noqa: BLE001 - of anything at all
             self._blind = True
-            voice.say(f"trainwarden: watching has ended ({type(error).__name__}: {error}); the command goes on")
+            why = f"watching has ended ({type(error).__name__}: {error})"
+            self._lost["follower"] = Blind(why, "what the detector found is on the bus: trainwarden incidents")
+            voice.say(f"trainwarden: {why}; the command goes on")
+
+    def _miss_services(self, voice: Voice) -> None:
+        """Report a service of ours that has ended while the command runs: from then on it judges nothing."""
+        for name in self._services:
+            code = None if name in self._lost else self.stack.returncode(name)
+            if code is not None:
+                after_s = time.time() - self.started_at_s
+                self._lost[name] = service_lost(name, code, self.stack.log_path(name), after_s)
+                voice.say(f"trainwarden: NOT JUDGED from now on: {self._lost[name]}; the command goes on")
 
     def drain(self, voice: Voice) -> None:
         """Follow until the job's end has been seen and judged, so that the last seconds count too.
@@ -224,7 +276,7 @@ class JobRun:
         """
         view = self.follower.view
         deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline and not self._blind:
+        while time.monotonic() < deadline and not self._blind and not {"agent", "detector"} & self._lost.keys():
             self.look(voice)
             if view.ended and any(verdict.phase == "ended" for verdict in view.verdicts):
                 break
@@ -249,26 +301,70 @@ class JobRun:
     def result(self, exit_code: int | None) -> dict[str, Any]:
         """The object of contracts for watch and launch, which the kept run keeps too."""
         view = self.follower.view
+        found = self._conclude(exit_code)
+        seen = watched(view, self.run_dir, self.started_at_s, followed=self._followed)
+        own = "detector" in self._services
+        blind = blindness(
+            seen, self._lost.values(), bus=self.bus_address, own_detector=own, failed=bool(found and exit_code)
+        )
         made = {
             "job": self.settings.job,
+            "answer": answer_of(found, blind),
             "exit_code": exit_code,
-            "steps": view.steps_done() if self._followed else None,  # of a job on several nodes nobody counts them
+            "interrupted": self.interrupted,
+            "steps": seen.steps,  # of a job on several nodes nobody counts them
             "iteration_s": {"median": view.iteration_s()},
-            "incidents": view.incident_objects(),
+            "incidents": found,
             "actions": view.action_objects(),
+            "watched": msgspec.to_builtins(seen),
+            "not_judged": msgspec.to_builtins(blind),
         }
         if self._own is not None:
             self._own.finished(made)
         return made
 
+    def _conclude(self, exit_code: int | None) -> list[dict[str, Any]]:
+        """All incidents: a failed command has one whatever the detector did; those of a run that is over close."""
+        view = self.follower.view
+        known = [one for one in view.incidents.values() if one.state != "closed" or not self._lost]
+        if exit_code and not self.interrupted and not known and self._end is not None:
+            self._judge_end(self._end)
+        if self._end is not None and "detector" in self._services:
+            how = f"was stopped by {self.interrupted}" if self.interrupted else f"ended with exit code {exit_code}"
+            for one in [one for one in view.incidents.values() if one.state != "closed"]:
+                self._publish(closed(one, time.time(), f"the job {how}"))
+        return view.incident_objects()
+
+    def _judge_end(self, end: EventRecord) -> None:
+        try:
+            found = last_look(self.run_dir, end)
+        except Exception as error:  # noqa: BLE001 - what broke the detector may break this too
+            log.warning("end not judged", extra={"fields": {"error": f"{type(error).__name__}: {error}"}})
+            found = []
+        for one in found or [bare_incident(end)]:
+            self._publish(one)
+
+    def _publish(self, record: IncidentRecord) -> None:
+        """Put `record` among what was found, and where whoever asks later finds it."""
+        self.follower.view.feed(record)
+        if "detector" not in self._services and self.follower.view.verdicts:
+            return  # the detector that answers there has the last word
+        try:
+            self.bus.publish(INCIDENTS, record.job, record)
+            self.bus.flush()
+        except (WardenError, OSError) as error:
+            log.warning("incident not kept", extra={"fields": {"id": record.id, "error": str(error)}})
+
     def summary(self, result: Mapping[str, Any]) -> list[str]:
         """What `result` comes to, and where the records are: the last lines for a person."""
-        median, incidents = result["iteration_s"]["median"], result["incidents"]
+        median = result["iteration_s"]["median"]
         pace = "no steps seen" if median is None else f"{result['steps']} steps, {median:.3f} s a step"
-        kinds = ", ".join(sorted({incident["kind"] for incident in incidents}))
-        found = f"{len(incidents)} incident(s): {kinds}" if incidents else "no incident"
-        lines = [f"job {self.settings.job} ended with exit code {result['exit_code']}: {pace}, {found}"]
+        lines = [f"records and logs: {self.run_dir}"]
         bus = rundir.bus_file(self.run_dir)
         if bus.exists() and bus.stat().st_size > 0.95 * self.settings.runs.bus_bytes:
             lines.append("the run's bus has reached its limit (runs.bus_bytes): the oldest records are gone")
-        return [*lines, f"records and logs: {self.run_dir}"]
+        how = f"ended with exit code {result['exit_code']}"
+        if self.interrupted:
+            how = f"was interrupted ({self.interrupted}), exit code {result['exit_code']}"
+        lines.append(f"job {self.settings.job} {how}: {pace}, {said(result)}")
+        return [*lines, *last_word(self.follower.view.incidents.values())]

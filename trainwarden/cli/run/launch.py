@@ -15,6 +15,7 @@ from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, set
 from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
+from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep, Preload
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
@@ -81,9 +82,11 @@ def launch(
 def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode, validate: bool) -> int:
     """The whole job on this machine."""
     nproc, checkpoints, config = here.nproc, here.checkpoints, here.config
+    signals = _Signals()
     settings = settings_for(config, here.job, "launch")
     if validate:
         warm_up(nproc, voice, checkpoints=checkpoints_of(settings, checkpoints), config=config)
+    signals.take_stops()
     services = services_here(settings, config, "agent", "detector", "engine")
     with JobRun(
         settings,
@@ -103,10 +106,10 @@ def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode
         imported = (word for module in here.preload for word in ("--preload", module))
         held = ("--mode", _waits_for(settings.engine, mode))
         arguments = ("--nproc", str(nproc), *held, "--show", *named, *imported, "--", *command)
-        code = _supervise(run, arguments, voice, config)
+        code = _supervise(run, arguments, voice, config, signals)
         if code != 0:
             voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
-        run.tell("job_end", exit_code=code)
+        run.end(exit_code_of(code))
         run.drain(voice)
         code = exit_code_of(code)
         result = run.result(code)
@@ -122,18 +125,37 @@ def _waits_for(engine: EngineSettings, mode: Mode) -> Mode:
     return Rules.of(msgspec.structs.replace(engine, mode=mode)).mode_of("restart_process")
 
 
-def _supervise(run: JobRun, arguments: Sequence[str], voice: Voice, config: Path | None) -> int:
-    """Start the supervisor of the ranks and follow the bus until it ends; a signal to us stops it.
+class _Signals:
+    """Signals to us, before there is anybody to give them to as well."""
+
+    def __init__(self) -> None:
+        self.foreign = ForeignSignals()
+        self.stopped_by: int | None = None
+
+    def take_stops(self) -> None:
+        """From now on whoever asks us to end is answered in order."""
+        for number in stop_signals():
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _frame: object) -> None:
+        self.stopped_by = self.stopped_by or number
+
+
+def _supervise(
+    run: JobRun, arguments: Sequence[str], voice: Voice, config: Path | None, signals: _Signals
+) -> int:  # fmt: skip
+    """Start the supervisor of the ranks and follow the bus until it ends; signals to us are for it.
 
     It passes the ranks' output on itself, as it comes.
     """
     run.stack.start("supervise", *arguments, stdout=voice.stream)
     run.open_page(config)
-    asked: list[int] = []
-    for number in stop_signals():
-        signal.signal(number, lambda n, _frame: asked.append(n))
+    signals.foreign.take()  # whoever sent one so early knew of no rank
     while (code := run.stack.returncode("supervise")) is None:
         run.look(voice)
-        if asked:
+        for number in signals.foreign.take():
+            run.stack.signal("supervise", number)
+        if signals.stopped_by is not None:
+            run.stopped_by(signals.stopped_by)
             run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
     return code

@@ -14,6 +14,7 @@ from actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
+from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.errors import ConfigError
@@ -117,7 +118,7 @@ def launch_node(
 
     With `validate` this node is tested first, alone, and takes no part where something of it is at fault.
     """
-    config = here.config
+    config, foreign = here.config, ForeignSignals()
     settings = settings_for(config, asked.job(here), "launch")
     overrides = {} if mode == "observe" else asked.engine(settings, mode)
     _check_bus(settings, here, mode)
@@ -131,7 +132,7 @@ def launch_node(
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
         if overrides:
             voice.say(f"trainwarden: whichever launcher leads has an engine beside it, mode {mode}")
-        code = _take_part(command, asked, run, here, voice, acts=bool(overrides))
+        code = _take_part(command, asked, run, here, voice, foreign=foreign, acts=bool(overrides))
         result = run.result(code)
         if here.keep is not None:
             run.stack.stop("agent")  # its last words are on the bus then
@@ -156,7 +157,10 @@ def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
         raise ConfigError(f"--keep: what all nodes say is on a bus that all reach: {how}")
 
 
-def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *, acts: bool) -> int:
+def _take_part(
+    command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *,
+    foreign: ForeignSignals, acts: bool,
+) -> int:  # fmt: skip
     from actions.launchers.cluster.launcher import NodeLauncher
     from actions.launchers.local.ranks import Place
     from actions.suspicions.on_bus import SuspicionsOnBus
@@ -190,7 +194,7 @@ def _take_part(command: Sequence[str], asked: NodesAsked, run: JobRun, here: Her
             engine.tend()
         return bool(stopped)
 
-    return launcher.run(asked_to_stop)
+    return launcher.run(asked_to_stop, foreign.take)
 
 
 def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:

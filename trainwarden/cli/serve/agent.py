@@ -6,7 +6,7 @@ from trainwarden.cli.serve.process import service
 from trainwarden.cli.shared.options import ConfigFile, RunDir, WithParent
 
 
-def agent(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = False) -> int:
+def agent(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = None) -> int:
     """The node agent: collects and streams until stopped.
 
     Example: trainwarden agent --config trainwarden.toml

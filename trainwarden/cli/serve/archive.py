@@ -28,7 +28,7 @@ def archive(
     config: ConfigFile = None,
     json: Json = None,
     run_dir: RunDir = None,
-    with_parent: WithParent = False,
+    with_parent: WithParent = None,
 ) -> int:
     """Archive the bus to Parquet until stopped; or compact, export, list.
 
@@ -52,7 +52,7 @@ def archive(
     return 0
 
 
-def _serve(settings: Settings, root: Path, *, with_parent: bool) -> None:
+def _serve(settings: Settings, root: Path, *, with_parent: int | None) -> None:
     from trainer_offline.archive.service import serve
     from trainwarden.self_metrics import log_to_stderr
 

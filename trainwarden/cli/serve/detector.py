@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from detectors.metrics.source import ModelSource
 
 
-def detector(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = False) -> int:
+def detector(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = None) -> int:
     """The detection service: votes on every window of every job until stopped.
 
     Example: TRAINWARDEN_BUS=kafka://broker:9092 trainwarden detector

@@ -6,7 +6,7 @@ from trainwarden.cli.serve.process import service
 from trainwarden.cli.shared.options import ConfigFile, RunDir, WithParent
 
 
-def engine(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = False) -> int:
+def engine(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = None) -> int:
     """The action engine: turns incidents into the cheapest action that works, until stopped.
 
     Example: TRAINWARDEN_ENGINE_MODE=confirm trainwarden engine

@@ -32,7 +32,7 @@ def lease(
     duration: Annotated[
         float, typer.Option(min=1.0, max=600.0, metavar="SECONDS", help="A lost leader is followed after so long.")
     ] = DURATION_S,
-    with_parent: WithParent = False,
+    with_parent: WithParent = None,
 ) -> int:
     """The lease service: says which launcher of a job on several nodes leads, until stopped.
 

@@ -18,11 +18,14 @@ log = logging.getLogger("trainwarden.cli")
 
 
 class StopFlag:
-    """True once this process was asked to stop, or, with `with_parent`, once its parent is gone."""
+    """True once this process was asked to stop, or once the process `with_parent`, which started it, is gone.
 
-    def __init__(self, *, with_parent: bool = False) -> None:
+    The number comes from that process itself: it may be gone before this one has imported what it needs.
+    """
+
+    def __init__(self, *, with_parent: int | None = None) -> None:
         self._asked = False
-        self._parent = os.getppid() if with_parent else None
+        self._parent = with_parent
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
@@ -52,8 +55,8 @@ def folders(settings: Settings, run_dir: Path | None) -> tuple[Path, Path]:
 
 
 @contextmanager
-def service(name: str, *, run_dir: Path | None, config: Path | None, with_parent: bool) -> Iterator[Service]:
-    """Service `name`, to be run until SIGTERM, SIGINT or, with `with_parent`, until the starting process is gone."""
+def service(name: str, *, run_dir: Path | None, config: Path | None, with_parent: int | None) -> Iterator[Service]:
+    """Service `name`, to be run until SIGTERM, SIGINT or until the process `with_parent`, which started it, is gone."""
     from trainwarden.self_metrics import log_to_stderr  # a help text needs no Prometheus client
 
     log_to_stderr()

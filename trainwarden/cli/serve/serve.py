@@ -21,7 +21,7 @@ def serve(
     bus: BusAddress = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
-    with_parent: WithParent = False,
+    with_parent: WithParent = None,
 ) -> int:
     """The page, the detection API and the metrics of all jobs, over HTTP until stopped.
 

@@ -11,6 +11,7 @@ import typer
 
 from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden.cli.serve.process import StopFlag, folders
+from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, Mode, Preload, RunDir, WithParent
 from trainwarden.clock import SystemClock
 from trainwarden.settings import checkpoints_of, load
@@ -26,7 +27,7 @@ def supervise(
     preload: Preload = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
-    with_parent: WithParent = False,
+    with_parent: WithParent = None,
 ) -> int:
     """The local launcher alone (started by launch and demo)."""
     from actions.launchers.local.coordinator import SupervisorConfig
@@ -36,6 +37,7 @@ def supervise(
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()
+    foreign = ForeignSignals()
     settings = load(config)
     run, _ = folders(settings, run_dir)
     place = Place(
@@ -54,4 +56,4 @@ def supervise(
     clock = SystemClock()
     suspicions = SuspicionsOnBus.of(settings, clock, settings.bus)
     launcher = Supervisor(place, clock, environ=environ, config=config_of_launch, adopt=True, suspicions=suspicions)
-    return launcher.run(StopFlag(with_parent=with_parent))
+    return launcher.run(StopFlag(with_parent=with_parent), foreign.take)

@@ -6,7 +6,7 @@ from trainwarden.cli.serve.process import service
 from trainwarden.cli.shared.options import ConfigFile, RunDir, WithParent
 
 
-def trainer(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = False) -> int:
+def trainer(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: WithParent = None) -> int:
     """The trainer: retrains on schedule, on drift and on request; audits who serves, until stopped.
 
     Example: trainwarden trainer --config trainwarden.toml

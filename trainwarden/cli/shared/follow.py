@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import statistics
 import uuid
 from collections import Counter, defaultdict, deque
@@ -28,9 +29,12 @@ from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATION
 
 log = logging.getLogger("trainwarden.follow")
 
+_HASH: Final = re.compile(r"[0-9a-f]{16,64}")
+
 Step = dict[str, Any]
 MAX_ROWS: Final = 200_000  # steps of ranks that are kept, some 80 MB: a run may go on for months
 MAX_RECORDS: Final = 10_000  # verdicts, events and actions
+MAX_NAMES: Final = 10_000  # of metrics
 
 
 class JobView:
@@ -46,6 +50,7 @@ class JobView:
         self.steps: dict[tuple[int, str, int], Step] = {}
         self.heartbeats: dict[str, HeartbeatRecord] = {}
         self.agent_metrics: dict[str, float] = {}
+        self.metric_names: set[str] = set()
         self.layouts = LayoutBoard()
         self._highest_step: int | None = None
         self._steps_done = 0
@@ -53,6 +58,8 @@ class JobView:
         self._trainers: set[str] = set()
         self._bases: dict[int, tuple[str, str]] = {}
         self.ended = False
+        self.exit_code: int | None = None
+        self.interrupted = False
 
     def feed(self, record: Record) -> None:
         """Take one record in; records of other jobs are passed over."""
@@ -76,13 +83,27 @@ class JobView:
                 pass
             case EventRecord():
                 self.events.append(record)
-                self.ended = self.ended or record.kind == "job_end"
+                self._feed_life(record)
             case MetricsRecord():
-                if record.devices == ("agent",):
-                    values = ((name, row[0]) for name, row in zip(record.names, record.values, strict=True))
-                    self.agent_metrics.update({name: value for name, value in values if value is not None})
+                self._feed_metrics(record)
             case _:
                 pass
+
+    def _feed_metrics(self, record: MetricsRecord) -> None:
+        if record.devices == ("agent",):
+            values = ((name, row[0]) for name, row in zip(record.names, record.values, strict=True))
+            self.agent_metrics.update({name: value for name, value in values if value is not None})
+        elif len(self.metric_names) < MAX_NAMES:
+            self.metric_names.update(record.names)
+
+    def _feed_life(self, record: EventRecord) -> None:
+        """The begin and the end of the command."""
+        if record.kind == "job_start":
+            self.ended, self.exit_code, self.interrupted = False, None, False
+        elif record.kind == "job_end":
+            code = record.fields.get("exit_code")
+            self.ended, self.exit_code = True, code if isinstance(code, int) else None
+            self.interrupted = bool(record.fields.get("interrupted"))
 
     def _feed_iterations(self, record: IterationRecord) -> None:
         optional = {"compute_s": record.compute_s, "wait_s": record.wait_s, "pause_s": record.pause_s}
@@ -208,10 +229,52 @@ def incident_line(record: IncidentRecord) -> str:
     Examples
     --------
     >>> incident_line(IncidentRecord(id="i1", job="j", kind="hang", severity="sev2", state="opened", revision=0,
-    ...     opened_at_s=0.0, updated_at_s=0.0, reason="rank 2 stands still"))
-    '[incident opened] hang sev2: rank 2 stands still (i1)'
+    ...     opened_at_s=0.0, updated_at_s=0.0, reason="rank 2 stands still", onset_step=12))
+    '[incident opened] hang sev2: rank 2 stands still, since step 12 (i1); next: trainwarden explain i1'
     """
-    return f"[incident {record.state}] {record.kind} {record.severity}: {record.reason} ({record.id})"
+    return f"[incident {record.state}] {incident_words(record)}"
+
+
+def incident_words(record: IncidentRecord) -> str:
+    """Kind, severity, reason, place, measured seconds, since when, why it closed, and the command to type next."""
+    first = record.suspects[0] if record.suspects else None
+    named = [f"rank {first.rank}"] if first is not None and first.rank is not None else []
+    named += [f"on {first.node}"] if first is not None and first.node else []
+    place = " ".join(named)
+    words = [record.reason.rstrip(".")]
+    if place and place not in record.reason:
+        words.append(place)
+    words += measured_seconds(record)
+    if record.onset_step is not None:
+        words.append(f"since step {record.onset_step}")
+    ended = f" (closed: {why})" if (why := record.evidence.get("closed")) else ""
+    shown = short_id(record.id)
+    said = f"{record.kind} {record.severity}: {', '.join(words)} ({shown})"
+    return f"{said}{ended}; next: trainwarden explain {shown}"
+
+
+def measured_seconds(record: IncidentRecord) -> list[str]:
+    """What the suspected rank of a slow job computes a step beside its peers, where that was measured."""
+    ranks, seconds = record.evidence.get("ranks"), record.evidence.get("compute_s")
+    rank = record.suspects[0].rank if record.suspects else None
+    if not isinstance(ranks, list) or not isinstance(seconds, list) or len(ranks) != len(seconds) or rank not in ranks:
+        return []
+    others = [value for other, value in zip(ranks, seconds, strict=True) if other != rank]
+    own = seconds[ranks.index(rank)]
+    if not others or not all(isinstance(value, float) for value in (own, *others)):
+        return []
+    return [f"rank {rank} computes {own:.2g} s a step, its peers {statistics.median(others):.2g} s"]
+
+
+def short_id(name: str) -> str:
+    """The beginning of an id, which `explain` and `report` understand; ids that are words stay whole.
+
+    Examples
+    --------
+    >>> short_id("5d2409df216bb41b"), short_id("pipeline/job/detector/12.5")
+    ('5d2409df', 'pipeline/job/detector/12.5')
+    """
+    return name[:8] if _HASH.fullmatch(name) else name
 
 
 def action_line(record: ActionRecord) -> str:

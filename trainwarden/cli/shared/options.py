@@ -43,7 +43,7 @@ ArchiveFolder = Annotated[Path | None, typer.Option("--folder", help="The archiv
 Mode = Literal["observe", "confirm", "auto"]
 EngineMode = Annotated[Mode, typer.Option(help="What the engine may do.")]
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The training command, after --.")]
-WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
+WithParent = Annotated[int | None, typer.Option("--with-parent", metavar="PID", hidden=True)]
 
 
 def time_of(text: str | None, option: str = "--normal-until") -> float | None:

@@ -12,6 +12,19 @@ from typing import IO, Any
 from trainwarden.errors import ConfigError
 
 
+def open_streams() -> None:
+    """Where a standard stream was closed before we began, it leads nowhere: its number would become another file's."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
 def with_json_target(arguments: Sequence[str]) -> list[str]:
     """`arguments` with ``-`` put after a ``--json`` that names no file; what follows ``--`` is left alone.
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from trainwarden.errors import WardenError
+from trainwarden.cli.shared.foreign_signals import held_back
+from trainwarden.errors import NotJudged
 
 STOP_GRACE_S = 8.0
 LOG_BYTES = 32 * 1024 * 1024  # of one service's log, the older half included
@@ -51,11 +52,11 @@ class LocalStack:
         if service in self._processes:
             self._processes[service].wait()
         command = [sys.executable, "-P", "-m", "trainwarden.cli.main", service]
-        command += ["--run-dir", str(self._run_dir), "--with-parent"]
+        command += ["--run-dir", str(self._run_dir), "--with-parent", str(os.getpid())]
         if self._config is not None:
             command += ["--config", str(self._config)]
         command += arguments  # last: they may end in `--` and a training command, whose every word is its own
-        with self.log_path(service).open("ab") as log:
+        with self.log_path(service).open("ab") as log, held_back():
             self._processes[service] = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -73,6 +74,15 @@ class LocalStack:
     def pid(self, service: str) -> int:
         """Process id of `service`."""
         return self._processes[service].pid
+
+    def pids(self) -> set[int]:
+        """Process ids of all services that were started last."""
+        return {process.pid for process in self._processes.values()}
+
+    def signal(self, service: str, number: int) -> None:
+        """Send signal `number` to `service`, if it runs."""
+        if service in self._processes:
+            self._processes[service].send_signal(number)
 
     def returncode(self, service: str) -> int | None:
         """Exit code of `service`; None while it runs."""
@@ -103,7 +113,7 @@ class LocalStack:
 
         Raises
         ------
-        WardenError
+        NotJudged
             With the end of that service's log.
         """
         self.limit_logs()
@@ -111,7 +121,7 @@ class LocalStack:
             code = self.returncode(service)
             if code is not None:
                 tail = self.log_path(service).read_text(errors="replace")[-2000:]
-                raise WardenError(f"{service} ended with exit code {code}:\n{tail}")
+                raise NotJudged(f"{service} ended with exit code {code}:\n{tail}")
 
     def stop(self, *services: str, more_s: float = 0.0) -> None:
         """Stop `services` (all if none are named): politely, then for good; `more_s` is for what they stop first."""

@@ -28,7 +28,7 @@ def main() -> None:
     judging.add_argument("folder", type=Path, nargs="?", default=DATA)
     judging.add_argument("--only", choices=PARTS, action="append")
     judging.add_argument("--kept", type=Path, help="a folder that remembers what was found of each run on day one")
-    judging.add_argument("--write", action="store_true", help="put the tables into docs/detection_tables.md")
+    judging.add_argument("--write", action="store_true", help="put the tables into tables.md")
     asked = parser.parse_args()
     if asked.command == "capture":
         capture(asked.folder, asked.minutes, asked.lanes, asked.names)

@@ -21,12 +21,12 @@ from trainwarden.records import IncidentRecord
 
 Say = Callable[[str], None]
 Rows = list[dict[str, Any]]
-PAGE: Final = ROOT / "docs" / "detection_tables.md"
+PAGE: Final = ROOT / "tests" / "benchmarks" / "detection" / "tables.md"
 BEGIN, END = "<!-- own runs: made by `own_runs judge --write` -->\n", "<!-- end of own runs -->\n"
 PARTS: Final = ("day_one", "trained", "members")
 NOTE: Final = (
     "[a, b]: bounds at 95 % each (Poisson for counts, Wilson for shares). Rules were chosen on the choosing half; "
-    "docs/detection.md says how often the other one was looked at."
+    "docs/benchmarks.md says how often the other one was looked at."
 )
 
 

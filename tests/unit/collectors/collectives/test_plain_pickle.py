@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.collectives.plain_pickle import load_plain
 from tests.examples import examples
 from trainwarden.errors import DataError
+from trainwarden.formats.dumps.plain_pickle import load_plain
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -246,7 +246,7 @@ def test_csv_needs_no_pyarrow_and_parquet_says_so(tmp_path: Path, monkeypatch: p
         ("time_s,x\n0,1\n\n1,1_000\n", "metrics.csv line 4, column x: '1_000' is not a number"),
         ("time_s,x\n,1\n", "metrics.csv line 2, column time_s: the cell is empty"),
         ("time_s,x\n0,1\n\ninf,1\n", "metrics.csv line 4, column time_s: inf is not a time in seconds"),
-        ("time_s,x\n1.7e18,1\n", "metrics.csv line 2, column time_s: 1.7e+18 is not a time in seconds"),
+        ("time_s,x\n1.7e24,1\n", "metrics.csv line 2, column time_s: 1.7e+24 is not a time in seconds"),
         ("timestamp,x\n1.1.2024,1\n", "metrics.csv line 2, column timestamp: '1.1.2024' is not an ISO 8601 time"),
         ("timestamp,x\n,1\n", "metrics.csv line 2, column timestamp: the cell is empty"),
         ("x,y\n0,1\n", "metrics.csv line 1: there is no column time_s or timestamp"),
@@ -432,15 +432,29 @@ def test_flight_recorder_dumps_by_rank_empty_ones_too(tmp_path: Path) -> None:
     job = read_folder(tmp_path)
     assert dict(job.flight) == {2: {}, 10: {"entries": [{"seq": 1}]}}
     assert list(job.flight) == [2, 10]
-    put(tmp_path, "flight_recorder/rank_3.json", '{"entries": [')
-    assert mistake(tmp_path).startswith("flight_recorder/rank_3.json is not JSON: ")
-    put(tmp_path, "flight_recorder/rank_3.json", "[" * 100_000)
-    assert mistake(tmp_path).startswith("flight_recorder/rank_3.json is not JSON: ")
-    put(tmp_path, "flight_recorder/rank_3.json", "")
-    assert mistake(tmp_path) == "flight_recorder/rank_3.json is empty"
     put(tmp_path, "flight_recorder/rank_3.json", "{}")
     put(tmp_path, "flight_recorder/rank_03.json", "{}")
     assert mistake(tmp_path) == "flight_recorder/rank_3.json: rank 3 has a second dump"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [('{"entries": [', "is not JSON: "), ("[" * 100_000, "is not JSON: "), ("", "is empty")],
+)
+def test_a_broken_dump_refuses_no_other_and_alone_is_an_error(tmp_path: Path, text: str, why: str) -> None:
+    put(tmp_path, "flight_recorder/rank_3.json", text)
+    assert mistake(tmp_path).startswith(f"flight_recorder/rank_3.json {why}")
+    put(tmp_path, "flight_recorder/rank_2.json", "{}")
+    job = read_folder(tmp_path)
+    assert dict(job.flight) == {2: {}}
+    assert job.broken[3].startswith(f"flight_recorder/rank_3.json {why}")
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e6, 1e9])
+def test_times_in_other_units_are_told_by_their_magnitude(tmp_path: Path, factor: float) -> None:
+    table = metrics(tmp_path, f"time_s,x\n{1.79e9 * factor:.0f},1\n{(1.79e9 + 10) * factor:.0f},2\n")
+    np.testing.assert_allclose(table.times_s, [1.79e9, 1.79e9 + 10.0])
+    assert "seconds since 1970" in table.notes[0]
 
 
 def test_a_batch_is_its_subfolders_by_name(tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def test_a_finding_is_exit_code_1_and_one_object(
     assert (incident["kind"], incident["suspects"][0]["rank"]) == ("slow_compute", 2)
     assert (job["stragglers"][0]["rank"], job["stragglers"][0]["to_step"]) == (2, None)
     assert "slow_compute" in said.err
+    assert found["answer"] == job["answer"] == "incident"
+    monkeypatch.setattr(sys, "argv", ["trainwarden", "explain", incident["id"][:8]])
+    with pytest.raises(SystemExit):
+        command_line.run()
+    assert "slow_compute (sev3) of job slow" in capsys.readouterr().out
 
 
 def test_nothing_found_is_exit_code_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +149,7 @@ def test_scores_are_written_though_no_model_votes(
     target = tmp_path / "scores.csv"
     until_s = recordings.START_S + 6_000.0
     assert run(monkeypatch, "--data", strange, "--normal-until", until_s, "--scores", target, "--detectors",
-               "change_point") == 0  # fmt: skip
+               "change_point") == 3  # fmt: skip
     frame = pd.read_csv(target)
     assert frame.node[frame.ensemble.idxmax()] == "node2"
     assert "kmeans" not in frame.columns
@@ -182,6 +187,8 @@ def test_models_that_are_refused_are_no_finding(
 def test_without_anything_normal_the_models_abstain(
     strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(monkeypatch, "--data", strange, "--json", tmp_path / "out.json") == 0
+    assert run(monkeypatch, "--data", strange, "--json", tmp_path / "out.json") == 3
     (job,) = answer(tmp_path / "out.json")["jobs"]
     assert "nothing says what is normal" in job["abstained"]["lof"]
+    assert (job["answer"], answer(tmp_path / "out.json")["answer"]) == ("not judged", "not judged")
+    assert "--normal-until" in job["not_judged"][0]["remedy"]

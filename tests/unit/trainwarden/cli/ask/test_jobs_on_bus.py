@@ -33,6 +33,8 @@ from trainwarden.records import (
 from trainwarden.settings import RunsSettings
 from trainwarden.topics import COMMANDS, INCIDENTS, topic_of
 
+NOW_S = 1_800_000_000.0
+
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
@@ -77,6 +79,62 @@ def test_status_tells_pace_and_open_incidents(address: str, capsys: pytest.Captu
     assert [incident["id"] for incident in job["open_incidents"]] == ["i1"]
 
 
+def job(tmp_path: Path, *records: Record) -> str:
+    """The address of a bus with what two ranks have done in ten steps, and `records`."""
+    steps = tuple(range(10))
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    for record in (
+        *(IterationRecord(job="j", node="n", rank=rank, incarnation="1-1", steps=steps, duration_s=(0.5,) * 10,
+                          end_s=tuple(map(float, steps))) for rank in range(2)),
+        *records,
+    ):  # fmt: skip
+        bus.publish(topic_of(record), "j", record)
+    bus.flush()
+    bus.close()
+    return f"embedded:{tmp_path / 'bus.db'}"
+
+
+def verdict(time_s: float, opinion: Any = "normal") -> VerdictRecord:
+    votes = {"change_point": Vote(opinion=opinion, score=0.1)}
+    return VerdictRecord(id="v", job="j", time_s=time_s, window_s=1.0, anomalous=False, reason="calm", votes=votes)
+
+
+def event(kind: Any, time_s: float, rank: int | None = None, **fields: Any) -> EventRecord:
+    name = f"{kind}/{rank}/{time_s}"
+    return EventRecord(id=name, job="j", node="n", time_s=time_s, kind=kind, rank=rank, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "answer", "ended"),
+    [
+        ((verdict(NOW_S),), 0, "healthy", False),
+        ((), 3, "not judged", False),
+        ((verdict(NOW_S, "abstain"),), 3, "not judged", False),
+        ((verdict(NOW_S - 300.0),), 3, "not judged", False),
+        ((verdict(NOW_S - 300.0), event("job_end", NOW_S - 299.0, exit_code=0)), 0, "healthy", True),
+        ((verdict(NOW_S), event("job_end", NOW_S, exit_code=3)), 1, "incident", True),
+        ((verdict(NOW_S), event("job_end", NOW_S, exit_code=143, interrupted="SIGTERM")), 0, "healthy", True),
+        ((verdict(NOW_S), *(event("process_exit", NOW_S - 9.0, one) for one in range(2))), 0, "healthy", True),
+        ((verdict(NOW_S), event("process_exit", NOW_S - 9.0, 0)), 0, "healthy", False),
+    ],
+)
+def test_status_gives_one_of_three_answers(
+    records: tuple[Record, ...], code: int, answer: str, ended: bool, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    assert status(bus=job(tmp_path, *records), json="-") == code
+    found = json_of(capsys)
+    assert (found["answer"], found["jobs"][0]["answer"], found["jobs"][0]["ended"]) == (answer, answer, ended)
+
+
+def test_an_empty_bus_is_no_healthy_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    EmbeddedBus(str(tmp_path / "bus.db")).close()
+    assert status(bus=f"embedded:{tmp_path / 'bus.db'}") == 3
+    assert capsys.readouterr().out.startswith("NOT JUDGED: no job on this bus yet")
+    assert incidents(bus=f"embedded:{tmp_path / 'bus.db'}") == 3
+
+
 def test_status_says_where_times_come_from(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     status(bus=address, json="-")
     (job,) = json_of(capsys)["jobs"]
@@ -114,7 +172,8 @@ def test_status_names_models_that_are_provisional(address: str, capsys: pytest.C
 def test_an_incident_is_listed_once_whatever_its_revisions(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert incidents(bus=address, json="-") == 1
     assert [incident["id"] for incident in json_of(capsys)["incidents"]] == ["i1"]
-    assert incidents(bus=address, job="other", json="-") == 0
+    assert incidents(bus=address, job="other", json="-") == 3
+    assert json_of(capsys)["answer"] == "not judged"
 
 
 def test_a_word_reaches_the_bus_and_a_wrong_one_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +273,7 @@ def test_a_run_is_known_after_its_command_has_ended(
     run.close()
     assert status() == 1
     said = capsys.readouterr().out
-    assert "j: running, 2 ranks, step 9" in said
+    assert "j    running  incident  2      9     0.500        1\n" in said
     assert f"j: exit code 3, 10 steps, 1 incident(s); {run.path}" in said
     assert incidents(job="j") == 1
     assert report(out=tmp_path / "r.html") == 0

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainwarden import rundir
 from trainwarden.cli.ask import status
+from trainwarden.cli.run import job_run
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
+from trainwarden.records import IncidentRecord
 from trainwarden.settings import Settings
+from trainwarden.topics import INCIDENTS
 
 
 def test_a_follower_that_breaks_is_said_once_and_asked_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +74,106 @@ def test_steps_that_nobody_has_followed_are_not_none_but_unknown(
     with JobRun(Settings(job="j", bus="embedded"), own_services=()) as run:
         assert run.result(0)["steps"] is None
         (kept,) = kept_runs.kept()
-        assert "exit code 0, steps not counted, 0 incident(s)" in status._run_line(kept)
+        assert "exit code 0, steps not counted, not judged" in status._run_line(kept)
         run.look(Voice(stream=io.StringIO()))
         assert run.result(0)["steps"] == 0
+
+
+class Ended:
+    """A run of a command that prints `output` and ends, without any service of ours beside it."""
+
+    def __init__(self, folder: Path, services: tuple[str, ...] = ()) -> None:
+        self.run = JobRun(Settings(job="j", run_dir=str(folder / "run")), own_services=services)
+        self.said = io.StringIO()
+
+    def result(self, code: int, output: str = "") -> dict[str, Any]:
+        (self.run.run_dir / rundir.LOGS / "job.log").write_text(output)
+        self.run.look(Voice(stream=self.said))
+        self.run.end(code)
+        made = self.run.result(code)
+        self.said.write("\n".join(self.run.summary(made)))
+        return made
+
+    def incidents_on_bus(self) -> list[IncidentRecord]:
+        return [one.record for one in self.run.bus.read(INCIDENTS) if isinstance(one.record, IncidentRecord)]
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/job/train.py", line 3, in <module>
+    import dta
+ModuleNotFoundError: No module named 'dta'
+"""
+
+
+def test_a_failed_command_has_an_incident_without_any_detector(tmp_path: Path) -> None:
+    ended = Ended(tmp_path)
+    made = ended.result(1, TRACEBACK)
+    (incident,) = made["incidents"]
+    assert made["answer"] == "incident"
+    assert (incident["kind"], incident["suspects"][0]["rank"]) == ("user_error", 0)
+    assert "No module named 'dta' at train.py:3" in incident["reason"]
+    assert incident["output"][-1] == "ModuleNotFoundError: No module named 'dta'"
+    assert [one.id for one in ended.incidents_on_bus()] == [incident["id"]]
+    last = ended.said.getvalue().splitlines()[-1]
+    assert last.startswith("incident: user_error sev2: rank 0 on ")
+    assert last.endswith(f"next: trainwarden explain {incident['id'][:8]}")
+
+
+def test_a_failed_command_has_an_incident_even_where_nothing_can_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> list[IncidentRecord]:
+        raise ImportError("No module named 'numpy'")
+
+    monkeypatch.setattr(job_run, "last_look", broken)
+    (incident,) = Ended(tmp_path).result(9)["incidents"]
+    assert (incident["kind"], incident["reason"]) == ("crash", "the command ended with exit code 9")
+
+
+@pytest.mark.parametrize("code", [130, 143, 129])
+def test_a_stopped_command_is_interrupted_and_no_failure(tmp_path: Path, code: int) -> None:
+    made = Ended(tmp_path).result(code, TRACEBACK)
+    assert made["incidents"] == []
+    assert made["interrupted"] in {"SIGINT", "SIGTERM", "SIGHUP"}
+
+
+def test_a_signal_to_us_makes_whatever_exit_code_an_interruption(tmp_path: Path) -> None:
+    ended = Ended(tmp_path)
+    ended.run.stopped_by(15)
+    made = ended.result(1, TRACEBACK)
+    assert (made["incidents"], made["interrupted"]) == ([], "SIGTERM")
+    assert "was interrupted (SIGTERM)" in ended.said.getvalue()
+
+
+def test_without_a_detector_nothing_is_said_to_be_healthy(tmp_path: Path) -> None:
+    ended = Ended(tmp_path)
+    made = ended.result(0)
+    assert made["answer"] == "not judged"
+    assert "no incident" not in ended.said.getvalue()
+    assert "NOT JUDGED: no detector has answered on embedded:" in ended.said.getvalue()
+
+
+def test_a_service_that_has_ended_is_said_at_once_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    monkeypatch.setattr(ended.run.stack, "returncode", lambda _name: 1)
+    ended.run.stack.log_path("detector").write_text("Traceback\nModuleNotFoundError: No module named 'numpy'\n")
+    made = ended.result(0)
+    first, *_, last = ended.said.getvalue().splitlines()
+    assert first.startswith("trainwarden: NOT JUDGED from now on: the detector ended with exit code 1")
+    assert "pip install numpy" in last
+    assert made["answer"] == "not judged"
+    assert ended.said.getvalue().count("from now on") == 1
+
+
+def test_incidents_of_a_run_that_is_over_are_closed_with_the_reason(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    ended.run.stack.returncode = lambda _name: None  # type: ignore[method-assign]
+    incident = IncidentRecord(id="i", job="j", kind="hang", severity="sev2", state="opened", revision=1,
+                              opened_at_s=1.0, updated_at_s=1.0, reason="r")  # fmt: skip
+    ended.run.bus.publish(INCIDENTS, "j", incident)
+    ended.run.bus.flush()
+    (found,) = ended.result(143)["incidents"]
+    assert found["closed_why"] == "the job was stopped by SIGTERM"
+    assert [one.state for one in ended.incidents_on_bus()] == ["opened", "closed"]

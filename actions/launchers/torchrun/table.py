@@ -1,0 +1,273 @@
+"""What the rendezvous service decides of one job: rounds, seats, spares, losses, failures. Pure: time is an argument.
+
+A round is one start of all ranks. It begins when enough agents wait for it, and only where more than half of those that
+took part in the last one are known here to wait, or to be gone for certain: two services that cannot hear each other
+then never begin a round each. Agents carry what was decided (`words.Memory`); training goes on without this service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from actions.launchers.torchrun.members import Member, Members
+from actions.launchers.torchrun.words import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
+
+MOST_FAILURES: Final = 3  # without a newer checkpoint; what the engine's own table tries of a crash (remedies.toml)
+FORGIVEN_S: Final = 3600.0  # where no folder of checkpoints is known, an older failure no longer counts
+STOP_S: Final = 12.0  # for agents that stop their ranks; torchrun itself kills them after 30
+GAVE_UP_CODE: Final = 75  # sysexits.h, EX_TEMPFAIL: the job was given up, its command was not wrong
+CANNOT_CODE: Final = 1
+
+
+class JobTable:
+    """One job.
+
+    Parameters
+    ----------
+    lost_after_s : float
+        An agent that is silent for so long is lost.
+    """
+
+    def __init__(self, job: str, lost_after_s: float, now_s: float) -> None:
+        self.job, self.memory = job, Memory()
+        self.least = self.most = 1
+        self.members = Members(lost_after_s, now_s)
+        self.since_s = now_s  # the last change of round or target
+        self._last_call_s = 0.0
+        self._enough_s: float | None = None  # since when the first round could begin
+        self._failed_s: list[float] = []
+
+    # --- what is heard -----------------------------------------------------------------------------------------------
+
+    def hello(self, hello: Hello, now_s: float) -> None:
+        """An agent has connected."""
+        if hello.memory is not None and hello.memory.newer_than > self.memory.newer_than:
+            self.memory = msgspec.structs.replace(hello.memory, generation=hello.memory.generation + 1)
+            self.since_s = now_s
+            self.members.be_patient(now_s)
+        self.least, self.most, self._last_call_s = hello.least, hello.most, hello.last_call_s
+        self.members.add(hello, now_s)
+
+    def beat(self, life: str, beat: Beat, now_s: float) -> None:
+        """An agent has said how it is."""
+        self.members.heard(life, beat, now_s)
+
+    def closed(self, life: str, now_s: float) -> None:
+        """An agent's connection has ended."""
+        self.members.closed(life, now_s)
+
+    # --- what is said ------------------------------------------------------------------------------------------------
+
+    def word(self, life: str) -> Word:
+        """What `life` is to know, without what only comes where it has changed."""
+        memory, member = self.memory, self.members.get(life)
+        if memory.over is not None:
+            return Word(over=memory.over, stop=memory.over != 0, why=memory.reason)
+        if member is None:
+            return Word()
+        beat, begin = member.beat, None
+        if beat.waits and beat.at < memory.round == memory.target:
+            place = next((number for number, seat in enumerate(memory.roster) if seat.life == life), None)
+            if place is not None:
+                begin = self._begin(place)
+        stop = 0 < beat.at < memory.target and not beat.waits and not beat.finished
+        return Word(begin=begin, stop=stop, why=memory.reason if stop else "")
+
+    def _begin(self, place: int) -> Begin:
+        memory = self.memory
+        return Begin(
+            round=memory.round, rank=place, world=len(memory.roster), host=memory.host, port=memory.port,
+            resume=None if memory.resume is None else memory.resume.path,
+        )  # fmt: skip
+
+    # --- what is decided ---------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Decide what is due; called a few times a second, and after whatever was heard."""
+        self.members.look(now_s)
+        if self.memory.over is None and self.memory.target == self.memory.round and self.memory.roster:
+            self._follow(now_s)
+        if self.memory.over is None and self.memory.target > self.memory.round and not self.memory.paused:
+            self._gather(now_s)
+        if self.memory.round:
+            self._note_bench(now_s)
+
+    def change(self, now_s: float | None = None, **fields: Any) -> None:
+        """Decide `fields` of the memory; with `now_s` the round or the target is among them."""
+        self.memory = msgspec.structs.replace(self.memory, serial=self.memory.serial + 1, **fields)
+        if now_s is not None:
+            self.since_s = now_s
+
+    def come_back(self, now_s: float, reason: str, **fields: Any) -> None:
+        """All agents are to stop their ranks and to wait for the next round."""
+        self.change(now_s, target=self.memory.round + 1, reason=reason[:512], **fields)
+
+    def end(self, code: int, reason: str) -> None:
+        """The job is over, for all agents."""
+        self.change(over=code, reason=reason[:512])
+
+    @property
+    def seated(self) -> Mapping[str, Member]:
+        """By life, those of the last round that were heard here."""
+        found = ((seat.life, self.members.get(seat.life)) for seat in self.memory.roster)
+        return {life: member for life, member in found if member is not None}
+
+    def runs(self, now_s: float) -> bool:
+        """Whether all nodes of the round say that their ranks were started."""
+        memory, seated = self.memory, self.seated
+        there = [one for one in seated.values() if one.beat.at == memory.round and one.beat.ranks]
+        return bool(memory.roster) and memory.target == memory.round and len(there) == len(memory.roster)
+
+    def majority(self, now_s: float) -> bool:
+        """Whether more than half of the last round's agents, and of those that waited then, are accounted for here.
+
+        Of one that is only silent nobody knows where it is; of one that is cordoned somebody has said that it is out.
+        """
+        memory = self.memory
+        voters = {**dict.fromkeys(memory.bench, ""), **{seat.life: seat.node for seat in memory.roster}}
+        return not voters or 2 * sum(self._accounted(life, node, now_s) for life, node in voters.items()) > len(voters)
+
+    def _accounted(self, life: str, node: str, now_s: float) -> bool:
+        member = self.members.get(life)
+        if member is None:
+            return node in self.memory.cordoned
+        return member.beat.left or self.members.absence(life, now_s) != "silent" or node in self.memory.cordoned
+
+    def _follow(self, now_s: float) -> None:
+        """See what has become of the round that runs."""
+        memory, seated = self.memory, self.seated
+        ours = [seated.get(seat.life) for seat in memory.roster]
+        if all(one is not None and one.beat.finished and one.beat.at == memory.round for one in ours):
+            self.end(0, "all ranks have ended well")
+            return
+        if self.runs(now_s) and (world := sum(len(one.beat.ranks) for one in seated.values())) != memory.world:
+            self.change(world=world)
+        if not self.majority(now_s):
+            return
+        # Ranks fail where a node of theirs is lost: while a connection's end is not judged yet, no failure is.
+        if any(one is not None and self._undecided(one, now_s) for one in ours):
+            return
+        for seat, member in zip(memory.roster, ours, strict=True):
+            if (lost := self._lost(seat, member, now_s)) is not None:
+                self.come_back(now_s, lost)
+                return
+        if any(one is not None and one.beat.at == memory.round and self._failed(one, now_s) for one in ours):
+            return
+        if len(memory.roster) < self.most and (more := len(self.spares(now_s))):
+            self.come_back(now_s, f"{more} more nodes wait")
+
+    def _undecided(self, member: Member, now_s: float) -> bool:
+        waited = member.closed_s is not None and self.members.absence(member.life, now_s) is None
+        return waited and not member.beat.left and not member.beat.finished
+
+    def _failed(self, member: Member, now_s: float) -> bool:
+        """Whether ranks of `member` have failed by themselves; then a new round is wanted, or the job is given up."""
+        beat = member.beat
+        if beat.failure is None and not beat.waits:
+            return False
+        how = f"rank {beat.failure.rank} {beat.failure.how}" if beat.failure is not None else "its ranks ended"
+        self._failed_s = [then for then in self._failed_s if now_s - then < FORGIVEN_S] + [now_s]
+        newest, proof = self._newest(), self.memory.proof
+        newer = newest is not None and (proof is None or newest.step > proof)
+        failures = 1 if newer else self.memory.failures + 1
+        if not any(one.beat.looks for one in self.seated.values()):
+            failures = len(self._failed_s)
+        self.come_back(
+            now_s, f"{how} on {member.node}", failed_rounds=self.memory.failed_rounds + 1, failures=failures,
+            proof=newest.step if newer and newest is not None else proof,
+        )  # fmt: skip
+        if failures >= MOST_FAILURES:
+            self.end(GAVE_UP_CODE, f"{how} on {member.node}: {failures} failures without a newer checkpoint")
+        return True
+
+    def _lost(self, seat: Seat, member: Member | None, now_s: float) -> str | None:
+        """Why the node of `seat` no longer takes part; None if it does, or has nothing more to do."""
+        if member is not None and member.beat.finished:
+            return None
+        if member is not None and member.beat.left:
+            return f"{seat.node} has left"
+        absence = self.members.absence(seat.life, now_s)
+        said = "has ended" if absence == "closed" else "is silent"
+        return None if absence is None else f"torchrun on {seat.node} {said}"
+
+    def _newest(self) -> Checkpoint | None:
+        """The newest checkpoint that all nodes see which see any: one may see it before the others do."""
+        seen = [one.beat.checkpoint for one in self.seated.values() if one.beat.checkpoint is not None]
+        return min(seen, key=lambda one: one.step, default=None)
+
+    # --- the next round ----------------------------------------------------------------------------------------------
+
+    def spares(self, now_s: float) -> list[Member]:
+        """Who waits, has no seat and may have one, in the order in which they came."""
+        seats = {seat.life for seat in self.memory.roster}
+        return [one for one in self._waiting(now_s) if one.life not in seats]
+
+    def _waiting(self, now_s: float) -> list[Member]:
+        out = self.memory.cordoned
+        return [one for one in self.members.living(now_s) if one.beat.waits and one.node not in out]
+
+    def _late(self, now_s: float) -> bool:
+        """Whether somebody of the last round may still come, and has time for it."""
+        if now_s - self.since_s >= STOP_S:
+            return False
+        for seat in self.memory.roster:
+            member = self.members.get(seat.life)
+            if seat.node in self.memory.cordoned or self.members.absence(seat.life, now_s) is not None:
+                continue
+            if member is None or not (member.beat.waits or member.beat.finished or member.beat.left):
+                return True
+        return False
+
+    def _gather(self, now_s: float) -> None:
+        """Begin the next round if enough agents wait for it."""
+        waiting = self._waiting(now_s)
+        enough = len(waiting) >= self.least
+        if not self.memory.round:
+            self._enough_s = (self._enough_s or now_s) if enough else None
+            called = self._enough_s is not None and now_s - self._enough_s >= self._last_call_s
+            if len(waiting) < self.most and not called:
+                return
+        elif self._late(now_s):
+            return
+        if not enough:
+            finished = [one.node for one in self.seated.values() if one.beat.finished]
+            if finished and waiting:
+                self.end(CANNOT_CODE, f"{finished[0]} has finished already, so the job cannot begin anew without it")
+            return
+        if self.majority(now_s):
+            seats, newest = self._seats(waiting), self._newest()
+            first = self.members.get(seats[0].life)
+            assert first is not None  # it waits
+            self.change(
+                now_s, round=self.memory.target, roster=seats, host=first.host, port=first.beat.port, order=(),
+                resume=newest,
+            )  # fmt: skip
+            self.members.forget_lost((seat.life for seat in seats), now_s)
+
+    def _seats(self, waiting: Sequence[Member]) -> tuple[Seat, ...]:
+        """The order of the round: as somebody wished, else everybody's last place, and of those lost a spare's."""
+        free = {one.life: one for one in waiting}
+        wished = self.memory.order
+        if wished:
+            ordered = sorted(waiting, key=lambda one: wished.index(one.node) if one.node in wished else len(wished))
+            old: list[Seat] = [Seat(one.life, one.node) for one in ordered if one.node in wished]
+        else:
+            old = list(self.memory.roster)
+        own = [free.pop(seat.life, None) for seat in old]
+        for number, seat in enumerate(old):
+            if own[number] is None:  # a new process on the same node comes before others
+                life = next((one.life for one in free.values() if one.node == seat.node), None)
+                own[number] = free.pop(life) if life is not None else None
+        spares = iter(list(free.values()))
+        filled = [one if one is not None else next(spares, None) for one in own]
+        seated = [*(one for one in filled if one is not None), *spares][: self.most]
+        return tuple(Seat(one.life, one.node) for one in seated)
+
+    def _note_bench(self, now_s: float) -> None:
+        """Keep who waits while a round runs: they count when it is said who may begin the next one."""
+        bench = tuple(sorted(one.life for one in self.spares(now_s)))
+        if self.memory.target == self.memory.round and bench != self.memory.bench and self.majority(now_s):
+            self.change(bench=bench)

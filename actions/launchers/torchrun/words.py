@@ -1,0 +1,178 @@
+"""What torchrun's agents and the rendezvous service send each other: one JSON object a line.
+
+The agents' side is `trainwarden.torchrun`, which imports the standard library alone and writes these as plain objects.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from actions.launchers.local.control import AskState, Poll, Submit
+from trainwarden.launching import Report, Verb
+
+MAX_BYTES: Final = 1 << 20  # of a line: the seats of 4,096 nodes fit
+KEPT_OPERATIONS: Final = 64
+MOST_NODES: Final = 4096
+MOST_ROUND: Final = 2**53  # the largest number that JSON readers agree on
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_ROUND)]
+Nodes = Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)]
+Ranks = Annotated[tuple[Number, ...], msgspec.Meta(max_length=1024)]
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A place of a round: which agent (`life`, unique to one process) on which node."""
+
+    life: Name
+    node: Name
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan of micro-batches by rank, as ranks read it from plan.json."""
+
+    number: Number
+    micro_batches: Annotated[tuple[Number, ...], msgspec.Meta(max_length=65_536)]
+    why: Text
+    operation: Text
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """An accepted operation and how far it is; a restart is done with the round of number `until`."""
+
+    kind: Verb
+    report: Report
+    until: Number = 0
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The newest whole checkpoint that a node sees."""
+
+    step: Number
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the service has decided of a job. Agents carry it, so that a service that was killed learns it again.
+
+    `round` numbers the last round that has begun; where `target` is higher, all agents are to come back for the next
+    one. `bench` are agents that waited without a place. `proof` is the step of the newest checkpoint at the last
+    failure, `failures` counts failures since that step; `failed_rounds` counts all.
+    """
+
+    serial: Number = 0
+    generation: Number = 0
+    round: Number = 0
+    target: Number = 1
+    roster: Annotated[tuple[Seat, ...], msgspec.Meta(max_length=MOST_NODES)] = ()
+    bench: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_NODES)] = ()
+    host: Text = ""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    world: Number = 0
+    resume: Checkpoint | None = None
+    cordoned: Annotated[dict[Name, Text], msgspec.Meta(max_length=MOST_NODES)] = {}
+    order: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_NODES)] = ()
+    paused: bool = False
+    over: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
+    reason: Text = ""
+    failed_rounds: Number = 0
+    failures: Number = 0
+    proof: Number | None = None
+    splits: Annotated[tuple[Split, ...], msgspec.Meta(max_length=8)] = ()
+    kept: Annotated[tuple[Kept, ...], msgspec.Meta(max_length=KEPT_OPERATIONS)] = ()
+
+    @property
+    def newer_than(self) -> tuple[int, int]:
+        """By which of two services decided last."""
+        return self.round, self.serial
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The first rank that failed on a node in the round that it is in, in words."""
+
+    rank: Number
+    how: Text
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"):
+    """What an agent says of itself, at least twice a second.
+
+    `at` is the round that its ranks are of (0: none). `waits`: it has no ranks and wants a place; its store for the
+    next round then listens at `port`. `ranks` were started, `alive` of them run. `finished`: all have ended with 0.
+    `left`: it ends now. `moves`: it goes to another service. `split` numbers the plan that its ranks can read.
+    """
+
+    at: Number = 0
+    waits: bool = False
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    ranks: Ranks = ()
+    alive: Ranks = ()
+    failure: Failure | None = None
+    finished: bool = False
+    left: bool = False
+    moves: bool = False
+    split: Number = 0
+    checkpoint: Checkpoint | None = None
+    looks: bool = False
+    """Whether it has been given a folder of checkpoints to look in."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="do"):
+    """The first line of an agent."""
+
+    job: Name
+    life: Name
+    node: Name
+    host: Text
+    least: Nodes
+    most: Nodes
+    beat: Beat
+    last_call_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 30.0
+    token: str = ""
+    memory: Memory | None = None
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, tag="ask", tag_field="do"):
+    """The one line of a person or an engine."""
+
+    ask: AskState | Submit | Poll
+    token: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Why whoever has connected is not answered."""
+
+    error: str
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's place in a round, and where the store of all is."""
+
+    round: int
+    rank: int
+    world: int
+    host: str
+    port: int
+    resume: str | None = None
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the service says to an agent, whenever it changes and as the answer to each `Beat`.
+
+    `memory` and `split` come where they have changed. `stop`: the agent's ranks have to end, as a new round is wanted.
+    """
+
+    begin: Begin | None = None
+    stop: bool = False
+    over: int | None = None
+    why: str = ""
+    memory: Memory | None = None
+    splits: tuple[Split, ...] | None = None
+
+
+FIRST: Final = msgspec.json.Decoder(Hello | Question)
+BEAT: Final = msgspec.json.Decoder(Beat)
+ENCODE: Final = msgspec.json.Encoder().encode

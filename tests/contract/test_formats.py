@@ -1,0 +1,59 @@
+"""Every format of the CATALOG has a sample of its own, is recognised by it, and reads it; no other claims it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.places import ROOT
+from trainwarden.errors import DataError
+from trainwarden.formats import CATALOG
+from trainwarden.formats.protocol import LIKELY
+from trainwarden.formats.source import Source
+from trainwarden.formats.survey import made, sniffed
+
+SAMPLES = ROOT / "tests" / "data" / "formats"
+FILES = [path for path in sorted(SAMPLES.rglob("*")) if path.is_file() and path.name != "README.md"]
+
+
+def test_samples_and_the_catalogue_are_the_same_set():
+    assert {path.name for path in SAMPLES.iterdir() if path.is_dir()} == {name.replace(" ", "_") for name in CATALOG}
+    assert all(any(path.parent.name == name.replace(" ", "_") for path in FILES) for name in CATALOG)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_sample_is_taken_for_its_format_and_read(path: Path):
+    source = Source(path, path.name)
+    found, confidence = sniffed(source)
+    assert found is not None
+    assert (found.replace(" ", "_"), confidence >= LIKELY) == (path.parent.name, True)
+    content = made(found).read(source, {})
+    assert content.rows > 0
+    assert content.metrics or content.iterations or content.dumps or content.collectives or content.ras \
+        or content.events or content.logs  # fmt: skip
+    for table in content.metrics:
+        assert len(table.times_s) == len(table.entity) == len(table.values) > 0
+        assert (table.times_s > 1e9).all()
+
+
+@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("head", ["", "\x00\x01\x02", "{", "[[[[", "a" * 5_000, ",,,,\n" * 50, "# \n# \n", "<html>"])
+def test_junk_is_not_claimed(name: str, head: str):
+    assert made(name).sniff("notes.bin", head) < LIKELY
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_what_is_cut_short_is_read_or_refused_with_one_sentence(name: str, tmp_path: Path):
+    sample = next(path for path in FILES if path.parent.name == name.replace(" ", "_"))
+    data = sample.read_bytes()
+    for share in (0.2, 0.5, 0.8):
+        path = tmp_path / sample.name
+        path.write_bytes(data[: int(len(data) * share)])
+        said = path.name
+        try:
+            made(name).read(Source(path, path.name), {})
+        except DataError as error:
+            said = str(error)
+        assert said.startswith(path.name)
+        assert "\n" not in said

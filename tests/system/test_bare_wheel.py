@@ -1,0 +1,183 @@
+"""The wheel alone, without any extra: what it promises to run runs, and what it cannot run names the extra."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import tomllib
+import urllib.request
+from importlib.metadata import distribution, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.places import ROOT
+from tests.system.test_wheel import wheel  # noqa: F401 - a fixture
+from tests.unit.detectors import recordings
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
+
+HERE_S = 60.0  # that a service may take to be there, on a machine with more work than processors
+TRAINING = """
+import time
+from trainwarden import hook
+for step in range(40):
+    time.sleep(0.05)
+    hook.iteration(step)
+"""
+
+
+class Installed:
+    """The wheel in an environment of its own, with its core dependencies alone."""
+
+    def __init__(self, folder: Path, built: Path) -> None:
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, timeout=120)
+        self.python = folder / "env" / "bin" / "python"
+        site = next((folder / "env" / "lib").glob("python*")) / "site-packages"
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+        ]
+        subprocess.run([*pip, str(built)], check=True, timeout=120, capture_output=True)
+        (site / "core.pth").write_text(str(core_packages(folder / "core")))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRAINWARDEN"))}
+        self.environ = {**kept, "XDG_STATE_HOME": str(folder / "state")}
+
+    def command(self, *words: str) -> list[str]:
+        return [str(self.python), "-P", "-m", "trainwarden", *words]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words), env=self.environ, cwd=self.folder, capture_output=True, text=True, timeout=150,
+            check=False,
+        )  # fmt: skip
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*words), env=self.environ, cwd=self.folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def core_packages(folder: Path) -> Path:
+    """A folder with links to what the base installation requires, and no more."""
+    folder.mkdir()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    todo, seen = [Requirement(one).name for one in project["dependencies"]], set[str]()
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        for text in requires(name) or ():
+            one = Requirement(text)
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                todo.append(one.name)
+        for file in distribution(name).files or ():
+            top = file.parts[0]
+            source = Path(str(distribution(name).locate_file(top)))
+            if top not in ("..", "__pycache__") and source.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:  # noqa: F811
+    return Installed(tmp_path_factory.mktemp("bare"), wheel)
+
+
+def test_nothing_of_an_extra_is_there(installed: Installed) -> None:
+    names = ("torch", "mlflow", "pytest")
+    code = f"import importlib.util as u, sys; sys.exit(sum(u.find_spec(name) is not None for name in {names}))"
+    assert subprocess.run([str(installed.python), "-c", code], env=installed.environ, check=False).returncode == 0
+    assert sysconfig.get_path("purelib") not in installed.run("--version").stdout
+
+
+def test_watch_judges_a_job(installed: Installed) -> None:
+    done = installed.run("watch", "--json", "watch.json", "--", str(installed.python), "-c", TRAINING)
+    made = json.loads((installed.folder / "watch.json").read_text())
+    assert done.returncode == 0, done.stderr
+    assert made["answer"] == "healthy", done.stderr
+    assert made["watched"]["steps"] >= 30
+    assert "change_point" in made["watched"]["detectors"] or "hard_event" in made["watched"]["detectors"]
+    assert "healthy, no incident: " in done.stderr.splitlines()[-1]
+
+
+def test_a_failed_job_is_explained_and_its_status_told(installed: Installed) -> None:
+    done = installed.run("watch", "--json", "failed.json", "--", str(installed.python), "-c", "import dta")
+    (incident,) = json.loads((installed.folder / "failed.json").read_text())["incidents"]
+    assert (done.returncode, incident["kind"]) == (1, "user_error")
+    assert installed.run("status").returncode == 1
+    explained = installed.run("explain")
+    assert explained.returncode == 0, explained.stderr
+    assert "No module named 'dta'" in explained.stdout
+    reported = installed.run("report", "--out", "report.html")
+    assert reported.returncode == 0, reported.stderr
+
+
+def test_launch_runs_ranks(installed: Installed) -> None:
+    done = installed.run("launch", "--nproc", "2", "--json", "launch.json", "--", str(installed.python), "-c", "1 / 0")
+    made = json.loads((installed.folder / "launch.json").read_text())
+    assert (done.returncode, made["answer"]) == (1, "incident"), done.stdout + done.stderr
+    assert "ZeroDivisionError" in made["incidents"][0]["reason"]
+    assert made["incidents"][0]["suspects"][0]["rank"] in (0, 1)
+
+
+def test_detect_judges_a_recording(installed: Installed) -> None:
+    folder = recordings.write(recordings.job(iterations=recordings.iterations()), installed.folder / "calm")
+    done = installed.run("detect", "--data", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "healthy: no incident" in done.stdout
+
+
+def test_up_brings_every_service_and_the_page(installed: Installed) -> None:
+    with installed.start("up", "--run-dir", "up") as up:
+        try:
+            assert up.stdout is not None
+            page, until_s = "", time.monotonic() + HERE_S
+            while not page and time.monotonic() < until_s:
+                line = up.stdout.readline()
+                assert line, "up has ended"
+                page = line.partition("page: ")[2].strip()
+            with urllib.request.urlopen(page, timeout=30) as answer:
+                assert b"trainwarden" in answer.read()
+        finally:
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("demo",), "example"),
+        (("train", "--data", "calm"), "train"),
+        (("models", "list"), "train"),
+        (("watch", "--config", "models.toml", "--", "touch", "started"), "train"),
+        (("launch", "--nproc", "1", "--config", "models.toml", "--", "touch", "started"), "train"),
+        (("up", "--config", "models.toml"), "train"),
+    ],
+)
+def test_what_needs_an_extra_names_it_before_anything_starts(
+    words: tuple[str, ...], extra: str, installed: Installed
+) -> None:
+    (installed.folder / "models.toml").write_text('[detection]\nmodels = "http://127.0.0.1:9/"\n')
+    done = installed.run(*words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (said,) = done.stderr.strip().splitlines()
+    assert f"pip install 'trainwarden[{extra}]'" in said
+    assert not (installed.folder / "started").exists()

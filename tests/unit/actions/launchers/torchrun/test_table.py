@@ -1,0 +1,282 @@
+"""What the rendezvous service decides: rounds, spares, losses, failures, and nothing without half of the agents."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actions.launchers.torchrun.members import GRACE_S
+from actions.launchers.torchrun.table import CANNOT_CODE, GAVE_UP_CODE, STOP_S, JobTable
+from actions.launchers.torchrun.words import ENCODE, Memory
+from tests.unit.actions.launchers.torchrun.agents import World
+
+
+def with_spare(**more: float) -> World:
+    """Two nodes that train and one that waits."""
+    world = World("a", "b", "c", least=2, most=2, **more)
+    assert world.seats == ["a", "b"]
+    return world
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_begins_once_all_nodes_wait():
+    world = World("a", least=2, most=2)
+    assert (world.seats, world.state().phase) == ([], "pending")
+    world.start("b")
+    world.pass_s(0.3)
+    assert [agent.rounds for agent in world.agents.values()] == [[(1, 0)], [(1, 1)]]
+    assert (world.state().phase, world.state().ranks_running) == ("running", (0, 1, 2, 3))
+
+
+def test_an_elastic_job_waits_its_last_call_for_more_nodes():
+    world = World(least=1, most=3)
+    world.start("a")
+    world.pass_s(0.8)
+    assert world.seats == []
+    world.pass_s(0.5)
+    assert world.seats == ["a"]
+
+
+def test_more_nodes_join_an_elastic_job_and_a_lost_one_shrinks_it():
+    world = World("a", "b", least=1, most=3)
+    world.start("c")
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round) == (["a", "b", "c"], 2)
+    world.kill("b")
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round) == (["a", "c"], 3)
+    assert world.state().failures == 0
+
+
+def test_a_spare_inherits_the_slot_of_a_killed_node_at_once():
+    world = with_spare()
+    world.kill("a")
+    world.pass_s(GRACE_S + 0.5)
+    assert (world.seats, world.table.memory.round) == (["c", "b"], 2)
+    assert (world.agents["c"].rounds, world.agents["b"].rounds) == ([(2, 0)], [(1, 1), (2, 1)])
+
+
+def test_a_connection_that_is_back_in_time_restarts_nothing():
+    world = with_spare()
+    world.table.closed(world.agents["a"].life, world.now_s)
+    world.pass_s(0.0)
+    world.connect("a", world.table)
+    world.pass_s(5.0)
+    assert world.table.memory.round == 1
+
+
+def test_a_frozen_node_is_replaced_and_waits_as_a_spare_when_it_is_back():
+    world = with_spare()
+    world.cut("b")
+    world.pass_s(1.5)
+    assert world.table.memory.round == 1
+    world.pass_s(1.5)
+    assert (world.seats, world.table.memory.round) == (["a", "c"], 2)
+    world.agents["b"].heard = True
+    world.pass_s(5.0)
+    assert (world.seats, world.table.memory.round, world.agents["b"].beat.waits) == (["a", "c"], 2, True)
+
+
+def test_a_node_that_comes_back_for_good_takes_its_own_place_before_a_spare():
+    world = with_spare()
+    world.agents["a"].stuck = True  # so that the new process is there before the next round begins
+    world.kill("b")
+    world.pass_s(0.6)
+    world.start("b")
+    world.pass_s(0.3)
+    world.agents["a"].stuck = False
+    world.pass_s(0.5)
+    assert world.seats == ["a", "b"]
+
+
+def test_a_node_whose_ranks_do_not_end_is_waited_for_only_so_long():
+    world = with_spare()
+    world.agents["a"].stuck = True
+    world.ask("restart")
+    world.pass_s(STOP_S - 1.0)
+    assert world.table.memory.round == 1
+    world.pass_s(2.0)
+    assert (world.seats, world.table.memory.round) == (["c", "b"], 2)
+
+
+# --- failures and ends ------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_rank_restarts_all_and_is_counted_once():
+    world = with_spare()
+    world.agents["b"].fail(2)
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round, world.state().failures) == (["a", "b"], 2, 1)
+    assert "rank 2 ended with code 7 on b" in world.table.memory.reason
+
+
+def test_ranks_that_fail_because_a_node_is_lost_are_no_failure_of_the_job():
+    world = with_spare()
+    world.kill("a")
+    world.agents["b"].fail(3)
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round, world.state().failures) == (["c", "b"], 2, 0)
+    assert "torchrun on a has ended" in world.table.memory.reason
+
+
+def test_three_failures_without_a_newer_checkpoint_end_the_job_for_all_with_our_code():
+    world = with_spare()
+    for agent in world.agents.values():
+        agent.sees(10)
+    for _ in range(3):
+        assert world.table.memory.over is None
+        world.agents["a"].fail()
+        world.pass_s(1.0)
+    assert {agent.over for agent in world.agents.values()} == {GAVE_UP_CODE}
+    assert "3 failures without a newer checkpoint" in world.table.memory.reason
+
+
+def test_failures_with_progress_between_them_go_on():
+    world = with_spare()
+    for step in range(6):
+        for agent in world.agents.values():
+            agent.sees(10 * step)
+        world.agents["a"].fail()
+        world.pass_s(1.0)
+    assert (world.table.memory.over, world.state().failures, world.table.memory.round) == (None, 6, 7)
+
+
+def test_where_no_folder_of_checkpoints_is_known_old_failures_are_forgiven():
+    world = with_spare(lost_after_s=9_000.0)
+    for _ in range(4):
+        world.agents["a"].fail()
+        world.pass_s(1.0)
+        world.now_s += 3_700.0
+    assert (world.table.memory.over, world.table.memory.round) == (None, 5)
+
+
+def test_the_newest_checkpoint_that_all_see_is_handed_out():
+    world = with_spare()
+    world.agents["a"].sees(30)
+    world.agents["b"].sees(20)
+    world.ask("restart")
+    world.pass_s(0.5)
+    assert world.table.memory.resume is not None
+    assert world.table.memory.resume.path == "/checkpoints/step-20.pt"
+
+
+def test_a_job_whose_ranks_have_all_ended_well_is_over_for_spares_too():
+    world = with_spare()
+    world.agents["a"].finish()
+    world.pass_s(3.0)
+    assert world.table.memory.over is None
+    world.kill("a")  # which sat in torchrun's own exit barrier
+    world.agents["b"].finish()
+    world.pass_s(0.5)
+    assert (world.table.memory.over, world.agents["c"].over, world.state().phase) == (0, 0, "ended")
+
+
+def test_what_cannot_begin_anew_without_a_node_that_has_finished_ends():
+    world = World("a", "b", least=2, most=2)
+    world.agents["a"].finish()
+    world.agents["b"].fail()
+    world.pass_s(1.0)
+    assert (world.table.memory.over, world.agents["b"].over) == (CANNOT_CODE, CANNOT_CODE)
+
+
+# --- services that were killed, emptied, doubled, frozen, cut off -----------------------------------------------------
+
+
+def test_an_empty_service_adopts_what_agents_carry_and_restarts_nothing():
+    world = with_spare()
+    generation, world.table = world.state().generation, JobTable("j", 2.0, world.now_s)
+    world.now_s += 600.0
+    world.connect("a", world.table)
+    world.pass_s(1.0)
+    for node in ("b", "c"):
+        world.connect(node, world.table)
+    world.pass_s(5.0)
+    assert (world.seats, world.table.memory.round) == (["a", "b"], 1)
+    assert world.state().generation > generation
+    world.kill("a")
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round) == (["c", "b"], 2)
+
+
+@pytest.mark.parametrize("heard", [1, 2])
+def test_a_service_that_hears_half_of_the_agents_begins_nothing_and_stops_nobody(heard: int):
+    world = World("a", "b", "c", "d", least=1, most=4)
+    world.table = JobTable("j", 2.0, world.now_s)
+    for node in ("c", "d"):
+        world.cut(node)
+    for node in ("a", "b")[:heard]:
+        world.connect(node, world.table)
+    world.pass_s(700.0)
+    assert (world.table.memory.round, world.table.memory.target) == (1, 1)
+    assert all(len(agent.rounds) == 1 for agent in world.agents.values())
+
+
+def test_a_service_that_is_cut_off_from_half_begins_nothing():
+    world = World("a", "b", "c", "d", least=1, most=4)
+    world.cut("c")
+    world.cut("d")
+    world.pass_s(700.0)
+    assert (world.table.memory.round, world.table.memory.target) == (1, 1)
+    world.ask("cordon", "d")  # somebody says that it is out
+    world.pass_s(1.0)
+    assert world.seats == ["a", "b"]
+
+
+def test_of_two_services_only_that_with_more_than_half_begins_a_round():
+    world = World("a", "b", "c", "d", "e", least=1, most=5)
+    other = JobTable("j", 2.0, world.now_s)
+    for node in ("d", "e"):
+        world.connect(node, other)
+        world.table.closed(world.agents[node].life, world.now_s - 10.0)
+    world.pass_s(10.0)
+    assert (world.seats, other.memory.round) == (["a", "b", "c"], 1)
+    for node in ("d", "e"):
+        assert world.agents[node].rounds == [(1, 3 if node == "d" else 4)]
+        world.connect(node, world.table)
+    world.pass_s(2.0)
+    assert world.seats == ["a", "b", "c", "d", "e"]
+
+
+def test_agents_that_went_to_another_service_are_not_taken_for_dead():
+    world = World("a", "b", "c", "d", "e", least=1, most=5)
+    other = JobTable("j", 2.0, world.now_s)
+    for node in ("c", "d", "e"):
+        agent = world.agents[node]
+        world.table.beat(agent.life, msgspec.structs.replace(agent.beat, moves=True), world.now_s)
+        world.table.closed(agent.life, world.now_s)
+        world.connect(node, other)
+    world.pass_s(0.1)
+    assert world.table.memory.target == 1
+    world.pass_s(10.0)
+    assert (world.table.memory.round, [seat.node for seat in other.memory.roster]) == (1, ["c", "d", "e"])
+
+
+def test_a_service_that_stood_still_gives_everybody_a_full_time_out():
+    world = with_spare()
+    world.now_s += 60.0
+    world.table.closed(world.agents["b"].life, world.now_s)  # its agents had gone elsewhere meanwhile
+    world.table.tick(world.now_s)
+    assert world.table.memory.target == 1
+    world.pass_s(0.0)
+    world.connect("b", world.table)
+    world.pass_s(10.0)
+    assert world.table.memory.round == 1
+
+
+def test_a_service_that_hears_of_a_later_round_takes_it_over():
+    world = with_spare()
+    later = msgspec.structs.replace(world.table.memory, round=7, target=7)
+    world.agents["a"].memory = later
+    world.agents["a"].beat = msgspec.structs.replace(world.agents["a"].beat, at=7)
+    world.connect("a", world.table)
+    assert world.table.memory.round == 7
+    world.pass_s(0.1)
+    assert world.agents["a"].beat.at == 7
+
+
+def test_the_memory_survives_the_wire():
+    world = with_spare()
+    world.ask("cordon", "c")
+    assert msgspec.json.decode(ENCODE(world.table.memory), type=Memory) == world.table.memory

@@ -1,0 +1,139 @@
+"""A command that fails is an incident, named by its output where no hook reports any rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.detectors.detection_streams import START_S, Job, Run, event, log_lines
+from trainwarden.records import IncidentRecord, LogRecord, Record
+
+END_S = START_S + 3.0
+HEAD = "Traceback (most recent call last):"
+IMPORT = (
+    HEAD,
+    '  File "/job/train.py", line 3, in <module>',
+    "    import dta",
+    "ModuleNotFoundError: No module named 'dta'",
+)
+PEER = (
+    HEAD, '  File "/job/train.py", line 70, in step', "    dist.all_reduce(x)",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection reset by peer",
+)  # fmt: skip
+DIVIDED = (HEAD, '  File "/job/train.py", line 9, in main', "    1 / 0", "ZeroDivisionError: division by zero")
+TABLE = (
+    "Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-26_10:00:00", "  host      : n",
+    "  rank      : 1 (local_rank: 1)", "  exitcode  : 1 (pid: 4711)", "  error_file: <N/A>",
+)  # fmt: skip
+TORCHRUN = (
+    HEAD, '  File "/usr/bin/torchrun", line 8, in <module>', "    sys.exit(main())",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", *TABLE,
+)  # fmt: skip
+
+
+def output(lines: tuple[str, ...], rank: int | None = None, *, at_s: float = END_S - 0.1, first: int = 1) -> LogRecord:
+    return log_lines(rank, [(at_s, line) for line in lines], first=first)
+
+
+def ended(*records: Record, code: int = 1, late: bool = False, **fields: object) -> list[IncidentRecord]:
+    """The incidents of a command that ends with `code`, having printed `records`, which may be read later."""
+    job = Job()
+    job.add(START_S, event("job_start", START_S))
+    job.add(END_S + 0.4 if late else END_S - 0.1, *records)
+    job.add(END_S, event("job_end", END_S, exit_code=code, **fields))
+    return Run().play(job.records, END_S + 6.0).incidents
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_exception_before_the_first_step_is_told_with_its_frame(late: bool) -> None:
+    (incident,) = ended(output(IMPORT), late=late)
+    assert incident.kind == "user_error"
+    assert "ModuleNotFoundError: No module named 'dta' at train.py:3 in <module>" in incident.reason
+    assert incident.suspects[0].rank == 0
+    assert incident.suspects[0].node == "node0"
+    assert incident.evidence["output"][-1] == IMPORT[-1]
+    assert incident.onset_s == pytest.approx(END_S - 0.1, abs=0.2)
+
+
+def test_the_rank_is_the_one_that_torchrun_calls_the_root() -> None:
+    (incident,) = ended(output((*DIVIDED, *TORCHRUN)))
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)
+    assert "ZeroDivisionError: division by zero at train.py:9 in main" in incident.reason
+
+
+def test_the_rank_is_the_one_that_prefixes_its_lines() -> None:
+    (incident,) = ended(output(DIVIDED, 1), output(PEER, 0))
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)
+
+
+def test_what_only_followed_is_told_where_nothing_else_is_known() -> None:
+    (incident,) = ended(output(PEER))
+    assert incident.kind == "crash"
+    assert "Connection reset by peer" in incident.reason
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "kind", "said"),
+    [
+        ((), 3, "crash", "the command ended with exit code 3"),
+        (("step 1",), 137, "crash", "the command was killed by SIGKILL"),
+        (("train.sh: line 3: pyton: command not found",), 127, "user_error", "line 3: pyton: command not found"),
+        (("usage: train.py", "train.py: error: unrecognized arguments: --lr2"), 2, "user_error", "unrecognized"),
+        (("OSError: [Errno 98] Address already in use",), 1, "user_error", "Address already in use"),
+        (("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",), 1, "cuda_out_of_memory", "2.00 GiB"),
+        (("MemoryError",), 1, "out_of_memory", "MemoryError"),
+    ],
+)
+def test_a_command_without_a_traceback_is_named_by_its_last_lines(
+    lines: tuple[str, ...], code: int, kind: str, said: str
+) -> None:
+    (incident,) = ended(*([output(lines)] if lines else []), code=code)
+    assert incident.kind == kind
+    assert said in incident.reason
+
+
+@pytest.mark.parametrize("code", [129, 130, 143, -2, -15, 0])
+def test_a_command_that_was_stopped_or_ended_well_is_no_failure(code: int) -> None:
+    assert ended(output(IMPORT), code=code) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-26T10:00:00 DUE TO TIME LIMIT ***",
+     "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15"],
+)  # fmt: skip
+def test_a_scheduler_that_stops_the_job_is_no_failure(line: str) -> None:
+    assert ended(output((*DIVIDED, line))) == []
+
+
+def test_whoever_ran_the_command_knows_that_it_was_interrupted() -> None:
+    assert ended(output(DIVIDED), interrupted="SIGINT") == []
+
+
+def test_an_exception_that_was_survived_long_ago_is_not_the_cause() -> None:
+    job = Job()
+    job.add(START_S, event("job_start", START_S), output(DIVIDED, at_s=START_S))
+    end_s = START_S + 90.0
+    job.add(end_s, event("job_end", end_s, exit_code=4))
+    (incident,) = Run().play(job.records, end_s + 5.0).incidents
+    assert incident.reason == "the command ended with exit code 4"
+
+
+def test_a_rank_that_ends_without_a_hook_is_named_by_what_it_printed() -> None:
+    job = Job()
+    at_s = START_S + 3.0
+    job.add(at_s, output(DIVIDED, 1, at_s=at_s), event("process_exit", at_s, 1, code=1))
+    job.add(at_s + 0.5, event("process_exit", at_s + 0.5, 0, signal="SIGTERM"))
+    job.add(at_s + 0.7, event("job_end", at_s + 0.7, exit_code=1))
+    (incident,) = Run().play(job.records, at_s + 5.0).incidents
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)
+    assert "ZeroDivisionError: division by zero at train.py:9 in main" in incident.reason
+
+
+def test_the_end_of_the_command_adds_nothing_to_a_known_failure() -> None:
+    job = Job().run(10)
+    at_s = job.end_s + 0.1
+    job.add(at_s, event("process_exit", at_s, 2, signal="SIGKILL"))
+    job.add(at_s + 1.0, event("job_end", at_s + 1.0, exit_code=1))
+    (incident,) = Run().play(job.records, at_s + 6.0).incidents
+    assert (incident.kind, incident.suspects[0].rank) == ("crash", 2)
+    assert incident.state == "closed"

@@ -1,0 +1,162 @@
+"""Whatever lies at a path is read, or named with the reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainwarden.errors import DataError
+from trainwarden.formats.reading import read_job
+from trainwarden.formats.survey import jobs_at
+from trainwarden.recorded.job import MetricTable, RecordedJob
+
+T0 = 1_790_000_000
+
+
+def put(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def rows(column: str, moments: int = 6, gpus: int = 8, **kinds: str) -> str:
+    text = f"time_s,node,{column},DCGM_FI_DEV_GPU_TEMP,slot_power_w\n"
+    for moment in range(moments):
+        text += "".join(f"{T0 + 10 * moment},a1,{gpu},{60 + gpu + moment},{600 + gpu}\n" for gpu in range(gpus))
+    return text
+
+
+def metrics(job: RecordedJob) -> MetricTable:
+    assert job.metrics is not None
+    return job.metrics
+
+
+@pytest.mark.parametrize("column", ["gpu", "index", "gpu_index", "gpu_id", "local_rank", "GPU", "card"])
+def test_identity_columns_are_identities_and_no_metrics(tmp_path: Path, column: str) -> None:
+    put(tmp_path, "metrics.csv", rows(column))
+    table = metrics(read_job(tmp_path))
+    assert sorted(table.devices) == [f"gpu{number}" for number in range(8)]
+    assert table.names == ("gpu_temperature_celsius", "slot_power_w")
+    assert table.replaced == 0
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "fleet.csv"])
+def test_eight_gpus_on_one_row_is_an_error_that_names_the_column(tmp_path: Path, name: str) -> None:
+    put(tmp_path, name, rows("slot"))
+    with pytest.raises(DataError, match=r"42 of 48 rows .*--columns device=slot"):
+        read_job(tmp_path)
+    job = read_job(tmp_path, None, {"device": "slot"})
+    assert len(metrics(job).devices) == 8
+
+
+def test_all_problems_are_told_at_once_with_line_column_and_remedy(tmp_path: Path) -> None:
+    text = "timestamp,gpu,power.draw [W],temperature.gpu\n"
+    text += "".join(f"2026/09/21 14:53:{second:02d},0,600 W,{60 + second}\n" for second in range(20))
+    text = text.replace("600 W,63", "much,63").replace("600 W,65", "600 W,warm").replace("14:53:08", "late")
+    put(tmp_path, "smi.csv", text)
+    with pytest.raises(DataError) as caught:
+        read_job(tmp_path / "smi.csv")
+    said = str(caught.value)
+    for part in ("line 5, column power.draw [W]: 'much' is not a number", "line 7, column temperature.gpu: 'warm'",
+                 "line 10, column timestamp: '2026/09/21 late' is no time", "leave the cell empty"):  # fmt: skip
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (lambda text: text.encode("utf-16"), "a.csv"),
+        (lambda text: b"\xef\xbb\xbf" + text.encode(), "a.csv"),
+        (lambda text: text.replace(",", "\t").encode(), "a.tsv"),
+        (lambda text: text.replace(",", ";").replace(".5", ",5").encode(), "a.csv"),
+        (lambda text: gzip.compress(text.encode()), "a.csv.gz"),
+        (lambda text: text.replace("\n", "\r\n").encode(), "a.csv"),
+        (lambda text: (text + text).encode(), "a.csv"),
+    ],
+    ids=["utf-16", "bom", "tab", "semicolon and decimal comma", "gz", "crlf", "repeated header"],
+)
+def test_spellings_of_one_table_are_one_table(tmp_path: Path, write, name: str) -> None:
+    text = "timestamp, index, temperature.gpu, power.draw [W], clocks_event_reasons.active\n"
+    text += "".join(f"2026-09-21 14:53:{10 * i:02d}, {gpu}, {60 + i}, {600 + gpu}.5 W, 0x0000000000000080\n"
+                    for i in range(3) for gpu in range(2))  # fmt: skip
+    put(tmp_path, name, write(text))
+    table = metrics(read_job(tmp_path / name))
+    assert table.devices == ("gpu0", "gpu1")
+    assert table.times_s.tolist() == [T0 + 2380.0 + 10 * i for i in range(3) for _ in range(2)]
+    power = table.values[:, table.names.index("gpu_power_watts")]
+    np.testing.assert_allclose(power, [600.5, 601.5] * 3)
+    assert table.values[:, table.names.index("gpu_throttle_hardware_state")].tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
+def test_epochs_in_any_unit_are_told_by_their_magnitude_and_said(tmp_path: Path, unit: float) -> None:
+    put(tmp_path, "x.csv", f"ts,gpu,temperature.gpu\n{T0 * unit:.0f},0,60\n{(T0 + 5) * unit:.0f},0,61\n")
+    job = read_job(tmp_path / "x.csv")
+    np.testing.assert_allclose(metrics(job).times_s, [T0, T0 + 5])
+    assert bool(job.notes) == (unit != 1.0)
+
+
+def test_what_lies_beside_is_read_or_named(tmp_path: Path) -> None:
+    put(tmp_path, "metrics.csv", rows("device"))
+    put(tmp_path, "metrics_a2.csv", rows("device").replace(",a1,", ",a2,"))
+    put(tmp_path, "a3/metrics.csv", rows("device").replace(",a1,", ",a3,"))
+    put(tmp_path, "core.bin", b"\x00\x01\x02")
+    put(tmp_path, "empty.csv", "")
+    job = read_job(tmp_path)
+    assert {one.path for one in job.files} == {"metrics.csv", "metrics_a2.csv", "a3/metrics.csv"}
+    assert {(one.path, one.why) for one in job.unread} == {
+        ("core.bin", "no format is known of it"), ("empty.csv", "it is empty"),
+    }  # fmt: skip
+    assert set(metrics(job).nodes) == {"a1", "a2", "a3"}
+
+
+def test_files_of_several_nodes_that_do_not_name_them_are_nodes_by_their_paths(tmp_path: Path) -> None:
+    for node in ("a1", "a2"):
+        text = rows("gpu").replace(",a1,", ",").replace("time_s,node,", "time_s,")
+        put(tmp_path, f"smi_{node}.csv", text)
+    job = read_job(tmp_path)
+    assert set(metrics(job).nodes) == {"a1", "a2"}
+    assert any("nodes named after their files" in note for note in job.notes)
+
+
+def test_dumps_under_pytorch_s_own_names_also_pickled_and_one_broken(tmp_path: Path) -> None:
+    dump = {"version": "2.5", "pg_config": {}, "pg_status": {}, "entries": []}
+    put(tmp_path, "flight_recorder/nccl_trace_rank_0", json.dumps(dump))
+    put(tmp_path, "dumps/comm_lib_trace_rank_1", pickle.dumps(dump, protocol=2))
+    put(tmp_path, "dumps/nccl_trace_rank_2", json.dumps(dump)[:-20])
+    job = read_job(tmp_path)
+    assert set(job.flight) == {0, 1}
+    assert set(job.broken) == {2}
+    assert [one.path for one in job.unread] == ["dumps/nccl_trace_rank_2"]
+
+
+def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "nccl_trace_rank_0", pickle.dumps({"pg_config": print, "entries": []}, protocol=2))
+    with pytest.raises(DataError, match="would do more than build plain data"):
+        read_job(tmp_path / "nccl_trace_rank_0")
+
+
+def test_a_folder_of_nothing_known_names_what_is_there(tmp_path: Path) -> None:
+    put(tmp_path, "notes/a.bin", b"\x00\x01")
+    with pytest.raises(DataError, match=r"notes/a\.bin"):
+        jobs_at(tmp_path)
+    with pytest.raises(DataError, match="there is no file or folder"):
+        jobs_at(tmp_path / "missing")
+
+
+def test_a_bomb_of_zeros_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwarden.formats.source.MAX_BYTES", 1_000_000)
+    monkeypatch.setattr("trainwarden.recorded.files.MAX_UNPACKED", 1_000_000)
+    text = rows("gpu").encode() + b"0,0,0,0,0\n" * 1_000_000
+    put(tmp_path, "gpu.csv.gz", gzip.compress(text))
+    with pytest.raises(DataError, match="larger than 1,000,000 bytes unpacked"):
+        read_job(tmp_path / "gpu.csv.gz")
+    put(tmp_path, "metrics.csv.gz", gzip.compress(b"time_s,x\n" + b"0,0\n" * 1_000_000))
+    with pytest.raises(DataError, match="unpacked"):
+        read_job(tmp_path / "metrics.csv.gz")

@@ -1,0 +1,91 @@
+"""Which of the three answers `detect` gives about one job, with the reason and the remedy where nothing was judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind, worst
+from trainwarden.cli.shared.words import counted
+
+MOST_REASONS: Final = 3
+NORMAL: Final = "nothing says what is normal"
+_REMEDIES: Final = (
+    (NORMAL, "name normal rows (--normal-until T), a normal recording (--normal DIR) or models (--models URI)"),
+    ("no iterations", "record iterations (docs/data.md)"),
+    ("no metrics", "record metrics (docs/data.md)"),
+    ("no log lines", "record logs (docs/data.md)"),
+)
+
+
+def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts: bool) -> list[str]:
+    """The detectors that had something to judge: neither an absent fact nor a clock that ticks is input.
+
+    Parameters
+    ----------
+    detectors : mapping of str to Detector
+    facts : bool
+        Whether the recording holds any fact, such as the end of a process.
+    """
+    found = []
+    for name, detector in detectors.items():
+        role = detector.role
+        idle = role.reads == "events" and not facts
+        only_moves = role.reads == "samples" and not role.past  # sees whether values change at all
+        if name not in abstained and not idle and not only_moves:
+            found.append(name)
+    return found
+
+
+def answered(job: Mapping[str, Any], judged_by: list[str]) -> dict[str, Any]:
+    """What is added to a job's object: the answer, who judged, and what was not judged.
+
+    Examples
+    --------
+    >>> job = {"incidents": [], "abstained": {"lof": "nothing says what is normal: give --normal"}}
+    >>> answered(job, [])["answer"]
+    'not judged'
+    """
+    blind = [] if judged_by else _blind(job)
+    answer: Answer = INCIDENT if job["incidents"] else HEALTHY if judged_by else NOT_JUDGED
+    return {"answer": answer, "judged_by": judged_by, "not_judged": msgspec.to_builtins(blind)}
+
+
+def answer_of_all(jobs: list[dict[str, Any]]) -> Answer:
+    """The answer about all jobs; one that could not be read was not judged."""
+    return worst([job.get("answer", NOT_JUDGED) for job in jobs])
+
+
+def answer_words(job: Mapping[str, Any]) -> str:
+    """The answer of a job without an incident, in words."""
+    if job.get("answer") == NOT_JUDGED:
+        return "NOT JUDGED: " + "; ".join(str(msgspec.convert(one, Blind)) for one in job["not_judged"])
+    return f"healthy: no incident in {_watched(job['input'])} by {', '.join(job.get('judged_by', ())) or 'no detector'}"
+
+
+def _watched(amounts: Mapping[str, Any]) -> str:
+    named = (("iterations", "iteration row"), ("metrics_rows", "row of metrics"), ("log_lines", "log line"),
+             ("collectives", "collective"), ("nodes", "node"))  # fmt: skip
+    parts = [
+        counted(number, word, "rows of metrics" if key == "metrics_rows" else None)
+        for key, word in named
+        if (number := amounts.get(key))
+    ]
+    span_s = amounts.get("span_s")
+    return ", ".join([*parts, *([f"{span_s:,.0f} s"] if span_s else [])]) or "what was read"
+
+
+def _blind(job: Mapping[str, Any]) -> list[Blind]:
+    """The most frequent reasons of abstention, those about input that is there first."""
+    reasons = Counter(reason.partition(": give")[0] for reason in job["abstained"].values())
+    present = [(one, count) for one, count in reasons.items() if not one.endswith("were recorded")]
+    ordered = sorted(present or reasons.items(), key=lambda pair: (not pair[0].startswith(NORMAL), -pair[1]))
+    found = [Blind(reason, _remedy(reason)) for reason, _ in ordered[:MOST_REASONS]]
+    return found or [Blind("no detector had anything to judge", "record more (docs/data.md)")]
+
+
+def _remedy(reason: str) -> str:
+    return next((remedy for start, remedy in _REMEDIES if reason.startswith(start)), "")

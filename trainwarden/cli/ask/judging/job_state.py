@@ -1,0 +1,96 @@
+"""What one job comes to for whoever asks now: running or ended, and which of the three answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
+from trainwarden.cli.shared.follow import JobView
+from trainwarden.records import EventRecord, IncidentRecord
+
+GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
+UNJUDGED_S: Final = 60.0  # a live detector gives a verdict every few seconds
+_COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """One job now.
+
+    `incidents` are those that are open, or were until the job's end.
+    """
+
+    ended: bool
+    words: str
+    answer: Answer
+    incidents: list[IncidentRecord]
+    blind: Blind | None = None
+
+
+def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
+    """The state of the job of `view`.
+
+    Parameters
+    ----------
+    killed : bool
+        The command that watched it is gone without a word.
+    """
+    gone = all_ranks_gone(view, now_s)
+    ended = view.ended or killed or gone
+    incidents = [one for one in view.incidents.values() if one.state != "closed" or "closed" in one.evidence]
+    failed = bool(view.exit_code) and not view.interrupted
+    words = "running"
+    if view.ended:
+        words = (
+            "interrupted" if view.interrupted else "ended" if view.exit_code is None else f"ended ({view.exit_code})"
+        )
+    elif ended:
+        words = "ended (ranks gone)" if gone else "ended (killed)"
+    if incidents or failed:
+        return JobState(ended, words, INCIDENT, incidents)
+    blind = _blind(view, now_s, ended=ended)
+    return JobState(ended, words, HEALTHY if blind is None else NOT_JUDGED, incidents, blind)
+
+
+def all_ranks_gone(view: JobView, now_s: float) -> bool:
+    """Whether every rank that was seen has ended, and none has come since."""
+    newest: dict[int, EventRecord] = {}
+    for event in view.events:
+        if event.rank is not None and event.kind in {"process_start", "process_exit"}:
+            newest[event.rank] = event
+    ranks = view.ranks()
+    over = ranks and all(rank in newest and newest[rank].kind == "process_exit" for rank in ranks)
+    return bool(over) and now_s - max(one.time_s for one in newest.values()) >= GONE_S
+
+
+def table(jobs: Iterable[tuple[JobView, JobState]]) -> Iterator[str]:
+    """One line a job, in columns."""
+    rows = [_COLUMNS, *(_row(view, state) for view, state in jobs)]
+    if len(rows) == 1:
+        return
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _row(view: JobView, state: JobState) -> tuple[str, ...]:
+    step, median = view.last_step(), view.iteration_s()
+    return (
+        view.job, state.words, state.answer, str(len(view.ranks())), "-" if step is None else str(step),
+        "-" if median is None else f"{median:.3f}", str(len(state.incidents)),
+    )  # fmt: skip
+
+
+def _blind(view: JobView, now_s: float, *, ended: bool) -> Blind | None:
+    """Why the detectors' silence means nothing; None if it means that all is well."""
+    if not any(vote.opinion != "abstain" for one in view.verdicts for vote in one.votes.values()):
+        return Blind("no detector has judged this job", "start one: trainwarden up, or trainwarden detector")
+    newest_s = view.verdicts[-1].time_s
+    if not ended and now_s - newest_s > UNJUDGED_S:
+        return Blind(f"the detector has not judged it for {now_s - newest_s:,.0f} s", "see trainwarden doctor")
+    if not view.steps_done():
+        remedy = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
+        return Blind("no training step was seen", remedy)
+    return None

@@ -1,0 +1,4 @@
+"""Formats of what PyTorch and NCCL dump.
+
+Read `trainwarden.formats.dumps.flight_recorder` first.
+"""

@@ -1,0 +1,159 @@
+"""A data frame of another tool as our tables: metrics of entities, or steps of ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from trainwarden.formats.building import contradicted, metric_table, too_many
+from trainwarden.formats.protocol import Found, Misfit
+from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
+from trainwarden.formats.series import by_series, numbered
+from trainwarden.formats.stamps import Times
+from trainwarden.formats.steps import steps_found
+from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, owners
+from trainwarden.recorded.files import shown
+from trainwarden.recorded.job import Floats
+
+MAX_TEXT: Final = 8
+
+
+def interpreted(table: Table) -> Found:
+    """What `table` holds.
+
+    Raises
+    ------
+    DataError
+        With all its problems.
+    """
+    frame = table.frame
+    roles = roles_of(list(frame.columns), table.said)
+    found = Found(rows=len(frame))
+    if not len(frame):
+        found.notes.append("a header and no rows")
+        return found
+    times = _times(table, roles)
+    if roles.series is not None and roles.value is not None:
+        _into(found, by_series(table, roles, times))
+    elif (steps := steps_found(table, roles, times)) is not None:
+        _into(found, steps)
+        _more_metrics(table, roles, times, found)
+    else:
+        wide = numbered(table, roles, times)
+        if wide is not None:
+            _into(found, wide)
+        else:
+            one = _metrics(table, roles, times)
+            _into(found, one)
+    if table.problems:
+        raise Misfit(table.file, table.problems)
+    found.notes = [*table.notes, *found.notes]
+    return found
+
+
+def _into(found: Found, frames: Found | pd.DataFrame | None) -> None:
+    if isinstance(frames, Found):
+        found.iterations += frames.iterations
+        found.metrics += frames.metrics
+        found.logs += frames.logs
+        found.notes += frames.notes
+    elif frames is not None and (table := metric_table(frames)) is not None:
+        found.metrics.append(table)
+
+
+def _more_metrics(table: Table, roles: Roles, times: Floats | None, found: Found) -> None:
+    """Metrics of devices beside the steps, as trackers record both in one table."""
+    if times is not None and (wide := numbered(table, roles, times)) is not None:
+        _into(found, wide)
+
+
+def _times(table: Table, roles: Roles) -> Floats | None:
+    """Times of the rows; None where the table has none."""
+    frame = table.frame
+    if roles.time is None:
+        return None if table.time_s is None else np.full(len(frame), table.time_s)
+    cells = frame[roles.time].tolist()
+    if roles.date is not None:
+        cells = [f"{date} {time}" for date, time in zip(frame[roles.date].tolist(), cells, strict=True)]
+    if pd.api.types.is_datetime64_any_dtype(frame[roles.time]):
+        cells = [str(cell) for cell in cells]
+    times = Times(cells)
+    if times.note:
+        table.notes.append(times.note)
+    if times.bad_count == len(cells):
+        table.problem(
+            0, roles.time, f"{shown(times.bad[0][1])} is no time", "name the column of times: --columns time="
+        )
+        return None
+    for row, text in times.bad:
+        what = "the cell is empty" if not text.strip() else f"{shown(text)} is no time"
+        table.problem(row, roles.time, what, "write seconds since 1970 or ISO 8601")
+    if times.bad_count > len(times.bad):
+        table.problem(None, roles.time, f"{times.bad_count - len(times.bad)} more cells hold no time")
+    return times.values_s
+
+
+def _metrics(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame | None:
+    """One row for each time and entity."""
+    frame = table.frame
+    gpus = table.gpus or of_gpus(list(frame.columns), roles)
+    columns: dict[str, Any] = {}
+    words: list[str] = []
+    for column in frame.columns:
+        if column in roles.taken and column not in roles.as_metric:
+            continue
+        heading = heading_of(column, roles, gpus)
+        values = column_values(table, column, heading)
+        if values is None:
+            words.append(column)
+            continue
+        name = heading.name if heading is not None else str(column)
+        known = columns.get(name)
+        columns[name] = values if known is None else np.where(np.isfinite(known), known, values)
+    if words:
+        more = f" and {len(words) - MAX_TEXT} more" if len(words) > MAX_TEXT else ""
+        table.notes.append(f"columns of words left out: {', '.join(words[:MAX_TEXT])}{more}")
+    if times is None:
+        if not table.problems:
+            table.problem(
+                None, "", "no column holds times", f"{COLUMNS_HELP}; columns: {', '.join(frame.columns[:20])}"
+            )
+        return None
+    if not columns:
+        table.problem(None, "", "no column holds numbers", COLUMNS_HELP)
+        return None
+    found = pd.DataFrame({"time_s": times, **owners(table, roles, gpus), **columns})
+    _check_owners(table, roles, found)
+    return found
+
+
+def _check_owners(table: Table, roles: Roles, found: pd.DataFrame) -> None:
+    """Say so where rows of one moment say different things and no column says whose they are."""
+    rows = contradicted(found)
+    if not too_many(rows, len(found)):
+        if rows:
+            table.notes.append(f"{rows} rows repeat a moment with other values; the last one counts")
+        return
+    candidate = identity_candidate(table.frame, found["time_s"].to_numpy(), roles)
+    looks = f"; column {candidate} looks like it: --columns device={candidate}" if candidate else f"; {COLUMNS_HELP}"
+    table.problem(
+        None, "", f"{rows} of {len(found)} rows say something else about the same moment and entity",
+        f"a column that says whose they are is missing{looks}",
+    )  # fmt: skip
+
+
+def identity_candidate(frame: pd.DataFrame, times_s: Floats, roles: Roles) -> str | None:
+    """The column that tells the rows of a moment apart and has the same values at every moment."""
+    moments = pd.factorize(times_s)[0]
+    usual = int(np.median(np.bincount(moments)))
+    if usual < 2:
+        return None
+    for column in frame.columns:
+        if column in (roles.time, roles.date):
+            continue
+        cells = frame[column].astype(str)
+        if 2 <= cells.nunique() <= 4 * usual and int(cells.groupby(moments).nunique().median()) == usual:
+            return str(column)
+    return None

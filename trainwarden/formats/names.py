@@ -1,0 +1,174 @@
+"""What the columns of other tools' tables are: whose row it is, when it was, or which metric of the catalogue."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from trainwarden.catalogue import ALIASES, CATALOGUE, lookup
+from trainwarden.formats.cells import UNITS
+from trainwarden.formats.vocabulary import SPELLINGS
+
+TIME: Final = ("time_s", "timestamp", "time", "ts", "datetime", "date_time", "date/time", "wall time", "wall_time",
+               "@timestamp", "_timestamp", "epoch", "unix_time", "time_ms", "timestamp_ms", "time_ns", "timestamp_ns",
+               "timestamp_us", "_time", "date", "created_at")  # fmt: skip
+NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name", "instance", "server", "machine",
+               "kubernetes_node", "exported_instance")  # fmt: skip
+DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
+                 "minor_number", "card", "device_id", "device_index", "gpu_uuid", "uuid", "pci.bus_id", "pci_bus_id",
+                 "bdf", "entity", "serial")  # fmt: skip
+RANK: Final = ("rank", "global_rank", "process_rank")
+MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
+                "gpu name")  # fmt: skip
+STEP: Final = ("step", "_step", "global_step", "iteration", "iter", "trainer/global_step", "train/global_step",
+               "training_step", "consumed_steps")  # fmt: skip
+SERIES: Final = ("metric", "series", "__name__", "metric_name", "field", "_field", "key", "tag", "measurement", "name")
+VALUE: Final = ("value", "_value", "val")
+_DURATIONS: Final = frozenset({
+    "duration_s", "duration", "step_time", "iteration_time", "iter_time", "time_per_step", "time_per_iteration",
+    "elapsed_time_per_iteration", "step_duration", "iteration_duration", "seconds_per_step", "seconds_per_iteration",
+    "step_seconds", "iteration_seconds", "train_step_time", "train_step_timing", "batch_time", "dt", "sec_per_iter",
+    "s_per_it", "time_per_iter", "elapsed_time_per_iter", "step_time_s", "global_step_time", "step_time_sec",
+    "time/step", "iteration_time_s", "wall_time_per_step", "train_batch_time",
+})  # fmt: skip
+_RATES: Final = frozenset({
+    "steps_per_second", "steps_per_sec", "iterations_per_second", "it_s", "it/s", "iter_per_sec", "steps/s",
+    "train_steps_per_second", "batches_per_second", "batches_per_sec", "global_step/sec", "global_steps_per_sec",
+    "tokens_per_second", "tokens_per_sec", "tps", "tokens/s", "tokens_per_sec_per_gpu", "tokens_per_gpu_per_second",
+    "samples_per_second", "samples_per_sec", "samples/s", "throughput", "wps", "tgs", "train_samples_per_second",
+    "device_tokens_per_sec", "tokens_per_device_per_second",
+})  # fmt: skip
+_UNIT: Final = re.compile(r"\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16})\s{0,2}[\])]\s{0,4}$")
+_SUFFIX: Final = re.compile(r"_(mhz|ghz|watts?|percent(?:age)?|pct|mib|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A metric that a column holds.
+
+    Attributes
+    ----------
+    name : str
+        As in the catalogue.
+    factor : float
+        What a value without a unit of its own is to be multiplied by.
+    unit : str
+        The catalogue's unit, so that units in cells can be checked.
+    """
+
+    name: str
+    factor: float
+    unit: str
+
+
+def plain(name: str) -> str:
+    """A column's name without its unit and blanks, in lower case.
+
+    Examples
+    --------
+    >>> plain(" clocks.current.sm [MHz]"), plain("Step Time (ms)"), plain("#Time")
+    ('clocks.current.sm', 'step time', 'time')
+    """
+    return _UNIT.sub("", name.strip().strip('"')).strip().lstrip("#").strip().lower()
+
+
+def unit_of(name: str) -> str:
+    """The unit in a column's name, in lower case; "" for none.
+
+    Examples
+    --------
+    >>> unit_of("clocks.current.sm [MHz]"), unit_of("step_time_ms"), unit_of("loss")
+    ('mhz', 'ms', '')
+    """
+    match = _UNIT.search(name.strip().strip('"'))
+    if match is not None and match[1].lower() in UNITS:
+        return match[1].lower()
+    suffix = _SUFFIX.search(name.strip().lower())
+    return suffix[1] if suffix is not None and suffix[1] in UNITS else ""
+
+
+@cache
+def _lower() -> dict[str, str]:
+    return {alias.lower(): alias for alias in (*ALIASES, *CATALOGUE)}
+
+
+@cache
+def metric_of(name: str) -> Heading | None:
+    """The metric that a column called `name` holds; None if the catalogue has none such.
+
+    Examples
+    --------
+    >>> metric_of("dcgm_fi_dev_sm_clock")
+    Heading(name='gpu_sm_clock_hertz', factor=1000000.0, unit='hertz')
+    >>> metric_of("clocks.current.sm [MHz]").factor, metric_of("power.draw [mW]").factor, metric_of("loss")
+    (1000000.0, 0.001, None)
+    """
+    stripped = name.strip().strip('"')
+    exact = lookup(stripped)
+    if exact is not None:
+        return Heading(exact.name, exact.scale_of(stripped), exact.unit)
+    bare = plain(stripped)
+    alias = _lower().get(bare)
+    said = UNITS.get(unit_of(stripped))
+    if alias is not None and (metric := lookup(alias)) is not None:
+        factor = said[1] if said is not None and said[0] == metric.unit else metric.scale_of(alias)
+        return Heading(metric.name, factor, metric.unit)
+    found = SPELLINGS.get(bare) or SPELLINGS.get(_SUFFIX.sub("", bare))
+    if found is None:
+        return None
+    metric = CATALOGUE[found[0]]
+    factor = said[1] if said is not None and said[0] == metric.unit else found[1]
+    return Heading(metric.name, factor, metric.unit)
+
+
+def known(name: str, words: tuple[str, ...]) -> bool:
+    """Whether a column's name is one of `words`."""
+    return plain(name) in words
+
+
+def duration_factor(name: str) -> float | None:
+    """What a column's values are to be multiplied by to be seconds of a step; None if it holds none.
+
+    Examples
+    --------
+    >>> duration_factor("train/step_time_ms"), duration_factor("perf/step_time"), duration_factor("loss")
+    (0.001, 1.0, None)
+    """
+    bare = _last(name)
+    unit = unit_of(name)
+    for word in (bare, _SUFFIX.sub("", bare)):
+        if word in _DURATIONS:
+            said = UNITS.get(unit)
+            return said[1] if said is not None and said[0] == "seconds" else 1.0
+    return None
+
+
+def is_rate(name: str) -> bool:
+    """Whether a column holds a throughput, which falls as steps become longer.
+
+    Examples
+    --------
+    >>> is_rate("perf/tokens_per_second"), is_rate("throughput/device/batches_per_sec"), is_rate("loss")
+    (True, True, False)
+    """
+    return _last(name) in _RATES
+
+
+def _last(name: str) -> str:
+    bare = plain(name).replace(" ", "_").replace("-", "_")
+    if bare in _DURATIONS or bare in _RATES:
+        return bare
+    return bare.rsplit("/", 1)[-1]
+
+
+def nearest(names: list[str], most: int = 3) -> list[str]:
+    """Names of the catalogue and of exporters that are spelled most like `names`."""
+    from difflib import get_close_matches
+
+    pool = [*CATALOGUE, *ALIASES, *SPELLINGS]
+    found: list[str] = []
+    for name in names[:20]:
+        found += get_close_matches(plain(name), pool, n=1, cutoff=0.5)
+    return list(dict.fromkeys(found))[:most]

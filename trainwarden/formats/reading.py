@@ -1,0 +1,288 @@
+"""A job from whatever lies at a path: the documented layout, and files of other tools beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from trainwarden.errors import DataError
+from trainwarden.formats.building import joined_iterations, joined_metrics
+from trainwarden.formats.protocol import Found, Misfit
+from trainwarden.formats.source import Source
+from trainwarden.formats.survey import files_below, looked_at, made
+from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
+from trainwarden.recorded import folder as recorded
+from trainwarden.recorded.job import (
+    CollectiveTable,
+    IterationTable,
+    LogTable,
+    MetricTable,
+    ReadFile,
+    RecordedJob,
+    UnreadFile,
+)
+from trainwarden.records import EventRecord
+
+UNKNOWN: Final = "no format is known of it"
+_STEMS: Final = ("metrics", "iterations")
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What several files hold."""
+
+    files: list[ReadFile] = field(default_factory=list)
+    unread: list[UnreadFile] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    metrics: list[tuple[str, MetricTable]] = field(default_factory=list)
+    iterations: list[tuple[str, IterationTable]] = field(default_factory=list)
+    collectives: list[CollectiveTable] = field(default_factory=list)
+    logs: list[LogTable] = field(default_factory=list)
+    dumps: dict[int, Any] = field(default_factory=dict)
+    broken: dict[int, str] = field(default_factory=dict)
+    ras: list[Any] = field(default_factory=list)
+    events: list[EventRecord] = field(default_factory=list)
+    errors: list[DataError] = field(default_factory=list)
+
+    def add(self, name: str, kind: str, found: Found) -> None:
+        """What the file called `name` holds."""
+        self.files.append(ReadFile(name, kind, found.rows))
+        self.notes += [f"{name}: {note}" for note in found.notes]
+        self.metrics += [(name, table) for table in found.metrics]
+        self.iterations += [(name, table) for table in found.iterations]
+        self.collectives += found.collectives
+        self.logs += [replace(log, file=name) for log in found.logs]
+        self.ras += found.ras
+        self.events += found.events
+        for rank, raw in found.dumps.items():
+            if rank in self.dumps:
+                self.unread.append(UnreadFile(name, f"rank {rank} has a dump already"))
+            else:
+                self.dumps[rank] = raw
+
+    def fail(self, name: str, kind: str, error: DataError) -> None:
+        """Note why a file cannot be read."""
+        from trainwarden.formats.dumps.flight_recorder import rank_of
+
+        self.errors.append(error)
+        self.unread.append(UnreadFile(name, str(error).removeprefix(f"{name}: ").removeprefix(f"{name} ")))
+        rank = rank_of(name.rsplit("/", 1)[-1])
+        if kind == "flight recorder" and rank is not None:
+            self.broken[rank] = str(error)
+
+
+def read_job(path: Path, name: str | None = None, said: Mapping[str, str] | None = None) -> RecordedJob:
+    """Read what lies at `path`.
+
+    Parameters
+    ----------
+    path : Path
+        A folder or a file.
+    name : str, optional
+        Name of the job; else that of job.toml, else the path's.
+    said : mapping, optional
+        Which column is what (`--columns`).
+
+    Raises
+    ------
+    DataError
+        If nothing of it can be read, or a documented file holds a mistake: all mistakes of that file.
+    """
+    said = said or {}
+    gathered = _Gathered()
+    if path.is_file():
+        _read_file(gathered, path, path.name, said)
+        _refuse_nothing(gathered, path)
+        return _with(RecordedJob(name or path.name.partition(".")[0] or path.name, path), gathered)
+    foreign = _foreign(path, said)
+    try:
+        job = recorded.read_folder(path, name, foreign)
+    except DataError as strict:
+        job, foreign = _again(path, name, foreign, said, strict)
+    _refuse_collapsed(job, path, said)
+    _name_documented(gathered, job, path, foreign)
+    known = {one.path for one in gathered.files} | set(recorded.documented(path)) - foreign
+    for place, file in files_below(path):
+        if file not in known:
+            _read_file(gathered, place, file, said)
+    if not gathered.files:
+        _refuse_nothing(gathered, path)
+    if foreign:
+        for error in gathered.errors:
+            if any(str(error).startswith(one) for one in foreign):
+                raise error
+    return _with(job, gathered)
+
+
+def _foreign(folder: Path, said: Mapping[str, str]) -> frozenset[str]:
+    """Documented names under which tables of another layout lie."""
+    found = set()
+    for name, kind in recorded.documented(folder).items():
+        if kind not in _STEMS:
+            continue
+        source = Source(folder / name, name)
+        try:
+            header = () if name.endswith(".parquet") else header_of(source.head)
+            own = parquet_kind(source) if name.endswith(".parquet") else kind_of(header)
+        except DataError:
+            continue  # the strict reader says what is wrong
+        if set(said.values()) & set(header) or (
+            own != kind and looked_at(folder / name, name).format not in (None, "recorded table")
+        ):
+            found.add(name)
+    return frozenset(found)
+
+
+def _again(
+    folder: Path, name: str | None, foreign: frozenset[str], said: Mapping[str, str], strict: DataError
+) -> tuple[RecordedJob, frozenset[str]]:
+    """The folder without the table that the strict reader refuses, where the lenient one reads it."""
+    file = next((one for one in recorded.documented(folder) if str(strict).startswith(f"{one} ")), "")
+    kind = recorded.documented(folder).get(file, "")
+    if kind not in _STEMS or file.endswith(".parquet"):
+        raise strict
+    try:
+        found = made("table").read(Source(folder / file, file), said)
+    except Misfit as problems:
+        raise problems if len(problems.problems) > 1 else strict from strict
+    except DataError:
+        raise strict from None
+    if not found.metrics and not found.iterations:
+        raise strict
+    return recorded.read_folder(folder, name, foreign | {file}), foreign | {file}
+
+
+def _refuse_collapsed(job: RecordedJob, folder: Path, said: Mapping[str, str]) -> None:
+    """Raise where rows of the strict table contradict each other because no column says whose they are."""
+    for name, kind in recorded.documented(folder).items():
+        if kind == "metrics" and not name.endswith(".parquet") and job.metrics is not None:
+            refuse_collapsed(Source(folder / name, name), job.metrics, said)
+
+
+def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, str]) -> None:
+    sniffed = looked_at(path, name)
+    if sniffed.format == "recorded table" and set(said.values()) & set(header_of(Source(path, name).head)):
+        sniffed = replace(sniffed, format="table")
+    if sniffed.format is None:
+        gathered.unread.append(UnreadFile(name, _why(path, name)))
+        return
+    try:
+        found = made(sniffed.format).read(Source(path, name), said)
+    except DataError as error:
+        gathered.fail(name, sniffed.format, error)
+        return
+    gathered.add(name, sniffed.format, found)
+
+
+def _why(path: Path, name: str) -> str:
+    source = Source(path, name)
+    try:
+        return "it is empty" if not source.head_bytes else UNKNOWN
+    except DataError as error:
+        return str(error)
+
+
+def _refuse_nothing(gathered: _Gathered, path: Path) -> None:
+    """Raise where no file could be read."""
+    if gathered.files:
+        return
+    if gathered.errors:
+        raise gathered.errors[0]
+    if len(gathered.unread) == 1:
+        one = gathered.unread[0]
+        raise DataError(f"{one.path} cannot be read: {one.why} (docs/data.md says what can)")
+
+
+def _name_documented(gathered: _Gathered, job: RecordedJob, folder: Path, foreign: frozenset[str]) -> None:
+    """The files that the documented layout gave, with their rows."""
+    logs = {log.file: len(log.lines) for log in job.logs}
+    for name, kind in recorded.documented(folder).items():
+        if name in foreign:
+            continue
+        table = getattr(job, kind, None) if kind in ("metrics", "iterations", "collectives") else None
+        times = getattr(table, "times_s", getattr(table, "step", np.zeros(0)))
+        rank = next((one for one, why in job.broken.items() if why.startswith(name)), None)
+        if kind == "dump" and rank is not None:
+            gathered.unread.append(UnreadFile(name, job.broken[rank].removeprefix(f"{name} ")))
+            continue
+        label = {"log": "log lines", "dump": "flight recorder", "record": "record"}.get(kind, "recorded table")
+        gathered.files.append(ReadFile(name, label, logs.get(name, int(times.size))))
+        gathered.notes += [note for note in getattr(table, "notes", ())]
+
+
+def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
+    """`job` with what other files hold."""
+    metrics = _apart([("", job.metrics)] if job.metrics is not None else [], gathered)
+    iterations = [job.iterations] if job.iterations is not None else []
+    iterations += [table for _, table in gathered.iterations]
+    collectives = job.collectives
+    if collectives is None and gathered.collectives:
+        collectives = gathered.collectives[0]
+    dumps = {**gathered.dumps, **job.flight}
+    broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
+    return replace(
+        job,
+        metrics=joined_metrics(metrics),
+        iterations=joined_iterations(iterations),
+        collectives=collectives,
+        logs=(*job.logs, *gathered.logs),
+        flight=dict(sorted(dumps.items())),
+        broken=broken,
+        ras=tuple(gathered.ras),
+        events=tuple(sorted(gathered.events, key=lambda one: one.time_s)),
+        files=tuple(gathered.files),
+        unread=tuple(gathered.unread),
+        notes=tuple(gathered.notes),
+    )
+
+
+def _apart(first: list[tuple[str, MetricTable]], gathered: _Gathered) -> list[MetricTable]:
+    """Tables of metrics; those of the same devices that name no node are of one node each, by their paths."""
+    named = [*first, *gathered.metrics]
+    bare = [place for place, (_, table) in enumerate(named) if not any(table.nodes)]
+    if len(bare) < 2 or not _overlap([named[place][1] for place in bare]):
+        return [table for _, table in named]
+    words = distinguishing([named[place][0] for place in bare])
+    found = [table for _, table in named]
+    for place, word in zip(bare, words, strict=True):
+        found[place] = replace(found[place], nodes=(word,) * len(found[place].nodes))
+    gathered.notes.append(f"nodes named after their files: {', '.join(words[:8])}")
+    return found
+
+
+def _overlap(tables: Sequence[MetricTable]) -> bool:
+    """Whether two tables tell the same metric of the same device."""
+    seen: set[tuple[str | None, int | None, str]] = set()
+    for table in tables:
+        own = {(device, rank, name) for device, rank in zip(table.devices, table.ranks, strict=True)
+               for name in table.names}  # fmt: skip
+        if own & seen:
+            return True
+        seen |= own
+    return False
+
+
+def distinguishing(names: Sequence[str]) -> list[str]:
+    """The part of each path that tells it from the others.
+
+    Examples
+    --------
+    >>> distinguishing(["a1/gpu.csv", "a2/gpu.csv"]), distinguishing(["smi_n1.csv", "smi_n2.csv"])
+    (['a1', 'a2'], ['n1', 'n2'])
+    """
+    parts = [name.split("/") for name in names]
+    for place in range(max(len(part) for part in parts)):
+        words = [part[place] if place < len(part) else "" for part in parts]
+        if len(set(words)) == len(words):
+            stems = [word.partition(".")[0] for word in words]
+            pieces = [stem.replace("-", "_").split("_") for stem in stems]
+            if len({len(piece) for piece in pieces}) == 1:
+                for column in zip(*pieces, strict=True):
+                    if len(set(column)) == len(column):
+                        return list(column)
+            return stems if len(set(stems)) == len(stems) else words
+    return list(names)

@@ -1,0 +1,194 @@
+"""Tables whose series are named in cells (long) or in the names of columns (wide): who and what a name means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from trainwarden.catalogue import CATALOGUE
+from trainwarden.formats import names
+from trainwarden.formats.building import metric_table
+from trainwarden.formats.cells import Numbers
+from trainwarden.formats.protocol import Found
+from trainwarden.formats.roles import Roles, device_name
+from trainwarden.formats.steps import steps_from
+from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, in_unit, owners
+from trainwarden.prometheus.exporters import who
+from trainwarden.recorded.job import Floats
+
+_LABELS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,80})\s{0,2}=~?\s{0,2}\"((?:[^\"\\]|\\.){0,400})\"")
+_BARE_LABELS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,80})=([^,{}\"]{1,200})")
+_BRACES: Final = re.compile(r"^\s{0,4}([A-Za-z_:][A-Za-z0-9_:.]{0,120})?\s{0,4}\{(.{0,2000})\}\s{0,4}$")
+_GPU: Final = re.compile(r"(?i)(?<![a-z0-9])(?:gpu|cuda|nvidia|card|device)[ _.:/#\[-]{0,3}([0-9]{1,3})(?![0-9])\]?")
+_EDGE: Final = " _.:/-|,"
+_CAMEL: Final = {
+    "powerwatts": "gpu_power_watts", "enforcedpowerlimitwatts": "gpu_power_limit_watts", "smclock": "sm_clock",
+    "memoryclock": "memory_clock", "memoryallocatedbytes": "gpu_memory_used_bytes", "power_usage_watts": "power_w",
+    "utilization_percentage": "gpu_util", "memory_usage_megabytes": "DCGM_FI_DEV_FB_USED", "powerpercent": "",
+    "memoryallocated": "", "memory": "utilization.memory", "temp": "temp", "gpu": "gpu_util",
+    "correctedmemoryerrors": "gpu_ecc_correctable_volatile_count",
+    "uncorrectedmemoryerrors": "gpu_ecc_uncorrectable_volatile_count",
+}  # fmt: skip
+
+
+class Series(NamedTuple):
+    """What the name of a series says; the metric is None where it says nothing of it."""
+
+    metric: names.Heading | None
+    node: str | None
+    device: str | None
+    rank: int | None = None
+
+
+def series_of(text: str) -> Series:
+    """Who and what a series is about, by labels or by the number of a GPU in its name.
+
+    Examples
+    --------
+    >>> found = series_of('DCGM_FI_DEV_GPU_TEMP{gpu="6", Hostname="a1", UUID="GPU-1"}')
+    >>> found.metric.name, found.node, found.device
+    ('gpu_temperature_celsius', 'a1', 'gpu6')
+    >>> found = series_of("system.gpu.6.powerWatts")
+    >>> found.metric.name, found.device
+    ('gpu_power_watts', 'gpu6')
+    >>> series_of("temp_gpu6").metric.name, series_of("a1 GPU 6").node, series_of("loss").device is None
+    ('gpu_temperature_celsius', 'a1', True)
+    """
+    match = _BRACES.match(text)
+    if match is not None:
+        labels = labels_of(match[2])
+        metric = names.metric_of(match[1] or labels.get("__name__", ""))
+        return labelled(metric, labels)
+    found = _GPU.search(text)
+    if found is None:
+        return Series(names.metric_of(text), None, None)
+    before, after = text[: found.start()].strip(_EDGE), text[found.end() :].strip(_EDGE)
+    if before.lower() in ("system", "system/node", "node", "system.node"):
+        before = ""
+    metric = _metric(after) or _metric(before) or _metric(f"{before} {after}".strip())
+    rest = before if metric is not None and _metric(before) is None else "" if metric is not None else before
+    node = rest if rest and not rest.lower().startswith(("gpu", "system")) else None
+    if metric is None and after and not before:
+        node = after
+    return Series(metric, node or None, device_name(found[1], True))
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """Labels as Prometheus writes them, and as Grafana does."""
+    quoted = dict(_LABELS.findall(text))
+    return quoted or {key: value.strip() for key, value in _BARE_LABELS.findall(text)}
+
+
+def labelled(metric: names.Heading | None, labels: Mapping[str, str]) -> Series:
+    """The series of `metric` with Prometheus' labels."""
+    per = CATALOGUE[metric.name].per if metric is not None and metric.name in CATALOGUE else "gpu"
+    rank = next((int(labels[key]) for key in ("rank", "global_rank") if labels.get(key, "").isdecimal()), None)
+    one = who(labels, per)
+    if one is None and per == "gpu":
+        one = who({**labels, "instance": labels.get("instance", "?")}, per)
+    if one is None:
+        host = labels.get("Hostname") or labels.get("hostname") or labels.get("instance", "").partition(":")[0]
+        return Series(metric, host or None, None, rank)
+    device = None if per == "host" else device_name(one.device, per == "gpu")
+    return Series(metric, None if one.node == "?" else one.node, device, rank)
+
+
+def _metric(text: str) -> names.Heading | None:
+    if not text:
+        return None
+    bare = names.plain(text).replace(" ", "_")
+    if bare in _CAMEL:
+        return names.metric_of(_CAMEL[bare]) if _CAMEL[bare] else None
+    return names.metric_of(text) or names.metric_of(bare)
+
+
+def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
+    """A long table: one row for each sample, the series' name in a cell, labels in others or behind the name."""
+    assert roles.series is not None
+    assert roles.value is not None
+    if times is None:
+        if not table.problems:
+            table.problem(None, "", "no column holds times", COLUMNS_HELP)
+        return Found()
+    numbers = Numbers(table.frame[roles.value].tolist(), comma=table.comma)
+    for row, text in numbers.bad:
+        table.problem(row, roles.value, f"{text[:60]!r} is not a number")
+    codes, distinct = pd.factorize(table.frame[roles.series].astype(str))
+    told = [series_of(str(one)) for one in distinct]
+    cells = {name: list(column) for name, column in owners(table, roles, True).items()}
+    parts = []
+    wide = {str(name): np.where(codes == place, numbers.values, np.nan) for place, name in enumerate(distinct)}
+    steps = _steps_of(table, roles, times, wide)
+    for place, (series, written) in enumerate(zip(told, distinct, strict=True)):
+        rows = np.flatnonzero(codes == place)
+        heading = series.metric
+        if heading is None and names.duration_factor(str(written)) is not None:
+            continue
+        values = in_unit(numbers.values[rows], numbers.unit, heading)
+        own: dict[str, Any] = {"time_s": times[rows]}
+        for name, said in (("node", series.node), ("device", series.device)):
+            column = [cells[name][row] for row in rows] if name in cells else [None] * rows.size
+            own[name] = [said or cell for cell in column]
+        if "rank" in cells or series.rank is not None:
+            own["rank"] = [cells["rank"][row] for row in rows] if "rank" in cells else [str(series.rank)] * rows.size
+        own[heading.name if heading is not None else str(written)] = values
+        parts.append(pd.DataFrame(own))
+    found = steps or Found()
+    frame = pd.concat(parts, ignore_index=True) if parts else None
+    if frame is not None and (metrics := metric_table(frame)) is not None:
+        found.metrics.append(metrics)
+    return found
+
+
+def _steps_of(table: Table, roles: Roles, times: Floats, wide: dict[str, Floats]) -> Found | None:
+    """Step times among the series of a long table, as trackers export them."""
+    if roles.step is None:
+        return None
+    step = Numbers(table.frame[roles.step].tolist()).values
+    frame = pd.DataFrame({"step": step, "time_s": times, **wide})
+    return steps_from(frame.groupby("step", as_index=False).first(), table.notes)
+
+
+def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame | None:
+    """A wide table: a column for each series of a GPU. None if it is none."""
+    columns = [one for one in table.frame.columns if one not in (roles.time, roles.date, roles.step)]
+    told = {one: series_of(str(one)) for one in columns}
+    told = {one: series for one, series in told.items() if series.device is not None or "{" in str(one)}
+    if len(told) < 2 or times is None:
+        return None
+    default = _default(table, [series.metric for series in told.values()])
+    parts: dict[tuple[str | None, str | None, int | None], dict[str, Any]] = {}
+    for column, series in told.items():
+        heading = series.metric or default
+        if heading is None:
+            continue
+        values = column_values(table, str(column), heading)
+        if values is not None:
+            parts.setdefault((series.node, series.device, series.rank), {})[heading.name] = values
+    if not parts:
+        remedy = f"name the metric: --columns metric=gpu_temperature_celsius,value={columns[0]}; or {COLUMNS_HELP}"
+        table.problem(None, "", "columns are series of GPUs, of which nothing says what was measured", remedy)
+        return None
+    frames = [
+        pd.DataFrame({"time_s": times, "node": node, "device": device, **values})
+        if rank is None
+        else pd.DataFrame({"time_s": times, "node": node, "device": device, "rank": str(rank), **values})
+        for (node, device, rank), values in parts.items()
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _default(table: Table, told: list[names.Heading | None]) -> names.Heading | None:
+    """The metric of series that do not name it: the command line's, or that of the file's name (Grafana's panel)."""
+    if "metric" in table.said and (said := names.metric_of(table.said["metric"])) is not None:
+        return said
+    if any(told):
+        return None
+    stem = table.file.rsplit("/", 1)[-1].lower()
+    stem = re.sub(r"-data-.*$|\.(csv|tsv|txt).*$", "", stem).replace("_", " ").strip()
+    words = [stem, stem.replace(" ", "_"), *stem.split()]
+    return next((found for word in words if (found := names.metric_of(word)) is not None), None)

@@ -1,0 +1,156 @@
+"""Tables of training steps: their durations as they are written, else from the times between rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from trainwarden.formats import names
+from trainwarden.formats.building import iteration_table
+from trainwarden.formats.cells import Numbers
+from trainwarden.formats.protocol import Found
+from trainwarden.formats.roles import Roles
+from trainwarden.formats.table import Table
+from trainwarden.recorded.job import Floats, LogTable
+
+PAUSE: Final = 8.0  # times the usual distance of rows: an evaluation or a restart lies between
+_PARTS: Final = {"compute_s": "compute_s", "compute_time": "compute_s", "wait_s": "wait_s", "wait_time": "wait_s",
+                 "pause_s": "pause_s"}  # fmt: skip
+_LOSSES: Final = ("loss", "lm_loss", "train_loss", "training_loss", "lm loss", "grad_norm", "gnorm", "grad norm")
+_NO_LOSS: Final = ("val", "eval", "valid", "test", "aux", "validation")
+
+
+def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | None:
+    """The steps that a table of another tool holds; None if it is no table of steps."""
+    if roles.step is None or roles.step not in table.frame.columns:
+        return None
+    step = Numbers(table.frame[roles.step].tolist(), comma=table.comma)
+    if not step.measured:
+        return None
+    columns: dict[str, object] = {"step": step.values}
+    if times is not None:
+        columns["time_s"] = times
+    for column in table.frame.columns:
+        if column in (roles.time, roles.step, roles.date):
+            continue
+        if roles.duration == column or _of_interest(str(column)):
+            numbers = Numbers(table.frame[column].tolist(), comma=table.comma)
+            columns["duration" if roles.duration == column else str(column)] = numbers.values
+            for row, text in numbers.bad:
+                table.problem(row, str(column), f"{text[:60]!r} is not a number", "leave the cell empty")
+    ids = {}
+    for word, owner in (("rank", roles.rank), ("node", roles.node)):
+        if owner is not None:
+            ids[word] = [None if cell is None else str(cell).strip() for cell in table.frame[owner].tolist()]
+    frame = pd.DataFrame({**columns, **ids})
+    return steps_from(frame, table.notes)
+
+
+def _of_interest(name: str) -> bool:
+    bare = names.plain(name)
+    return (
+        names.duration_factor(name) is not None or names.is_rate(name) or _is_loss(name)
+        or bare in _PARTS or bare in ("steps", "_runtime")
+    )  # fmt: skip
+
+
+def _is_loss(name: str) -> bool:
+    bare = names.plain(name)
+    words = bare.replace("-", "_").split("/")
+    return words[-1] in _LOSSES and not any(word in _NO_LOSS or word.startswith(_NO_LOSS) for word in words)
+
+
+def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:
+    """Iterations and losses of a frame with `step` and columns under their own names; None if it has neither.
+
+    Durations are believed in this order: written ones, throughput (the job's usual step is one, so only its changes
+    count), the run's own clock, the times of rows.
+    """
+    frame = frame[np.isfinite(frame["step"])].sort_values("step", kind="stable")
+    found = Found(logs=_losses(frame))
+    durations, note = _durations(frame)
+    if durations is not None:
+        if note:
+            notes.append(note)
+        columns = {"step": frame["step"].to_numpy(), "duration_s": durations}
+        for name in ("time_s", "rank", "node", "steps"):
+            if name in frame.columns:
+                columns[name] = frame[name].to_numpy()
+        for column in frame.columns:
+            if (part := _PARTS.get(names.plain(str(column)))) is not None:
+                columns[part] = frame[column].to_numpy()
+        if (iterations := iteration_table(pd.DataFrame(columns))) is not None:
+            found.iterations.append(iterations)
+    return found if found.iterations or found.logs else None
+
+
+def _durations(frame: pd.DataFrame) -> tuple[Floats | None, str]:
+    for column in frame.columns:
+        factor = 1.0 if column == "duration" else names.duration_factor(str(column))
+        if factor is not None and np.isfinite(frame[column]).sum() > 1:
+            values = frame[column].to_numpy(np.float64) * factor
+            if factor == 1.0 and _milliseconds(frame, values):
+                return values * 1e-3, f"{column} taken for milliseconds: rows are so far apart"
+            return values, ""
+    for column in frame.columns:
+        if names.is_rate(str(column)) and np.isfinite(frame[column]).sum() > 1:
+            values = frame[column].to_numpy(np.float64)
+            usual = _between(frame)
+            level = float(np.nanmedian(np.where(values > 0, values, np.nan)))
+            if not np.isfinite(level):
+                continue
+            scale = float(np.nanmedian(usual)) if usual is not None and np.isfinite(usual).any() else 1.0
+            with np.errstate(divide="ignore"):
+                return scale * level / np.where(values > 0, values, np.nan), f"step times follow from {column}"
+    between = _between(frame)
+    if between is not None:
+        return between, "step times taken from the times between rows"
+    return None, ""
+
+
+def _milliseconds(frame: pd.DataFrame, values: Floats) -> bool:
+    """Whether durations are a thousand times the distance of the rows' own times."""
+    between = _between(frame)
+    if between is None:
+        return False
+    ratio = float(np.nanmedian(values)) / max(float(np.nanmedian(between)), 1e-9)
+    return 300.0 < ratio < 3_000.0
+
+
+def _between(frame: pd.DataFrame) -> Floats | None:
+    """Time for each step since the row before, NaN where a pause lies between; by the run's clock or the wall's."""
+    clock = next((one for one in ("_runtime", "time_s") if one in frame.columns), None)
+    if clock is None or len(frame) < 3 or "rank" in frame.columns:
+        return None
+    passed = np.diff(frame[clock].to_numpy(np.float64), prepend=np.nan)
+    steps = np.diff(frame["step"].to_numpy(np.float64), prepend=np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where((steps > 0) & (passed > 0), passed / steps, np.nan)
+    usual = float(np.nanmedian(each)) if np.isfinite(each).any() else np.nan
+    return np.where(each <= PAUSE * usual, each, np.nan)
+
+
+def _losses(frame: pd.DataFrame) -> list[LogTable]:
+    """Losses and gradient norms as the lines that a trainer would have printed, so that they are judged alike."""
+    columns = [one for one in frame.columns if _is_loss(str(one))]
+    if not columns:
+        return []
+    lines, times = [], []
+    clock = frame["time_s"].to_numpy(np.float64) if "time_s" in frame.columns else np.full(len(frame), np.nan)
+    for row, step in enumerate(frame["step"].to_numpy()):
+        told = [(names.plain(str(one)).split("/")[-1].replace("_", " ").replace("train ", "").replace("training ", ""),
+                 frame[one].iloc[row]) for one in columns]  # fmt: skip
+        said = [f"{name}: {value!r}" for name, value in told if value is not None and not _hole(value)]
+        if said:
+            lines.append(f"step {int(step)} | " + " | ".join(said))
+            times.append(clock[row])
+    if not lines:
+        return []
+    nobody = (None,) * len(lines)
+    return [LogTable("losses", np.array(times), nobody, nobody, lines)]
+
+
+def _hole(value: object) -> bool:
+    return isinstance(value, float) and np.isnan(value)

@@ -1,0 +1,123 @@
+"""What lies at a path: which file is of which format, and which jobs there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from trainwarden.errors import DataError
+from trainwarden.formats import CATALOG
+from trainwarden.formats.protocol import GENERIC, LIKELY, Format
+from trainwarden.formats.source import Source
+from trainwarden.recorded import folder as recorded
+from trainwarden.recorded.files import reading
+
+MAX_FILES: Final = 5_000
+MAX_DEPTH: Final = 6
+MAX_NAMED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sniffed:
+    """A file and the format it is taken for; None where nothing fits."""
+
+    path: Path
+    name: str
+    format: str | None
+    confidence: float
+
+
+@cache
+def made(name: str) -> Format:
+    """The format called `name`."""
+    module, _, kind = CATALOG[name].partition(":")
+    found: Format = getattr(import_module(module), kind)()
+    return found
+
+
+def sniffed(source: Source) -> tuple[str | None, float]:
+    """The format that fits best, and how certain it is; the first one of equals.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read.
+    """
+    if source.stem.endswith(".parquet"):
+        return "parquet table" if "parquet table" in CATALOG else "recorded table", LIKELY
+    head = source.head
+    name = source.name.rsplit("/", 1)[-1].lower()
+    for packed in (".gz", ".zst", ".bz2", ".xz"):
+        name = name.removesuffix(packed)
+    best, certain = None, 0.0
+    for one in CATALOG:
+        confidence = made(one).sniff(name, head)
+        if confidence > certain:
+            best, certain = one, confidence
+    return best, certain
+
+
+def files_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Files in `folder` and below, with their names relative to it; hidden ones are left out."""
+    count = 0
+    for place, folders, files in os.walk(folder):
+        at = Path(place)
+        depth = len(at.relative_to(folder).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []
+        for name in sorted(files):
+            if name.startswith(".") or not (at / name).is_file():
+                continue
+            count += 1
+            if count > MAX_FILES:
+                raise DataError(f"'{folder}' holds more than {MAX_FILES:,} files: name one job's folder")
+            yield at / name, str((at / name).relative_to(folder))
+
+
+def looked_at(path: Path, name: str) -> Sniffed:
+    """What a file is taken for."""
+    try:
+        found, confidence = sniffed(Source(path, name))
+    except DataError:
+        return Sniffed(path, name, None, 0.0)
+    return Sniffed(path, name, found, confidence)
+
+
+def jobs_at(path: Path) -> tuple[list[Path], bool]:
+    """The jobs at `path`, each a folder or a file, and whether they are a batch of several.
+
+    Raises
+    ------
+    DataError
+        If nothing there can be read; the message names what lies there.
+    """
+    if path.is_file():
+        return [path], False
+    if not path.is_dir():
+        raise DataError(f"there is no file or folder '{path}'")
+    if recorded.is_job(path):
+        return [path], False
+    with reading(f"folder '{path.name}'"):
+        tops = [one for one in sorted(path.iterdir()) if one.is_file() and not one.name.startswith(".")]
+    if any(looked_at(one, one.name).confidence > GENERIC for one in tops):
+        return [path], False
+    try:
+        return recorded.jobs_in(path), True
+    except DataError:
+        found = [looked_at(one, name) for one, name in files_below(path)]
+    if any(one.format is not None for one in found):
+        return [path], False
+    raise DataError(
+        f"nothing in '{path}' can be read: {_listed([one.name for one in found])} (docs/data.md says what can)"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "there is no file"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(names[:MAX_NAMED])}{more}: no format is known of that"
