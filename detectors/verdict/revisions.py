@@ -43,7 +43,9 @@ def better(record: IncidentRecord, candidate: Candidate, known: bool) -> Inciden
         take = more_specific and not (record.kind in FAILURE_KINDS and same_family and not candidate.suspects)
     if take:
         return _with(record, candidate)
-    if record.kind == candidate.kind and set(_keys(candidate.suspects)) - set(_keys(record.suspects)):
+    new = set(_keys(candidate.suspects)) - set(_keys(record.suspects))
+    surer = not known and _surest(candidate.suspects) > _surest(record.suspects)
+    if record.kind == candidate.kind and (new or surer):
         return _with(record, candidate)
     return None
 
