@@ -47,6 +47,7 @@ class Memory:
         "offset_ns",
         "path",
         "rank_known",
+        "saving",
         "shared",
         "ticks",
         "uneven",
@@ -62,6 +63,7 @@ class Memory:
         self.buffer: Any = None
         self.offset_ns = 0  # wall time less monotonic time
         self.rank_known = False
+        self.saving = ""  # path of the newest checkpoint whose writing failed
         self.ticks = 0  # start of this process by the kernel's reckoning
         self.uneven = ""  # why this rank must run as many micro-batches as all others, if it has said so
         self.shared = 0  # rights on the folder that its owner gives to the group, or to others by an access list
