@@ -66,6 +66,8 @@ class LeaderClient:
 
     @staticmethod
     def _report(reply: Reply) -> Report:
+        if reply.later is not None:
+            raise LauncherUnavailable(reply.later)
         if reply.report is None:
             raise LauncherError(reply.error or "the leader answered without a report")
         return reply.report
