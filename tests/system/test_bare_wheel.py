@@ -37,7 +37,7 @@ for step in range(40):
 class Installed:
     """The wheel in an environment of its own, with its core dependencies alone."""
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
+    def __init__(self, folder: Path, built: Path) -> None:
         self.folder = folder
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, timeout=120)
         self.python = folder / "env" / "bin" / "python"
@@ -53,7 +53,7 @@ class Installed:
             "--no-deps",
             "--no-index",
         ]
-        subprocess.run([*pip, str(wheel)], check=True, timeout=120, capture_output=True)
+        subprocess.run([*pip, str(built)], check=True, timeout=120, capture_output=True)
         (site / "core.pth").write_text(str(core_packages(folder / "core")))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRAINWARDEN"))}
         self.environ = {**kept, "XDG_STATE_HOME": str(folder / "state")}
@@ -102,7 +102,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 
 def test_nothing_of_an_extra_is_there(installed: Installed) -> None:
-    code = "import importlib.util as u, sys; sys.exit(sum(u.find_spec(n) is not None for n in ('torch', 'mlflow', 'pytest')))"
+    names = ("torch", "mlflow", "pytest")
+    code = f"import importlib.util as u, sys; sys.exit(sum(u.find_spec(name) is not None for name in {names}))"
     assert subprocess.run([str(installed.python), "-c", code], env=installed.environ, check=False).returncode == 0
     assert sysconfig.get_path("purelib") not in installed.run("--version").stdout
 
@@ -145,19 +146,20 @@ def test_detect_judges_a_recording(installed: Installed) -> None:
 
 
 def test_up_brings_every_service_and_the_page(installed: Installed) -> None:
-    up = installed.start("up", "--run-dir", "up")
-    try:
-        assert up.stdout is not None
-        page, until_s = "", time.monotonic() + HERE_S
-        while not page and time.monotonic() < until_s:
-            line = up.stdout.readline()
-            assert line, "up has ended"
-            page = line.partition("page: ")[2].strip()
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            assert b"trainwarden" in answer.read()
-    finally:
-        up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0
+    with installed.start("up", "--run-dir", "up") as up:
+        try:
+            assert up.stdout is not None
+            page, until_s = "", time.monotonic() + HERE_S
+            while not page and time.monotonic() < until_s:
+                line = up.stdout.readline()
+                assert line, "up has ended"
+                page = line.partition("page: ")[2].strip()
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(page, timeout=30) as answer:
+                assert b"trainwarden" in answer.read()
+        finally:
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0
 
 
 @pytest.mark.parametrize(

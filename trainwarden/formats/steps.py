@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from trainwarden.formats.roles import Roles
 from trainwarden.formats.table import Table
 from trainwarden.recorded.job import Floats, LogTable
 
+DERIVED: Final = "step times"  # that follow from something else, as notes of them begin
 PAUSE: Final = 8.0  # times the usual distance of rows: an evaluation or a restart lies between
 _PARTS: Final = {"compute_s": "compute_s", "compute_time": "compute_s", "wait_s": "wait_s", "wait_time": "wait_s",
                  "pause_s": "pause_s"}  # fmt: skip
@@ -58,7 +60,7 @@ def _of_interest(name: str) -> bool:
 
 def _is_loss(name: str) -> bool:
     bare = names.plain(name)
-    words = bare.replace("-", "_").split("/")
+    words = bare.rsplit(" - ", 1)[-1].replace("-", "_").split("/")
     return words[-1] in _LOSSES and not any(word in _NO_LOSS or word.startswith(_NO_LOSS) for word in words)
 
 
@@ -82,7 +84,7 @@ def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:
             if (part := _PARTS.get(names.plain(str(column)))) is not None:
                 columns[part] = frame[column].to_numpy()
         if (iterations := iteration_table(pd.DataFrame(columns))) is not None:
-            found.iterations.append(iterations)
+            found.iterations.append(replace(iterations, notes=(DERIVED,) if note.startswith(DERIVED) else ()))
     return found if found.iterations or found.logs else None
 
 
