@@ -12,6 +12,7 @@ from dashboards.explain.sentences import line, moment, place
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote, basis_said
 
 NEAR_S: Final = 60.0  # a verdict further than this from the opening was about something else
+PRINTED: Final = 2  # last lines of a failed process
 MOST: Final = 5  # suspects, metrics and the like
 
 
@@ -31,7 +32,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    incident: IncidentRecord, actions: Sequence[ActionRecord] = (), verdict: VerdictRecord | None = None
+    incident: IncidentRecord,
+    actions: Sequence[ActionRecord] = (),
+    verdict: VerdictRecord | None = None,
+    *,
+    here: str | None = None,
 ) -> Explanation:
     """`incident` in plain words.
 
@@ -41,6 +46,8 @@ def explain(
         Those of the incident, as they last were.
     verdict : VerdictRecord or None
         The one that opened it (`opening`), with all its votes; None if it is no longer kept.
+    here : str or None
+        The node on which whoever asks will type what comes next.
 
     Examples
     --------
@@ -54,7 +61,7 @@ def explain(
         where=_where(incident.suspects),
         evidence=tuple(line(one) for one in _evidence(incident, actions, verdict)),
         why_not_others=tuple(line(one) for one in _why_not_others(incident, verdict)),
-        next=next_steps(incident, actions),
+        next=next_steps(incident, actions, here),
         runbook=f"docs/runbooks/{incident.kind}.md",
     )
 
@@ -73,6 +80,8 @@ def _what(incident: IncidentRecord) -> str:
     span = f"since {moment(incident.opened_at_s)}"
     if incident.closed_at_s is not None:
         span = f"from {moment(incident.opened_at_s)} to {moment(incident.closed_at_s)}"
+        if (why := incident.evidence.get("closed")) is not None:
+            span += f" ({why})"
     return line(f"{incident.kind} ({incident.severity}) of job {incident.job} {span}: {incident.reason}")
 
 
@@ -88,12 +97,16 @@ def _evidence(
     if incident.onset_step is not None:
         yield f"it began at step {incident.onset_step}"
     for suspect in incident.suspects[:MOST]:
-        yield f"{place(suspect) or 'somebody'} (likely to {suspect.score:.0%}): {suspect.reason}"
+        yield f"{place(suspect) or 'somebody'} (likely to {suspect.score:.0%}){_news(suspect.reason, incident)}"
     yield from _slowness(incident.evidence)
+    output = incident.evidence.get("output")
+    for text in output[-PRINTED:] if isinstance(output, list | tuple) else ():
+        yield f"it printed: {text}"
     voted = verdict.votes if verdict is not None else {}
     for name, vote in voted.items():
         if vote.opinion == "anomalous":
-            yield f"{name} finds it strange, {_scored(vote)}" + (f": {vote.reason}" if vote.reason else "")
+            score = incident.votes.get(name, vote.score)  # as the incident says it elsewhere
+            yield f"{name} finds it strange, {_scored(vote, score)}{_news(vote.reason, incident)}"
     for name, score in incident.votes.items():
         if name not in voted:
             yield f"{name} scored {score:.2f}"
@@ -142,6 +155,11 @@ def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> 
             yield f"{name} abstains: {vote.reason or 'it says no reason'}"
 
 
-def _scored(vote: Vote) -> str:
+def _news(reason: str, incident: IncidentRecord) -> str:
+    """`reason` where it says more than the incident's own."""
+    return f": {reason}" if reason and reason != incident.reason else ""
+
+
+def _scored(vote: Vote, score: float | None = None) -> str:
     said = "; its models are provisional, so it weighs less" if vote.provisional else ""
-    return f"{vote.score:.2f} where {vote.threshold:.2f} is the limit{said}"
+    return f"{vote.score if score is None else score:.2f} where {vote.threshold:.2f} is the limit{said}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,8 +42,11 @@ ON_NODE: Final[dict[IncidentKind, tuple[tuple[str, str], ...]]] = {
 """To be run on the suspect's node, with what one looks for."""
 
 
-def next_steps(incident: IncidentRecord, actions: Sequence[ActionRecord]) -> tuple[str, ...]:
-    """Command lines, the most urgent first; names are quoted, so that each can be pasted into a shell."""
+def next_steps(incident: IncidentRecord, actions: Sequence[ActionRecord], here: str | None = None) -> tuple[str, ...]:
+    """Command lines, the most urgent first; names are quoted, so that each can be pasted into a shell.
+
+    On node `here` itself nothing goes by ssh, and no tool is named that it does not have.
+    """
     job = quoted(incident.job)
     steps = [
         line
@@ -58,7 +62,10 @@ def next_steps(incident: IncidentRecord, actions: Sequence[ActionRecord]) -> tup
         steps.append(f"ping -c 3 {quoted(node)}  # does it answer at all")
     if node is not None:
         for command, why in ON_NODE.get(incident.kind, ()):
-            steps.append(f"ssh {quoted(node)} {command}  # {why}")
+            if node != here:
+                steps.append(f"ssh {quoted(node)} {command}  # {why}")
+            elif shutil.which(command.partition(" ")[0]) is not None:
+                steps.append(f"{command}  # {why}")
     if incident.kind in ("pipeline", "data_quality", "metric_anomaly"):
         steps.append("trainwarden doctor  # is everything reachable, permitted and in time")
     if incident.kind == "metric_anomaly":

@@ -13,6 +13,7 @@ import msgspec
 from detectors.collectives import ras as nccl_ras
 from detectors.collectives.findings import to_event
 from detectors.collectives.flight_recorder import analyse
+from detectors.logs.ends.last_words import last_word_events
 from detectors.recorded.exporter_facts import exporter_events
 from detectors.recorded.hangs import hang_events
 from detectors.recorded.lost_nodes import lost_node_events
@@ -40,6 +41,7 @@ def read_facts(job: RecordedJob) -> list[Fact]:
     events += [*xid_events(job, events), *exporter_events(job, events)]
     beats = _lines(job.folder / "heartbeats.jsonl", HeartbeatRecord)
     if not beats:  # which tell it better
+        events += last_word_events(job, events)
         events += lost_node_events(job, events)
         events += hang_events(job, events)
     facts += [*events, *beats]

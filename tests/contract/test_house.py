@@ -99,8 +99,8 @@ def test_limits_are_what_they_say(tmp_path):
     files = {
         "actions/fits.py": "x = 1\n" * 500,
         "actions/long.py": "x = 1\n" * 501,
-        **{f"actions/few/f{number}.py": "" for number in range(15)},
-        **{f"actions/many/f{number}.py": "" for number in range(16)},
+        **{f"actions/few/f{number}.py": "" for number in range(20)},
+        **{f"actions/many/f{number}.py": "" for number in range(21)},
         "actions/f.py": f"def short():\n{said}{line * 40}def long():\n{line * 41}",
         "actions/g.py": """
             class Thing:

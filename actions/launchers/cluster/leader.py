@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.attempts import LOST_JOB_CODE, following, found, given_up
 from actions.launchers.cluster.growing import Growing
 from actions.launchers.cluster.ledger import Ledger, LedgerKeeper
 from actions.launchers.cluster.obeying import next_step, order_after, sentence_of
 from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, place_of
+from trainwarden.checkpoints.newest import Checkpoint
 
 _LATE_REPORTS: Final = 4
 MISFIT_CODE: Final = 2  # wrong use

@@ -15,11 +15,13 @@ from trainwarden.cli.ask.detect_job import JobSource, recorded_job
 from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judged_in_order, parsed_columns
 from trainwarden.cli.ask.detect_judged import judged_words
 from trainwarden.cli.ask.judging.detect_answer import answer_of_all, answer_words
+from trainwarden.cli.ask.judging.kept_result import keep_result
 from trainwarden.cli.shared.answers import EXIT_CODES
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.records import IncidentRecord
 
 SHOWN = 12  # incidents that people are shown; the JSON has all
 FOUND = (
@@ -125,6 +127,7 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
     jobs, batch = jobs_to_judge(data, asked, config)
     target = ScoresFile.open(scores) if scores is not None else None
     answers: list[dict[str, Any]] = []
+    records: list[IncidentRecord] = []
     failed = 0
     try:
         for number, judged in enumerate(judged_in_order(jobs, voice.say), 1):
@@ -132,6 +135,7 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
                 raise DataError(str(judged.answer["error"]))
             failed += judged.failed
             answers.append(judged.answer)
+            records.extend(judged.records)
             if target is not None and judged.scores is not None:
                 target.add(judged.answer["job"], judged.scores)
             _tell(voice, judged.answer, f"[{number}/{len(jobs)}] {judged.answer['job']}: ")
@@ -141,6 +145,7 @@ def _recordings(data: Path, asked: Asked, config: Path | None, scores: Path | No
         if target is not None:
             target.close()
     said = answer_of_all(answers)
+    keep_result(f"detect-{data.resolve().name}", records, {"answer": said})
     voice.answer({"jobs": answers, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
     if failed and failed == len(jobs):
         raise DataError(f"none of the {failed} jobs of '{data}' could be read")

@@ -16,6 +16,7 @@ from trainwarden.cli.ask.judging.detect_answer import answered, judges
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
+from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings, load
 
 TELL_EVERY_S = 2.0
@@ -59,6 +60,7 @@ class Judged:
     answer: dict[str, Any]
     scores: dict[str, Any] | None
     failed: bool = False
+    records: list[IncidentRecord] = field(default_factory=list)
 
 
 def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[Work], bool]:
@@ -191,7 +193,7 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     found = job_object(result)
     judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
     found["judged"]["detectors"] = judged_by
-    return Judged(found | answered(found, judged_by), columns)
+    return Judged(found | answered(found, judged_by), columns, records=list(result.incidents))
 
 
 def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from dashboards.explain.explanation import NEAR_S, Explanation, opening
 from dashboards.explain.explanation import explain as explained
-from trainwarden.cli.ask.jobs_on_bus import open_bus
+from trainwarden.cli.ask.jobs_on_bus import bus_of_incident
+from trainwarden.cli.shared.answers import INCIDENT
+from trainwarden.cli.shared.follow import short_id
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord
+from trainwarden.settings import load
 from trainwarden.topics import ACTIONS, INCIDENTS, VERDICTS
+
+MOST_EVIDENCE: Final = 4
+MOST_EXCLUDED: Final = 2
+MOST_NEXT: Final = 3
 
 
 def explain(
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `trainwarden incidents` shows it.")],
+    incident: Annotated[
+        str | None,
+        typer.Argument(metavar="[INCIDENT]", help="Its id or the beginning of it; default the newest incident."),
+    ] = None,
     *,
+    everything: Annotated[bool, typer.Option("--all", help="All evidence, and the detectors that abstain.")] = False,
     bus: BusAddress = None,
     job: JobName = None,
     config: ConfigFile = None,
@@ -29,41 +39,50 @@ def explain(
 ) -> int:
     """One incident in plain words: what, where, the evidence, why not others, and what to do next.
 
-    Example: trainwarden explain llama-70b/hang/1f2e --json
+    Without --bus, kept runs and kept results of detect are searched as well.
+
+    Example: trainwarden explain
+
+    Example: trainwarden explain 1f2e3d4c --json
     """
     voice = Voice(json)
-    with open_bus(bus, config, job) as connected:
-        found = _explained(connected, incident)
-    voice.say(found.what)
-    voice.say(f"  where: {found.where or 'nobody is singled out'}")
-    for title, lines in (("evidence", found.evidence), ("why not others", found.why_not_others), ("next", found.next)):
-        for number, line in enumerate(lines):
-            voice.say(f"  {title + ':' if number == 0 else '':<16}{line}")
-    voice.say(f"  {'more:':<16}{found.runbook}")
-    voice.answer(msgspec.to_builtins(found))
+    with bus_of_incident(incident, bus, config, job) as (connected, name):
+        found = _explained(connected, name, load(config).node)
+    for text in shown(found, everything=everything):
+        voice.say(text)
+    voice.answer({"answer": INCIDENT, **msgspec.to_builtins(found)})
     return 0
 
 
-def _explained(bus: Bus, name: str) -> Explanation:
-    """The explanation of incident `name`, of what the bus still keeps.
+def shown(found: Explanation, *, everything: bool) -> Iterator[str]:
+    """At most 12 lines, or all that is known."""
+    excluded = [one for one in found.why_not_others if everything or " abstains: " not in one]
+    yield found.what
+    yield f"  where: {found.where or 'nobody is singled out'}"
+    sections = (
+        ("evidence", found.evidence, MOST_EVIDENCE),
+        ("why not others", excluded, MOST_EXCLUDED),
+        ("next", found.next, MOST_NEXT),
+    )
+    for title, lines, most in sections:
+        for number, line in enumerate(lines[: None if everything else most]):
+            yield f"  {title + ':' if number == 0 else '':<16}{line}"
+    rest = "" if everything else f" (all of it: trainwarden explain {short_id(found.incident)} --all)"
+    yield f"  {'more:':<16}{found.runbook}{rest}"
 
-    Raises
-    ------
-    ConfigError
-        If there is no such incident.
-    """
+
+def _explained(bus: Bus, name: str, here: str) -> Explanation:
+    """The explanation of incident `name`, of what the bus still keeps."""
     revisions = [
         one.record for one in bus.read(INCIDENTS) if isinstance(one.record, IncidentRecord) and one.record.id == name
     ]
-    if not revisions:
-        raise ConfigError(f"explain: there is no incident '{name}' on this bus; `trainwarden incidents` lists them")
     incident = max(revisions, key=lambda one: one.revision)
     actions = {
         one.record.id: one.record
         for one in bus.read(ACTIONS)
         if isinstance(one.record, ActionRecord) and one.record.incident == name
     }
-    return explained(incident, list(actions.values()), opening(incident, _verdicts(bus, incident)))
+    return explained(incident, list(actions.values()), opening(incident, _verdicts(bus, incident)), here=here)
 
 
 def _verdicts(bus: Bus, incident: IncidentRecord) -> Iterator[VerdictRecord]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
+from trainwarden.cli.ask.jobs_on_bus import addresses_of, open_bus, read_jobs
 from trainwarden.cli.shared.answers import EXIT_CODES, HEALTHY, INCIDENT, NOT_JUDGED, Blind
-from trainwarden.cli.shared.follow import incident_line
+from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, since_of
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.words import moment
@@ -34,22 +36,34 @@ def incidents(
 ) -> int:
     """Incidents, oldest first; exit codes 0 there is none, 1 there is one, 3 no detector has judged anything.
 
+    Without --bus, kept runs and kept results of detect are searched as well.
+
     Example: trainwarden incidents --open --since 12h --json
     """
     voice = Voice(json)
     since_s = since_of(since, time.time())
-    with open_bus(bus, config, job) as connected:
-        views = read_jobs(connected, job).values()
-        judged = any(view.verdicts for view in views)
-        records = [one for view in views for one in view.incidents.values()]
-        records = [one for one in records if not (open_only and one.state == "closed")]
-        if since_s is not None:
-            records = [one for one in records if one.closed_at_s is None or one.closed_at_s >= since_s]
-        records.sort(key=lambda record: record.opened_at_s)
-        for record in records:
-            voice.say(f"{moment(record.opened_at_s)} {incident_line(record)}")
-        if not records:
-            voice.say("no incident" if judged else f"NOT JUDGED: {UNJUDGED}")
+    views = list(_views(bus, config, job))
+    judged = any(view.verdicts for view in views)
+    records = [one for view in views for one in view.incidents.values()]
+    records = [one for one in records if not (open_only and one.state == "closed")]
+    if since_s is not None:
+        records = [one for one in records if one.closed_at_s is None or one.closed_at_s >= since_s]
+    records.sort(key=lambda record: record.opened_at_s)
+    for record in records:
+        voice.say(f"{moment(record.opened_at_s)} {incident_line(record)}")
+    if not records:
+        voice.say("no incident" if judged else f"NOT JUDGED: {UNJUDGED}")
     answer = INCIDENT if records else HEALTHY if judged else NOT_JUDGED
     voice.answer({"answer": answer, "incidents": [incident_object(record) for record in records]})
     return EXIT_CODES[answer]
+
+
+def _views(bus: str | None, config: Path | None, job: str | None) -> Iterator[JobView]:
+    """Every job of the bus that was named, or of the bus at hand and all kept runs."""
+    if bus is not None or not (addresses := addresses_of(bus, config, job)):
+        with open_bus(bus, config, job) as connected:
+            yield from read_jobs(connected, job).values()
+        return
+    for address in addresses:
+        with open_bus(address, config) as connected:
+            yield from read_jobs(connected, job).values()

@@ -9,9 +9,11 @@ from pathlib import Path
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.follow import Follower, JobView
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.protocols import Bus
+from trainwarden.records import IncidentRecord
 from trainwarden.settings import DEFAULT_BUS, Settings, load
+from trainwarden.topics import INCIDENTS, VERDICTS
 
 
 @contextmanager
@@ -43,6 +45,64 @@ def address_of(bus: str | None, settings: Settings, job: str | None) -> str:
     if bus is None and address == DEFAULT_BUS and not Path(DEFAULT_BUS.partition(":")[2]).exists():
         address = next((run.bus for run in kept_runs.kept() if job in (None, run.about.job)), address)
     return address
+
+
+def addresses_of(bus: str | None, config: Path | None, job: str | None) -> list[str]:
+    """The buses that a question is about, the first one first: as said, or also those of all kept runs (of `job`)."""
+    addresses = [address_of(bus, load(config), job)]
+    if bus is None and config is None:
+        addresses += [run.bus for run in kept_runs.kept() if job in (None, run.about.job)]
+    return [
+        one
+        for one in dict.fromkeys(addresses)
+        if not one.startswith("embedded:") or Path(one.partition(":")[2]).exists()
+    ]
+
+
+@contextmanager
+def bus_of_incident(
+    name: str | None, bus: str | None, config: Path | None, job: str | None = None
+) -> Iterator[tuple[Bus, str]]:
+    """The bus of incident `name` (its id or the beginning of it; default the newest) and its whole id.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such incident, or there are several.
+    NotJudged
+        If nothing has judged anything, so that there is nothing to find.
+    """
+    settings, is_judged = load(config), False
+    if bus is not None:
+        with open_bus(bus, config, job):
+            pass  # refuses what is not there
+    for address in addresses_of(bus, config, job):
+        connected = buses.connect(address, settings.kafka)
+        try:
+            if ids := _matching(connected, name, job):
+                if name is not None and len(ids) > 1:
+                    raise ConfigError(f"'{name}' begins {len(ids)} incidents: {', '.join(ids[:8])}")
+                yield connected, ids[-1]
+                return
+            is_judged = is_judged or any(True for _ in connected.read(VERDICTS))
+        finally:
+            connected.close()
+    where = "on this bus" if bus is not None or config is not None else "on the bus or in a kept run"
+    if name is not None:
+        raise ConfigError(f"there is no incident '{name[:100]}' {where}; `trainwarden incidents` lists them")
+    if not is_judged:
+        raise NotJudged(f"no detector has judged any job {where}; begin one: trainwarden watch -- COMMAND")
+    raise ConfigError(f"there is no incident {where}: the jobs that were judged were healthy")
+
+
+def _matching(bus: Bus, name: str | None, job: str | None) -> list[str]:
+    """Ids that begin with `name`, in the order of opening; one that is `name` stands alone."""
+    opened: dict[str, float] = {}
+    for message in bus.read(INCIDENTS):
+        one = message.record
+        if isinstance(one, IncidentRecord) and job in (None, one.job) and one.id.startswith(name or ""):
+            opened.setdefault(one.id, one.opened_at_s)
+    return [name] if name in opened else sorted(opened, key=opened.__getitem__)
 
 
 def read_jobs(bus: Bus, job: str | None = None) -> dict[str, JobView]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus
+from trainwarden.cli.ask.jobs_on_bus import bus_of_incident, open_bus
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.protocols import Bus
 
 if TYPE_CHECKING:
     from dashboards.overview.job import JobOverview
@@ -36,9 +39,9 @@ def report(
     except ImportError as error:
         raise ConfigError(f"report: {error.name} is not installed; pip install 'trainwarden[serve]'") from error
 
-    with open_bus(bus, config, job) as connected:
+    with _bus(incident, bus, config, job) as (connected, name):
         jobs = read_whole(connected, job)
-        told, one = _meant(jobs, incident)
+        told, one = _meant(jobs, name)
         if one is not None:
             title, summary = f"trainwarden: {one.kind} of {told.job}", one.reason
         else:
@@ -48,6 +51,19 @@ def report(
         write_report(out, told, of_bus(connected), title=title, summary=summary, incident=one)
     Voice().say(f"report: {out}")
     return 0
+
+
+@contextmanager
+def _bus(
+    incident: str | None, bus: str | None, config: Path | None, job: str | None
+) -> Iterator[tuple[Bus, str | None]]:
+    """The bus that the report is of, and the whole id of the incident, where one is named."""
+    if incident is not None:
+        with bus_of_incident(incident, bus, config, job) as found:
+            yield found
+    else:
+        with open_bus(bus, config, job) as connected:
+            yield connected, None
 
 
 def _meant(jobs: dict[str, JobOverview], incident: str | None) -> tuple[JobOverview, IncidentRecord | None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainwarden.cli.learn.table import table_of_versions
+from trainwarden.cli.shared.extras import need
 from trainwarden.cli.shared.options import Json, Registry
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
@@ -31,6 +32,7 @@ def models(
     Example: trainwarden models promote lof 3
     """
     voice = Voice(json)
+    need("mlflow", "models")
     from trainer_offline.registry.registry import Registry as Versions
 
     place = Versions.at(registry)

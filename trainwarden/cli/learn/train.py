@@ -12,6 +12,7 @@ import typer
 
 from trainwarden.cli.learn.progress import TrainingProgress
 from trainwarden.cli.learn.table import table_of_versions
+from trainwarden.cli.shared.extras import need
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import ConfigFile, Json, Registry, dask_address_of, time_of
 from trainwarden.cli.shared.output import Voice
@@ -58,6 +59,7 @@ def train(
     Example: trainwarden train --data recordings/ --registry http://mlflow:5000
     """
     voice = Voice(json)
+    need("mlflow", "train")
     one_blas_thread()
     settings = load(config)
     if not data.exists():

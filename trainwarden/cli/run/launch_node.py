@@ -132,7 +132,7 @@ def launch_node(
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
         if overrides:
             voice.say(f"trainwarden: whichever launcher leads has an engine beside it, mode {mode}")
-        code = _take_part(command, asked, run, here, voice, foreign, acts=bool(overrides))
+        code = _take_part(command, asked, run, here, voice, foreign=foreign, acts=bool(overrides))
         result = run.result(code)
         if here.keep is not None:
             run.stack.stop("agent")  # its last words are on the bus then
@@ -158,8 +158,8 @@ def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
 
 
 def _take_part(
-    command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, foreign: ForeignSignals,
-    *, acts: bool,
+    command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *,
+    foreign: ForeignSignals, acts: bool,
 ) -> int:  # fmt: skip
     from actions.launchers.cluster.launcher import NodeLauncher
     from actions.launchers.local.ranks import Place

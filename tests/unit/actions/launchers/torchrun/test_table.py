@@ -112,6 +112,15 @@ def test_a_failed_rank_restarts_all_and_is_counted_once():
     assert "rank 2 ended with code 7 on b" in world.table.memory.reason
 
 
+def test_ranks_that_fail_because_a_node_is_lost_are_no_failure_of_the_job():
+    world = with_spare()
+    world.kill("a")
+    world.agents["b"].fail(3)
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round, world.state().failures) == (["c", "b"], 2, 0)
+    assert "torchrun on a has ended" in world.table.memory.reason
+
+
 def test_three_failures_without_a_newer_checkpoint_end_the_job_for_all_with_our_code():
     world = with_spare()
     for agent in world.agents.values():

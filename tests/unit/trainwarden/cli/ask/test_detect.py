@@ -56,6 +56,11 @@ def test_a_finding_is_exit_code_1_and_one_object(
     assert (incident["kind"], incident["suspects"][0]["rank"]) == ("slow_compute", 2)
     assert (job["stragglers"][0]["rank"], job["stragglers"][0]["to_step"]) == (2, None)
     assert "slow_compute" in said.err
+    assert found["answer"] == job["answer"] == "incident"
+    monkeypatch.setattr(sys, "argv", ["trainwarden", "explain", incident["id"][:8]])
+    with pytest.raises(SystemExit):
+        command_line.run()
+    assert "slow_compute (sev3) of job slow" in capsys.readouterr().out
 
 
 def test_nothing_found_is_exit_code_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

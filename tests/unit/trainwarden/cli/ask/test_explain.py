@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 
+import msgspec
 import pytest
 
 from tests.web_doubles import NOW_S, action, incident, verdict
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.explain import explain
-from trainwarden.errors import ConfigError
+from trainwarden.cli.ask.incidents import incidents
+from trainwarden.cli.shared import kept_runs
+from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.records import Vote
+from trainwarden.settings import RunsSettings
 from trainwarden.topics import topic_of
+
+REAL_GMTIME = time.gmtime
 
 
 @pytest.fixture
@@ -40,3 +47,49 @@ def test_the_newest_revision_with_actions_and_votes(bus, capsys):
 def test_no_such_incident(bus):
     with pytest.raises(ConfigError, match="no incident 'i9'"):
         explain("i9", bus=bus)
+
+
+def test_without_an_id_the_newest_incident_in_at_most_twelve_lines(bus, capsys):
+    assert explain(bus=bus) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("hang (sev")
+    assert len(said.splitlines()) <= 12
+    assert "abstains" not in said
+    assert "trainwarden explain i1 --all" in said
+    assert explain(bus=bus, everything=True) == 0
+    assert "lof abstains: no model" in capsys.readouterr().out
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Two kept runs with an incident each; the newer one is `f2...`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for number, names in enumerate((("aa11" * 4, "aa22" * 4), ("f2b0" * 4,))):
+        monkeypatch.setattr("time.gmtime", lambda *_, number=number: REAL_GMTIME(NOW_S + 60.0 * number))
+        run = kept_runs.begin(f"j{number}", ["python"], RunsSettings())
+        kept = EmbeddedBus(str(run.path / "bus.db"))
+        for name in names:
+            one = msgspec.structs.replace(incident(), id=name, job=f"j{number}")
+            kept.publish(topic_of(one), one.job, one)
+        kept.flush()
+        kept.close()
+        run.close()
+
+
+def test_ids_are_looked_for_in_every_kept_run_and_may_be_short(runs, capsys):
+    assert explain("aa1") == 0
+    assert "of job j0" in capsys.readouterr().out
+    assert explain() == 0
+    assert "of job j1" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="'aa' begins 2 incidents: aa11"):
+        explain("aa")
+    assert incidents() == 1
+    assert capsys.readouterr().out.count("next: trainwarden explain ") == 3
+
+
+def test_where_nothing_was_judged_there_is_nothing_to_explain(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotJudged, match="no detector has judged any job"):
+        explain()

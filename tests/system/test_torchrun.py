@@ -1,0 +1,125 @@
+"""Unchanged torchruns with our rendezvous: watched, restarted, replaced, stopped; nodes and services that are lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actions.launchers.torchrun.asked import STOPPED_CODE
+from actions.launchers.torchrun.table import GAVE_UP_CODE
+from tests.places import ROOT
+from tests.system.torchrun_nodes import TorchrunNodes, until
+from trainwarden import hook, rundir
+from trainwarden.records import EventRecord
+from trainwarden.topics import EVENTS
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+RANK = str(ROOT / "tests" / "scripts" / "torchrun_rank.py")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[..., TorchrunNodes]]:
+    made: list[TorchrunNodes] = []
+
+    def make(*script: str, **more: int) -> TorchrunNodes:
+        made.append(TorchrunNodes(tmp_path, *(script or (RANK, str(tmp_path / "out"))), **more))
+        return made[-1]
+
+    yield make
+    for nodes in made:
+        nodes.close()
+
+
+def exits(nodes: TorchrunNodes, node: str) -> list[EventRecord]:
+    path = nodes.run_dir(node) / rundir.EVENTS
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [event for line in lines if (event := EVENTS.decode(line)).kind == "process_exit"]
+
+
+def test_ranks_are_watched_and_a_spare_ends_well_with_the_job(
+    tmp_path: Path, made: Callable[..., TorchrunNodes]
+) -> None:
+    script = ROOT / "tests" / "scripts" / "gloo_steps.py"
+    nodes = made(str(script), "20", str(tmp_path / "steps"))
+    nodes.start("a", "b", "c", TRAINWARDEN_CHECKPOINTS=str(tmp_path))
+    assert set(nodes.codes().values()) == {0}
+    reported = {event.rank: event.fields for node in "abc" for event in exits(nodes, node)}
+    assert {rank: fields["code"] for rank, fields in reported.items()} == {0: 0, 1: 0}
+    hooks = [hook.read_header(path) for node in "abc" for path in nodes.run_dir(node).glob("hook/*.hook")]
+    headers = {header.rank: header for header in hooks if header is not None}
+    assert {rank: header.incarnation for rank, header in headers.items()} == {
+        rank: fields["incarnation"] for rank, fields in reported.items()
+    }
+    assert all(header.step > 10 for header in headers.values())
+
+
+def test_a_job_is_restarted_replanned_and_stopped_and_a_node_evicted(made: Callable[..., TorchrunNodes]) -> None:
+    nodes = made()
+    nodes.start("a", "b", "c")
+    nodes.runs(0)
+    assert nodes.ask("restart").state == "done"
+    nodes.runs(1)
+    assert nodes.ask("rebalance", split=(3, 1)).state == "done"
+    first, second = nodes.begun(1)
+    for node in (first, second):
+        assert json.loads((nodes.run_dir(node) / rundir.PLAN).read_bytes())["micro_batches"] == [3, 1]
+    assert nodes.ask("evict", first).state == "done"
+    nodes.runs(2)
+    (spare,) = {"a", "b", "c"} - {first, second}
+    assert nodes.begun(2) == [spare, second]
+    assert nodes.state().failures == 0
+    nodes.ask("stop")
+    assert set(nodes.codes().values()) == {STOPPED_CODE}
+
+
+def test_a_killed_node_is_replaced_and_a_killed_service_missed_by_nobody(made: Callable[..., TorchrunNodes]) -> None:
+    nodes = made()
+    nodes.start("a", "b", "c")
+    nodes.runs(0)
+    first, second = nodes.begun(0)
+    rank = int((nodes.out / f"0-0-{first}.begun").read_text().split()[0])
+    killed = nodes.processes.pop(first)
+    killed.kill()  # the ranks' store lay there
+    killed.wait()
+    nodes.runs(1)
+    (spare,) = {"a", "b", "c"} - {first, second}
+    assert nodes.begun(1) == [spare, second]
+    until(lambda: not Path(f"/proc/{rank}/cwd").exists(), "the killed node has left its rank behind")
+    generation = nodes.state().generation
+    nodes.service.kill()
+    nodes.service.wait()
+    nodes.serve()
+    until(lambda: _runs(nodes), "the empty service learns nothing")
+    assert (nodes.begun(2), nodes.state().attempt, nodes.state().generation > generation) == ([], 1, True)
+    assert nodes.ask("restart").state == "done"
+    nodes.runs(2)
+
+
+def test_failed_ranks_are_named_and_three_without_a_newer_checkpoint_end_the_job(
+    made: Callable[..., TorchrunNodes],
+) -> None:
+    nodes = made()
+    checkpoints = nodes.path / "checkpoints" / "checkpoint-40"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "trainer_state.json").write_text('{"global_step": 40}')
+    nodes.start("a", "b", "c", TRAINWARDEN_CHECKPOINTS=str(checkpoints.parent))
+    for attempt in range(3):
+        nodes.runs(attempt)
+        (nodes.out / f"fail-{attempt}-1").touch()
+    assert set(nodes.codes().values()) == {GAVE_UP_CODE}
+    assert str(checkpoints) in (nodes.out / f"2-0-{nodes.begun(2)[0]}.begun").read_text()
+    ends = [event.fields for node in "abc" for event in exits(nodes, node)]
+    # Kernels before 6.15 forget how a rank ended that torchrun has reaped first.
+    assert [fields.get("code", 7) for fields in ends if not fields.get("asked")] == [7, 7, 7], ends
+    assert all(fields.get("signal") == signal.SIGTERM.name for fields in ends if fields.get("asked"))
+
+
+def _runs(nodes: TorchrunNodes) -> bool:
+    try:
+        return nodes.state().phase == "running" and len(nodes.state().ranks_running) == 2
+    except Exception:
+        return False
