@@ -172,17 +172,30 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     if sniffed.format is None:
         gathered.unread.append(UnreadFile(name, _why(path, name)))
         return
+    kind = sniffed.format
     try:
-        found = made(sniffed.format).read(Source(path, name), said)
+        found = made(kind).read(Source(path, name), said)
     except DataError as error:
-        gathered.fail(name, sniffed.format, error)
-        return
+        lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
+        if lenient is None:
+            gathered.fail(name, kind, error)
+            return
+        found, kind = lenient, "table"
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A file that no reader foresaw must not end the answer about the others with a traceback.
-        what = f"it cannot be read as {sniffed.format} ({type(error).__name__}: {str(error)[:120]})"
-        gathered.fail(name, sniffed.format, DataError(f"{name}: {what}"))
+        what = f"it cannot be read as {kind} ({type(error).__name__}: {str(error)[:120]})"
+        gathered.fail(name, kind, DataError(f"{name}: {what}"))
         return
-    gathered.add(name, sniffed.format, found)
+    gathered.add(name, kind, found)
+
+
+def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
+    """What the lenient reader makes of a table that the strict one refuses; None where it refuses it too."""
+    try:
+        found = made("table").read(Source(path, name), said)
+    except DataError:
+        return None
+    return found if found.metrics or found.iterations else None
 
 
 def _why(path: Path, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -50,6 +51,8 @@ def _rows(source: Source) -> list[dict[str, Any]]:
     try:
         whole = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        whole = _with_nan(data)
+    if whole is None:
         return _by_line(data, source.name)
     if isinstance(whole, dict):
         inner = next((whole[key] for key in _LISTS if isinstance(whole.get(key), list)), None)
@@ -62,6 +65,16 @@ def _rows(source: Source) -> list[dict[str, Any]]:
     return [row for row in whole if isinstance(row, dict)]
 
 
+def _with_nan(data: bytes) -> Any:
+    """JSON in which NaN and Infinity stand bare, as Python writes it, with these as words; None if it is none."""
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    try:
+        return json.loads(data, parse_constant=str)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:
     found, bad = [], 0
     first = ""
@@ -71,6 +84,9 @@ def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:
         try:
             row = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if isinstance(row := _with_nan(line), dict):
+                found.append(row)
+                continue
             bad, first = bad + 1, first or f"line {number}: {error}"
             continue
         if isinstance(row, dict):
