@@ -30,6 +30,7 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
+from trainwarden.torchrun.watching import NodeAgent
 
 log = logging.getLogger("trainwarden.torchrun")
 
@@ -60,7 +61,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
         self._around = Surroundings(job, node, os.environ, lambda found: self._agent.say(checkpoint=found))
-        self._agent = Agent(place, _endpoints(parameters), self._put_splits)
+        self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
+        self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch)
         self._exits = Exits(lambda said: self._agent.say(**said), self._around.ended)
         self._store: Any = None
         self._over = threading.Event()
@@ -119,11 +121,16 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         """This torchrun ends."""
         self._over.set()
         self._agent.close()
+        self._watching.close()
         self._around.close()
         return True
 
     def _put_splits(self, splits: list[dict[str, Any]]) -> None:
         self._around.put_splits(splits, lambda number: self._agent.say(split=number))
+
+    def _watch(self, bus: str) -> None:
+        if self._around.own:  # else somebody watches that folder
+            self._watching.watch(bus)
 
     def _store_of(self, begin: Begin) -> Any:
         """The first node's store; None if another round is wanted before it can be reached."""

@@ -60,7 +60,7 @@ class Surroundings:
     ) -> None:
         self.job, self.node, self._environ, self._checkpoint = job, node, environ, checkpoint
         given = environ.get("TRAINWARDEN_RUN_DIR")
-        self._own = given is None
+        self.own = given is None
         self.run_dir = Path(given) if given else _made(job)
         self._over = threading.Event()
         with suppress(OSError):
@@ -139,7 +139,7 @@ class Surroundings:
         self._over.set()
         with suppress(OSError):
             (self.run_dir / rundir.TORCHRUN).unlink()
-        if self._own:
+        if self.own:
             rundir.leave_memory(self.run_dir)
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
