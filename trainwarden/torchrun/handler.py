@@ -175,8 +175,12 @@ def _endpoints(parameters: RendezvousParameters) -> Endpoints:
     if not found:
         raise ValueError("--rdzv-endpoint (PET_RDZV_ENDPOINT) has to name the service: HOST:PORT[,HOST:PORT]")
     file = parameters.get("token_file")
-    token = Path(file).read_text(encoding="ascii").strip() if file else ""
-    return Endpoints(tuple(found), token, _tls(parameters))
+    try:
+        token = Path(file).read_text(encoding="ascii").strip() if file else ""
+        tls = _tls(parameters)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--rdzv-conf: a file of token_file or tls cannot be used ({error})") from error
+    return Endpoints(tuple(found), token, tls)
 
 
 def _address(text: str) -> tuple[str, int]:
