@@ -171,10 +171,11 @@ def _endpoints(parameters: RendezvousParameters) -> Endpoints:
     ValueError
         With one sentence on what is wrong.
     """
-    found = [_address(one.strip()) for one in parameters.endpoint.split(",") if one.strip()]
+    said = parameters.endpoint or (f"127.0.0.1:{PORT}" if parameters.max_nodes == 1 else "")
+    found = [_address(one.strip()) for one in said.split(",") if one.strip()]
     if not found:
         raise ValueError("--rdzv-endpoint (PET_RDZV_ENDPOINT) has to name the service: HOST:PORT[,HOST:PORT]")
-    file = parameters.get("token_file")
+    file = parameters.get("token_file") or os.environ.get("TRAINWARDEN_TOKEN_FILE")
     try:
         token = Path(file).read_text(encoding="ascii").strip() if file else ""
         tls = _tls(parameters)
