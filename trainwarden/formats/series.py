@@ -67,8 +67,8 @@ def series_of(text: str) -> Series:
     if found is None:
         return Series(names.metric_of(text), None, None)
     before, after = text[: found.start()].strip(_EDGE), text[found.end() :].strip(_EDGE)
-    if before.lower() in ("system", "system/node", "node", "system.node"):
-        before = ""
+    if before.lower().endswith(("system", "system/node", "node")):
+        before = ""  # a tracker's own word
     metric = _metric(after) or _metric(before) or _metric(f"{before} {after}".strip())
     rest = before if metric is not None and _metric(before) is None else "" if metric is not None else before
     node = rest if rest and not rest.lower().startswith(("gpu", "system")) else None

@@ -9,6 +9,7 @@ from ..layout import CHECKPOINT, DATA
 from ..pauses import Evaluation, Pauses
 from ..thread import thread_id
 from . import hide, loaded
+from .disk import path_of_save
 
 
 def watch_save(pauses: Pauses) -> bool:
@@ -56,6 +57,11 @@ def _pausing(pauses: Pauses, inner: Any, phase: int) -> Any:
         except BaseException:
             if thread.paused > depth:
                 pauses.abandon(depth, before)
+            if phase == CHECKPOINT:
+                try:
+                    pauses.memory.saving = path_of_save(args, kwargs)
+                except Exception:
+                    pauses.memory.failed()
             raise
 
     return hide(paused)

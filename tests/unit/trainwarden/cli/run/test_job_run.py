@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainwarden import rundir
-from trainwarden.cli.ask import status
+from trainwarden.cli.ask import runs
 from trainwarden.cli.run import job_run
 from trainwarden.cli.run.job_run import JobRun, settings_for
 from trainwarden.cli.shared import kept_runs
@@ -75,7 +75,7 @@ def test_steps_that_nobody_has_followed_are_not_none_but_unknown(
     with JobRun(Settings(job="j", bus="embedded"), own_services=()) as run:
         assert run.result(0)["steps"] is None
         (kept,) = kept_runs.kept()
-        assert "exit code 0, steps not counted, not judged" in status._run_line(kept)
+        assert "exit code 0, steps not counted, not judged" in runs.run_line(kept)
         run.look(Voice(stream=io.StringIO()))
         assert run.result(0)["steps"] == 0
 
