@@ -191,7 +191,8 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
+    lines = found["input"]["log_lines"] > 0
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts), lines=lines)
     found["judged"]["detectors"] = judged_by
     return Judged(found | answered(found, judged_by), columns, records=list(result.incidents))
 
