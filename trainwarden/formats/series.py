@@ -158,7 +158,7 @@ def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
     columns = [one for one in table.frame.columns if one not in (roles.time, roles.date, roles.step)]
     told = {one: series_of(str(one)) for one in columns}
     told = {one: series for one, series in told.items() if series.device is not None or "{" in str(one)}
-    if len(told) < 2 or times is None:
+    if times is None or not told or (len(told) == 1 and not any(series.metric for series in told.values())):
         return None
     default = _default(table, [series.metric for series in told.values()])
     parts: dict[tuple[str | None, str | None, int | None], dict[str, Any]] = {}

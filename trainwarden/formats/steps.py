@@ -126,7 +126,8 @@ def _durations(frame: pd.DataFrame) -> tuple[Floats | None, str]:
             scale = float(np.nanmedian(usual)) if usual is not None and np.isfinite(usual).any() else 1.0
             with np.errstate(divide="ignore"):
                 return scale * level / np.where(values > 0, values, np.nan), f"step times follow from {column}"
-    between = _between(frame)
+    # A system metric has a count of its own samples, which are no steps: only who tells a loss tells of steps.
+    between = _between(frame) if any(is_loss(str(one)) for one in frame.columns) else None
     if between is not None:
         return between, "step times taken from the times between rows"
     return None, ""
