@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -40,7 +41,9 @@ class NodeAgent:
         threading.Thread(target=self._start, args=(bus,), name="trainwarden-agent", daemon=True).start()
 
     def _start(self, bus: str) -> None:
-        command = [sys.executable, "-P", "-m", "trainwarden", "agent", "--run-dir", str(self._run_dir), "--with-parent"]
+        parent = str(os.getpid())  # it may be gone before the agent has imported what it needs
+        command = [sys.executable, "-P", "-m", "trainwarden", "agent", "--run-dir", str(self._run_dir)]
+        command += ["--with-parent", parent]
         try:
             with (self._run_dir / LOG_NAME).open("ab") as said, self._guard:
                 self._process = subprocess.Popen(
