@@ -103,6 +103,9 @@ class Bus(Protocol):
         BusUnavailable
             If something was not acknowledged in time. What was not acknowledged stays queued and the
             next `flush` tries it again, so a caller may simply call `flush` later.
+        RecordsRefused
+            If the bus will never take some records; it names them and has let go of them. Each is named once. All
+            others stay queued for the next `flush`.
         """
         ...
 

@@ -55,7 +55,15 @@ class TorchrunNodes:
 
     def serve(self) -> subprocess.Popen[bytes]:
         """The service, an empty one."""
-        words = ("--token-file", str(self._token), "--lost-after", str(self._lost_after_s), "--with-parent", *self._bus)
+        words = (
+            "--token-file",
+            str(self._token),
+            "--lost-after",
+            str(self._lost_after_s),
+            "--with-parent",
+            str(os.getpid()),
+            *self._bus,
+        )
         listen = ("rendezvous", "--listen", f"127.0.0.1:{self.port}")
         with (self.path / "rendezvous.log").open("ab") as log:
             command = [sys.executable, "-m", "trainwarden", *listen, *words]

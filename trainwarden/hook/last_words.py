@@ -23,8 +23,8 @@ from typing import Any
 from .ends import ByHand
 from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
 from .memory import Memory, checked, let_through
+from .pauses import lack_of_space
 from .thread import TrainingThread, clock
-from .watches.disk import lack_of_space
 
 _MAX_CAUSES = 8
 _MAX_TYPES = 16

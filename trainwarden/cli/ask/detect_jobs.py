@@ -193,8 +193,9 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
-    if job.metrics is not None and not float(np.ptp(job.metrics.times_s)):
+    lines = found["input"]["log_lines"] > 0
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts), lines=lines)
+    if job.metrics is not None and job.metrics.times_s.size and not float(np.ptp(job.metrics.times_s)):
         # Of a single moment nobody can say whether it lasts.
         judged_by = [one for one in judged_by if result.detectors[one].role.reads != "samples"]
     found["judged"]["detectors"] = judged_by

@@ -31,7 +31,7 @@ def rendezvous(
     bus: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Watch all nodes by agents that send to this bus.")
     ] = None,
-    with_parent: WithParent = False,
+    with_parent: WithParent = None,
 ) -> int:
     """The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.
 

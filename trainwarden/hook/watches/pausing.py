@@ -6,10 +6,9 @@ import functools
 from typing import Any
 
 from ..layout import CHECKPOINT, DATA
-from ..pauses import Evaluation, Pauses
+from ..pauses import Evaluation, Pauses, path_of_save
 from ..thread import thread_id
 from . import hide, loaded
-from .disk import path_of_save
 
 
 def watch_save(pauses: Pauses) -> bool:

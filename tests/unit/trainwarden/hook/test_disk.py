@@ -15,7 +15,7 @@ from collectors.iterations.hook_source import decode_note
 from collectors.iterations.records import HookRecords
 from trainwarden.hook import Hook
 from trainwarden.hook.layout import CHECKPOINT
-from trainwarden.hook.watches.disk import lack_of_space
+from trainwarden.hook.pauses import lack_of_space
 from trainwarden.hook.watches.pausing import _pausing
 from trainwarden.protocols import Scope
 
