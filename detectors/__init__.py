@@ -11,6 +11,7 @@ CATALOG: Final[dict[str, str]] = {
     "hard_event": "detectors.facts.hard_event:HardEvent",
     "device_limits": "detectors.devices.device_limits:DeviceLimits",
     "device_peers": "detectors.devices.device_peers:DevicePeers",
+    "memory_leak": "detectors.devices.memory_leak:MemoryLeak",
     "metric_peers": "detectors.devices.metric_peers:MetricPeers",
     "iteration_threshold": "detectors.pace.iteration_threshold:IterationThreshold",
     "phase_stalls": "detectors.pace.phase_stalls:PhaseStalls",

@@ -17,7 +17,7 @@ LONG_AFTER_S: Final = 120.0  # onsets that are told by samples of half a minute 
 DEVICE_KINDS: Final = frozenset(
     {
         "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
-        "host_contention",
+        "host_contention", "memory_leak",
     }
 )  # fmt: skip
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
