@@ -13,6 +13,7 @@ CATALOG: Final[dict[str, str]] = {
     "device_peers": "detectors.devices.device_peers:DevicePeers",
     "metric_peers": "detectors.devices.metric_peers:MetricPeers",
     "iteration_threshold": "detectors.pace.iteration_threshold:IterationThreshold",
+    "phase_stalls": "detectors.pace.phase_stalls:PhaseStalls",
     "change_point": "detectors.pace.change_point:ChangePoint",
     "peer_deviation": "detectors.peers.peer_deviation:PeerDeviation",
     "collective_waits": "detectors.transfers.collective_waits:CollectiveWaits",

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 import re2
 
 from trainwarden.records import MAX_LINE_CHARS
@@ -10,6 +16,9 @@ from trainwarden.records import MAX_LINE_CHARS
 _TERMINAL_CODE = re2.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # torch writes [rank3]: (global), torchrun's own tee writes [default3]: (local, role name first).
 _RANK_PREFIX = re2.compile(r"^\[(rank|default)([0-9]{1,6})\]:")
+# What a container runtime writes around a line (Docker's json-file driver).
+_WRAPPED = b'{"log":'
+_MOST_PREFIXES: Final = 4
 _CONTROLS = {code: "\ufffd" for code in (*range(1, 32), 127) if code != 9} | {0: None}
 
 
@@ -26,6 +35,8 @@ def clean(line: bytes) -> str:
     if b"\r" in line:
         parts = [part for part in line.split(b"\r") if part.strip()]
         line = parts[-1] if parts else b""
+    if line.startswith(_WRAPPED):
+        line = _unwrapped(line)
     text = line[: 4 * MAX_LINE_CHARS].decode("utf-8", "replace")
     if not text.isprintable():
         if "\x1b" in text:
@@ -46,3 +57,162 @@ def rank_prefix(text: str) -> tuple[int, bool] | None:
         return None
     match = _RANK_PREFIX.match(text)
     return (int(match.group(2)), match.group(1) == "default") if match else None
+
+
+class _Wrapped(msgspec.Struct):
+    log: str
+    time: str = ""
+
+
+_WRAPPED_LINE = msgspec.json.Decoder(_Wrapped)
+
+
+def _unwrapped(line: bytes) -> bytes:
+    """The line that a container runtime has wrapped as JSON, behind its time."""
+    try:
+        found = _WRAPPED_LINE.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return line
+    return f"{found.time} {found.log}".strip().encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class LinePrefix:
+    """How a launcher marks whose line it is.
+
+    Attributes
+    ----------
+    pattern : str
+        Matched at the beginning of the rest of the line; groups ``rank`` (global), ``local``, ``node``, ``pid``. Every
+        repeat is bounded and none stands inside another: linear time.
+    sample : str
+        A line that carries it.
+    source : str
+        Who writes it.
+    labelled : bool
+        It counts only in a file most of whose lines carry it: such words begin other lines too.
+    """
+
+    pattern: str
+    sample: str
+    source: str
+    labelled: bool = False
+
+
+PREFIXES: Final = (
+    LinePrefix(r"\[rank(?P<rank>[0-9]{1,6})\]: ?", "[rank3]: Traceback", "torch 2.3 and newer"),
+    LinePrefix(r"\[(?:default|worker|trainer)(?P<local>[0-9]{1,6})\]: ?", "[default1]:loss 2.1", "torchrun --tee"),
+    LinePrefix(r"\[rank: (?P<rank>[0-9]{1,6})\] ", "[rank: 2] Seed set to 1", "Lightning"),
+    LinePrefix(
+        r"\[(?:[A-Za-z0-9@_.-]{0,80},)?(?P<rank>[0-9]{1,6})\]<std(?:out|err|diag)>: ?",
+        "[1,2]<stderr>:KeyError: 'x'",
+        "Open MPI --tag-output, PRRTE, horovodrun",
+    ),
+    LinePrefix(
+        r"rank(?P<rank>[0-9]{1,6})\[(?P<pid>[0-9]{1,10})\]\[[A-Za-z0-9_-]{1,40}\]: ",
+        "rank2[7002][MainThread]: INFO: composer.trainer: x",
+        "Composer's logger",
+    ),
+    LinePrefix(
+        r"\([A-Za-z_][A-Za-z0-9_.]{0,80}(?:\(rank=(?P<rank>[0-9]{1,6})\))?,? pid=(?P<pid>[0-9]{1,10})"
+        r"(?:, ip=[0-9A-Fa-f:.]{2,45})?\) ?",
+        "(RayTrainWorker pid=7002, ip=10.0.0.7) KeyError: 'x'",
+        "Ray",
+    ),
+    LinePrefix(
+        r"\[pod/(?P<node>[a-z0-9.-]{1,253})/[a-z0-9.-]{1,253}\] ?",
+        "[pod/job-worker-1/main] step 1",
+        "kubectl logs --prefix",
+    ),
+    LinePrefix(r"(?:stdout|stderr) [FP] ", "stderr F Traceback", "containerd and CRI-O, behind the stamp"),
+    LinePrefix(r"(?P<node>[a-z0-9][a-z0-9_.-]{0,60}[-_][0-9]{1,5}) {1,20}\| ", "worker-1  | step 1", "docker compose"),
+    LinePrefix(r" {0,6}(?P<rank>[0-9]{1,6}):(?: |$)", " 2: KeyError: 'x'", "srun --label", labelled=True),
+    LinePrefix(r"\[(?P<rank>[0-9]{1,6})\] ", "[2] KeyError: 'x'", "Hydra -prepend-rank", labelled=True),
+    LinePrefix(
+        r"(?P<node>[A-Za-z][A-Za-z0-9.-]{0,50}[0-9](?:\.[A-Za-z0-9.-]{1,60})?): ",
+        "gpu-07: step 1",
+        "pdsh, clush",
+        labelled=True,
+    ),
+)
+_ALWAYS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if not row.labelled)
+_LABELS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if row.labelled)
+_FIRST_CHARS: Final = frozenset("[(r")
+_LABEL_LINES: Final = 200
+_FEWEST_LABELS: Final = 4  # unless the file begins with one
+
+
+@dataclass(slots=True)
+class Writer:
+    """Whom the prefixes of a line name, and the line behind them."""
+
+    rest: str
+    rank: int | None = None
+    local: int | None = None
+    node: str | None = None
+    pid: int | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether a prefix names a rank."""
+        return self.rank is not None or self.local is not None
+
+
+def writer_of(text: str, label: re.Pattern[str] | None = None) -> Writer:
+    """Who wrote `text`, by its prefixes; the innermost is nearest to the writer.
+
+    Parameters
+    ----------
+    label : pattern, optional
+        What `label_of` has found for the file.
+
+    Examples
+    --------
+    >>> writer_of("[rank3]: Traceback").rank, writer_of("[1,2]<stderr>:KeyError: 'x'").rest
+    (3, "KeyError: 'x'")
+    >>> writer_of("(RayTrainWorker pid=70, ip=10.0.0.7) x").pid, writer_of("[pod/w-1/main] x").node
+    (70, 'w-1')
+    >>> writer_of("[info] x")
+    Writer(rest='[info] x', rank=None, local=None, node=None, pid=None)
+    """
+    found = Writer(text)
+    for _ in range(_MOST_PREFIXES):
+        match = _prefix_of(found.rest, label)
+        if match is None or not match.end():
+            break
+        for name, value in match.groupdict().items():
+            if value is not None:
+                setattr(found, name, value if name == "node" else int(value))
+        found.rest = found.rest[match.end() :]
+    return found
+
+
+def _prefix_of(text: str, label: re.Pattern[str] | None) -> re.Match[str] | None:
+    if label is not None and (match := label.match(text)):
+        return match
+    if text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] != "std":
+        return None
+    return next((match for pattern in _ALWAYS if (match := pattern.match(text))), None)
+
+
+def label_of(lines: Sequence[str]) -> re.Pattern[str] | None:
+    """The label that most lines of a file begin with: of the 200 that begin with the first labelled one.
+
+    A few such lines among others are no labels but lists (layers of a model, interfaces of a host).
+
+    Examples
+    --------
+    >>> label_of(["0: step 1", "1: step 1", "0: step 2"]).match("1: x")["rank"]
+    '1'
+    >>> label_of(["layers:", "0: conv", "step 1", "step 2"]) is None
+    True
+    """
+    for label in _LABELS:
+        first = next((place for place, line in enumerate(lines) if label.match(line)), None)
+        if first is None:
+            continue
+        looked_at = lines[first : first + _LABEL_LINES]
+        labelled = sum(label.match(line) is not None for line in looked_at)
+        if 2 * labelled > len(looked_at) and (first == 0 or labelled >= _FEWEST_LABELS):
+            return label
+    return None

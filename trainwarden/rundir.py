@@ -11,6 +11,7 @@
     ├── validation.json  what the launcher's last validation found, and validation.log
     ├── launcher.sock   the local launcher's control socket (mode 0600)
     ├── launcher.json   the local launcher's durable state
+    ├── torchrun.json   there while the plug-in of torchrun reports the ends of ranks itself
     ├── allegiance.json  of a job on several nodes: whom this node obeyed last
     └── ledger.json     of the same: what was asked of the job, and who is set aside
 
@@ -39,6 +40,7 @@ VALIDATION_LOG = "validation.log"
 AGENT_SOCKET = "agent.sock"
 LAUNCHER_SOCKET = "launcher.sock"
 LAUNCHER_STATE = "launcher.json"
+TORCHRUN = "torchrun.json"
 
 HOOK_ROOM_BYTES = 16 * 1024 * 1024  # 15 ranks of 0.5 MB each, and of 0.6 MB of NCCL's calls
 _SHM = Path("/dev/shm")  # tmpfs by intent

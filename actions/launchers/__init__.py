@@ -12,6 +12,7 @@ CATALOG: Final[dict[str, str]] = {
     "kubernetes": "actions.launchers.kubernetes.client:KubernetesLauncher",
     "local": "actions.launchers.local.client:LocalLauncher",
     "slurm": "actions.launchers.slurm.client:SlurmLauncher",
+    "torchrun": "actions.launchers.torchrun.client:TorchrunLauncher",
     "webhook": "actions.launchers.webhook.client:WebhookLauncher",
 }
 ENTRY_POINTS: Final = "trainwarden.launchers"

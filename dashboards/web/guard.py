@@ -94,6 +94,8 @@ class Guard:
             raise Problem(403, f"the role '{needed}' is needed; this token's is '{person.role}'")
         state: MutableMapping[str, Any] = request.scope.setdefault("state", {})
         state["person"] = person
+        if "known" in state:
+            state["known"]()
 
     def _known_host(self, name: str) -> bool:
         if name in self._hosts:

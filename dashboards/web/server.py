@@ -24,6 +24,7 @@ from dashboards.page.lines import of_bus
 from dashboards.page.pages import Pages
 from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
+from dashboards.web.listening import BACKLOG, Listening, Sparing
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.commands.keys import signer_of
@@ -46,8 +47,9 @@ PUBLISH_S = 5.0
 SWITCH_S = (
     0.0005  # an answer needs the interpreter several times, and each time waits so long for the thread that reads
 )
-KEEP_ALIVE_S = 75  # longer than scrapes lie apart, so that one connection serves them all
-WHOLE_S = 20.0  # from the first byte of a request (or the connection itself) to its last
+KEEP_ALIVE_S = 20  # longer than most scrapes lie apart, so that one connection serves them all
+HEAD_S = 5.0  # from the first byte of a request (or the connection itself) to the end of its head
+WHOLE_S = 20.0  # and to its last byte
 UNREAD_S = 30.0  # that an answer waits for somebody who takes none of it
 UNFINISHED = frozenset({h11.IDLE, h11.SEND_BODY})
 
@@ -65,7 +67,7 @@ def serve(
         If the bus cannot be opened.
     """
     sys.setswitchinterval(SWITCH_S)
-    listening = listen_at(settings.serve.listen)
+    listening = _bounded(listen_at(settings.serve.listen))
     tokens, own = tokens_of(settings.serve.listen, settings.serve.tokens)
     clock, metrics = SystemClock(), SelfMetrics("serve")
     trust, signer = Trust.of(settings.commands.trusted), signer_of(settings.commands)
@@ -85,7 +87,7 @@ def serve(
     )
     app = build(parts)
     notices = Notices(overview, targets_of(settings.serve.notices), clock, metrics)
-    config = _how(settings.serve, app)
+    config = _how(settings.serve, app, listening)
     server = uvicorn.Server(config)
     answering = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
     answering.start()
@@ -105,7 +107,7 @@ def serve(
         bus.close()
 
 
-def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
+def _how(settings: ServeSettings, app: ASGIApp, listening: Listening | None = None) -> uvicorn.Config:
     """How to answer for `app`; with TLS where there is a certificate, which clients may have to answer by their own.
 
     Raises
@@ -115,7 +117,9 @@ def _how(settings: ServeSettings, app: ASGIApp) -> uvicorn.Config:
     """
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=type("Connection", (Connection,), {"listening": listening}),
+        loop="asyncio",  # others accept connections by themselves
+        backlog=BACKLOG,
         access_log=False,
         log_config=None,
         server_header=False,
@@ -144,35 +148,70 @@ def tls_of(settings: ServeSettings) -> ServerContext | None:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, hung up on when a request is not whole within `WHOLE_S`; uvicorn itself waits for ever."""
+    """uvicorn's, hung up on when a request is not whole within `WHOLE_S`; uvicorn itself waits for ever.
 
+    ``scope["state"]["known"]`` is to be called once the caller has shown who it is.
+    """
+
+    listening: Listening | None = None
     _due: asyncio.TimerHandle | None = None
+    _begun_s = 0.0
+    _in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        self._due = self.loop.call_later(WHOLE_S, transport.abort)
+        self.app_state = {**self.app_state, "known": self._is_known}
+        self._begins()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._tell(Listening.speaks)
         super().data_received(data)
         if self.conn.their_state not in UNFINISHED:
             self._no_longer_due()
         elif self._due is None:
-            self._due = self.loop.call_later(WHOLE_S, self.transport.abort)
+            self._begins()
+        elif self.conn.their_state is h11.SEND_BODY and not self._in_body:
+            self._in_body = True
+            self._hang_up_at(self._begun_s + WHOLE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._no_longer_due()
         super().connection_lost(exc)
 
+    def _begins(self) -> None:
+        self._begun_s, self._in_body = self.loop.time(), self.conn.their_state is h11.SEND_BODY
+        self._hang_up_at(self._begun_s + (WHOLE_S if self._in_body else min(HEAD_S, WHOLE_S)))
+
+    def _hang_up_at(self, at_s: float) -> None:
+        self._no_longer_due()
+        self._due = self.loop.call_at(at_s, self.transport.abort)
+
     def _no_longer_due(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
+    def _is_known(self) -> None:
+        self._tell(Listening.known)
 
-def listen_at(address: str) -> socket.socket:
+    def _tell(self, what: Callable[[Listening, int], None]) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if self.listening is not None and connection is not None:
+            what(self.listening, connection.fileno())
+
+
+def _bounded(listening: Listening) -> Listening:
+    """`listening`, which strangers can no longer fill, nor make log without end."""
+    for name in ("asyncio", "uvicorn.error"):  # what they send decides how much these say
+        logging.getLogger(name).addFilter(Sparing())
+    listening.limit()
+    return listening
+
+
+def listen_at(address: str) -> Listening:
     """A socket that listens at ``HOST:PORT``.
 
     Raises
@@ -183,7 +222,7 @@ def listen_at(address: str) -> socket.socket:
     host, port = host_and_port(address, "serve.listen", least_port=0)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family)
+        listening = Listening(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except (OSError, UnicodeError) as error:
         said = getattr(error, "strerror", None) or error
         raise ConfigError(f"serve.listen: {address} cannot be listened on ({said})") from error

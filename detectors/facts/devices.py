@@ -10,6 +10,7 @@ from detectors.collectives.began import DAY_S, began_s
 from detectors.facts.nodes import HEARD_S, NodeConfig, lost_nodes, pipeline_is_silent
 from detectors.job.samples import name_of
 from detectors.job.window import Window
+from detectors.logs.device_lines import recovery_ordered
 from detectors.logs.rules import Xid, load_xids
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
@@ -126,8 +127,7 @@ class DeviceFaults:
         where = f"{event.node}/{event.device}"
         wanted = xid.device_at_fault
         if int(code) == 154:
-            text = event.message.lower()
-            wanted = any(word in text for word in ("reset required", "reboot required", "drain and reset", "gpu reset"))
+            wanted, _ = recovery_ordered(event.message)
         elif not wanted and xid.class_ in {"APP", "WATCH"}:
             wanted = xid.class_ == "WATCH" and self._repeats(f"{where}/{int(code)}", event.time_s)
         if wanted:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from detectors.facts.command import LIFE, NEAR_S, NOT_FOUND, CommandEnd, Ended, cause_of, exception_event, last_cause
-from detectors.facts.exceptions import exception_rule, interrupts, nearest_cause, text_of
+from detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
 from detectors.facts.failure import Failure, Role, one_was_killed
 from detectors.facts.given_up import GivenUp
 from detectors.facts.output import Output
@@ -263,6 +263,8 @@ class Failures:
         reason = f"{_who(event)} raised {text[:200]}" + (f" at {frame}" if frame else "")
         if cause := nearest_cause(event):
             reason += f", from {cause[:120]}"
+        if full := full_disk(event):
+            reason += f"; {full}"
         if rule is not None and rule.role == "cascade":
             self._fail(event, window, "cascade", reason, kind=rule.kind or "crash")
             return

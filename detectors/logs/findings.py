@@ -9,14 +9,17 @@ import msgspec
 import numpy as np
 
 from detectors.job.window import Window
-from trainwarden.records import IncidentKind, Severity, Suspect, Vote
+from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
+EVENT_KIND: Final = "last_words"  # of an event: how a recorded job ended, by all its logs
 MAX_SUSPECTS: Final = 16
 MAX_SPEAKERS: Final = 64
 SPEAKERS: Final = 2  # a cascade is seen by more than one
 CAUSE_S: Final = 10.0  # torchrun looks after its processes every 5 s at most (its --monitor-interval before 2.3)
 AT_ONCE_S: Final = 1.0  # exceptions of several ranks in one step
 _FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost"})
+_SHM: Final = "shared memory (/dev/shm) is full, raise --shm-size"
+_ADVICE: Final = {"data.shm_full": _SHM, "nccl.shm_full": _SHM}
 _EPOCH_S: Final = 1e9  # times above are wall time, below a recording's own
 
 
@@ -47,11 +50,26 @@ class Finding(msgspec.Struct):
     told: bool = False
     told_at_s: float | None = None
     dropped: bool = False
+    device: str | None = None
+    said: str = ""  # the reason in words, where the line alone is not enough
 
     @property
     def news_s(self) -> float:
         """When it was last read, or told."""
         return self.read_s if self.told_at_s is None else max(self.read_s, self.told_at_s)
+
+
+class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of an event of kind `EVENT_KIND` that names a cause."""
+
+    finding: str
+    kind: IncidentKind
+    severity: Severity
+    rule: str
+    line: str
+    file: str
+    onset_s: float
+    explained: bool = False
 
 
 class Consequences(msgspec.Struct):
@@ -153,19 +171,43 @@ def _who(finding: Finding) -> str:
     return f"rank {finding.rank}" if finding.rank is not None else finding.node or finding.source
 
 
+def told_finding(event: EventRecord, now_s: float) -> Finding:
+    """The finding that an event of `detectors.logs.ends.last_words` carries, to be told at once."""
+    words = msgspec.convert(event.fields, LastWords)
+    finding = Finding(
+        rule=words.rule, class_="A", role="root", kind=words.kind, severity=words.severity, node=event.node,
+        source=words.file, rank=event.rank, time_s=words.onset_s, last_s=words.onset_s, since_s=words.onset_s,
+        since_read_s=now_s, read_s=now_s, line=words.line, told=True, told_at_s=now_s, device=event.device,
+    )  # fmt: skip
+    raised = f"{_who(finding)} raised, and did not go on: {words.line[:200]}" if words.file else words.line[:200]
+    finding.said = f"{raised} ({event.message})" if event.message else raised
+    if words.rule in _ADVICE:
+        finding.said = f"{_ADVICE[words.rule]}: {finding.said}"
+    return finding
+
+
 def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     first = findings[0]
     named = [finding for finding in findings if finding.rank is not None or finding.node] or findings
     suspects = tuple(
         Suspect(
-            score=1.0 if place == 0 else 0.5, reason=finding.line[:200], rank=finding.rank, node=finding.node or None
+            score=1.0 if place == 0 else 0.5,
+            reason=finding.line[:200],
+            rank=finding.rank,
+            node=finding.node or None,
+            device=finding.device,
         )
         for place, finding in enumerate(named[:MAX_SUSPECTS])
     )
     return Vote(
-        opinion="anomalous", score=0.95, reason=f"{_who(first)} logged ({first.rule}): {first.line[:200]}", kind=kind,
+        opinion="anomalous", score=0.95, kind=kind,
+        reason=first.said or f"{_who(first)} logged ({first.rule}): {first.line[:200]}{_advice(first)}",
         severity=min(finding.severity for finding in findings), suspects=suspects, onset_s=first.time_s,
     )  # fmt: skip
+
+
+def _advice(finding: Finding) -> str:
+    return f"; {_ADVICE[finding.rule]}" if finding.rule in _ADVICE else ""
 
 
 def moved_on(window: Window, column: int | None, since_s: float) -> bool | None:

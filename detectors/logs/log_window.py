@@ -6,7 +6,6 @@ copies of one finding are one finding, and an application's error line that the 
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,19 +16,23 @@ import numpy as np
 from detectors.job.common_mode import quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import LogLine, Window, job_duration_s
-from detectors.logs.findings import Consequences, Finding, finding_vote, moved_on
-from detectors.logs.rules import LogRule, LogRules, Xid, load_xids, shipped_rules
+from detectors.logs.complaints import Complaints
+from detectors.logs.device_lines import as_said, device_of, of_program
+from detectors.logs.findings import EVENT_KIND, Consequences, Finding, finding_vote, moved_on, told_finding
+from detectors.logs.rules import LogRule, LogRules, shipped_rules
 from detectors.logs.storms import LogStorms, Source, StormConfig
 from detectors.protocol import Role
 from trainwarden.errors import DetectorError
-from trainwarden.records import IncidentKind, Vote
+from trainwarden.records import EventRecord, IncidentKind, Vote
 
 MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
-_OF_PROGRAMS: Final = frozenset({"APP", "FOLLOW", "IGNORE"})  # Xids of one end of a program: a line for each channel
-_XID: Final = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,32})\): ([0-9]{1,4})")
+# Each rank says it once as it gives up, in ten lines and more.
+_GIVEN_UP: Final = frozenset(
+    {"torch.watchdog_timeout", "torch.heartbeat_stuck", "nccl.error_in_watchdog", "process.terminate_called"}
+)
 
 
 class LogWindowConfig(StormConfig, frozen=True, kw_only=True):
@@ -81,13 +84,14 @@ class LogWindow:
     def __init__(self, config: LogWindowConfig) -> None:
         self._config = config
         self._rules = LogRules(Path(config.rules)) if config.rules else shipped_rules()
-        self._xids = load_xids()
         self._storms = LogStorms(config)
         self._consequences = Consequences()
         self._recent: dict[str, Finding] = {}
         self._shown = 0
         self._now_s = 0.0
         self._line_s = 0.0  # newest line
+        self._complaints = Complaints()
+        self._judged = False  # by all logs of a recording together
         self._ended_s = -1.0  # when the scheduler last ended the job
         self.findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
 
@@ -105,6 +109,9 @@ class LogWindow:
         for line in window.logs:
             self._read(line)
         self._now_s = max(self._now_s, window.end_s)
+        for event in window.events:
+            if event.kind == EVENT_KIND:
+                self._read_last_words(event)
         self._judge_findings(window)
         self._consequences.settle(window, self._config.same_finding_s)
         self._storms.judge(self._now_s)
@@ -115,7 +122,14 @@ class LogWindow:
         if not groups:
             return self._last_words(window) or Vote(opinion="normal", score=self._storms.calm_score())
         kind, findings, storms = groups[min(self._shown, len(groups) - 1)]
-        return self._storms.vote(storms) if storms else finding_vote(kind, findings)
+        if storms:
+            return self._storms.vote(storms)
+        vote = finding_vote(kind, findings)
+        accused = self._complaints.suspects() if kind == "nic_error" else ()
+        if not accused:
+            return vote
+        reason = f"{accused[0].node}: {accused[0].reason}; {vote.reason}"
+        return msgspec.structs.replace(vote, suspects=accused, reason=reason)
 
     def _last_words(self, window: Window) -> Vote | None:
         """The vote on a job that has stopped and left only lines that follow from a failure."""
@@ -129,7 +143,13 @@ class LogWindow:
     def state(self) -> bytes:
         """See `detectors.protocol.Detector`."""
         plain: dict[str, Any] = {"recent": self._recent, "now_s": self._now_s, "line_s": self._line_s}
-        plain |= {"ended_s": self._ended_s, "consequences": self._consequences, "findings": list(self.findings)}
+        plain |= {
+            "ended_s": self._ended_s,
+            "judged": self._judged,
+            "complaints": self._complaints,
+            "consequences": self._consequences,
+            "findings": list(self.findings),
+        }
         return pack("log_window", plain | self._storms.state())
 
     def restore(self, state: bytes) -> None:
@@ -137,6 +157,7 @@ class LogWindow:
         plain, _ = unpack("log_window", state)
         try:
             self._storms.restore(plain)
+            self._complaints = msgspec.convert(plain.get("complaints", {}), Complaints)
             self._consequences = msgspec.convert(plain.get("consequences", {}), Consequences)
             self._recent = msgspec.convert(plain["recent"], dict[str, Finding])
             kept = {_identity(finding): finding for finding in self._recent.values()}
@@ -145,51 +166,51 @@ class LogWindow:
         except (KeyError, msgspec.ValidationError) as error:
             raise DetectorError(f"state of log_window is damaged: {error}") from error
         self._now_s, self._shown, self._ended_s = plain["now_s"], 0, float(plain.get("ended_s", -1.0))
-        self._line_s = float(plain.get("line_s", 0.0))
+        self._line_s, self._judged = float(plain.get("line_s", 0.0)), bool(plain.get("judged", False))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def _read(self, line: LogLine) -> None:
         self._now_s = max(self._now_s, line.time_s)
         self._line_s = max(self._line_s, line.time_s)
+        self._complaints.read(line)
         rule = self._rules.match(line.line)
-        found = _XID.search(line.line) if rule is not None and rule.id == "nvidia.xid" else None
-        xid = self._xids.get(int(found.group(2))) if found else None
-        followed = self._just_ended(line) or (xid is not None and xid.class_ in _OF_PROGRAMS)
+        rule = None if rule is None else as_said(rule, line.line)
+        followed = self._just_ended(line) or (rule is not None and rule.id == "nvidia.xid" and of_program(line.line))
         source = None if followed else self._storms.take(line)
         if rule is None or rule.role == "benign":
             return
         if rule.id in ENDED:
             self._ended_s = line.time_s
         # How the network is chosen is said once a channel.
-        if source is not None and rule.role != "phase" and rule.kind != "slow_link":
+        quiet = rule.role == "phase" or rule.kind == "slow_link" or rule.id in _GIVEN_UP
+        if source is not None and not quiet:
             source.errors.append((line.time_s, line.count))
             source.sample = line.line[:200]
         if rule.id != "generic.error":
-            self._note(rule, xid, line)
+            self._note(rule, line)
 
     def _just_ended(self, line: LogLine) -> bool:
         """Whether the scheduler has just ended the job: what it ends dies in many ways."""
         return self._ended_s >= 0.0 and 0.0 <= line.time_s - self._ended_s <= self._config.same_finding_s
 
-    def _note(self, rule: LogRule, xid: Xid | None, line: LogLine) -> None:
+    def _note(self, rule: LogRule, line: LogLine) -> None:
         kind, severity, class_, role = rule.kind, rule.severity, rule.class_, rule.role
         key = f"{line.node}/{line.source}"
-        if rule.id == "nvidia.xid":
-            if xid is None or not xid.device_at_fault:
-                role = "app"
-                class_ = "A" if xid is not None and xid.class_ == "APP" else "H"
-            if xid is not None:
-                kind, severity = xid.kind, xid.severity
+        device = device_of(line.line) if class_ in {"H", "N"} else None
         if role == "root" and class_ == "A" and self._just_ended(line):
             role = "cascade"
         finding = Finding(
             rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
             rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,
-            read_s=self._now_s, line=line.line[:300], count=line.count, line_numbers=[line.end],
+            read_s=self._now_s, line=line.line[:300], count=line.count, line_numbers=[line.end], device=device,
         )  # fmt: skip
         self._consequences.note(finding, f"{key}/{line.rank}")
-        known = self._recent.get(f"{rule.id}/{key}")
+        if kind == "nic_error" and role == "root":
+            self._complaints.complain(line.node, line.line)
+        # Each device has findings of its own, and what is grave is no copy of what is not.
+        of_kind = f"{rule.id}/{key}/{device}/{role}/{kind}" if device else f"{rule.id}/{key}"
+        known = self._recent.get(of_kind)
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
             known.last_s, known.read_s = max(known.last_s, line.time_s), self._now_s
@@ -198,8 +219,14 @@ class LogWindow:
             if len(known.line_numbers) < MAX_LINE_NUMBERS:
                 known.line_numbers.append(line.end)
             return
-        self._recent[f"{rule.id}/{key}"] = finding
+        self._recent[of_kind] = finding
         self.findings.append(finding)
+
+    def _read_last_words(self, event: EventRecord) -> None:
+        """What all logs of a recording together say of its end: it counts instead of the lines of programs."""
+        self._judged = True
+        if "kind" in event.fields:
+            self._recent[f"{EVENT_KIND}/{event.id}"] = told_finding(event, self._now_s)
 
     # -- judging ---------------------------------------------------------------------------------------------
 
@@ -218,6 +245,9 @@ class LogWindow:
         """Whether to tell `finding`: at once where no program can survive it, else by its rank's next step."""
         outlived = None
         if finding.class_ not in {"H", "N", "S"}:
+            if self._judged:
+                finding.dropped = True
+                return
             outlived = moved_on(window, column, finding.since_s)
             finding.dropped = outlived is True
             waited_s = self._now_s - finding.since_read_s

@@ -17,7 +17,19 @@ from trainwarden.settings import Config
 
 MAX_SUSPECTS: Final = 16
 MAX_SOURCES: Final = 100_000
+_FRAME: Final = re.compile(r"\s{0,8}(?:\[rank[0-9]{1,6}\]: ?)?\s{0,8}frame #[0-9]{1,4}: ")
 _DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")  # linear: no nested repetition
+
+
+def is_frame(line: str) -> bool:
+    """Whether `line` is a frame of a C++ backtrace, of which c10d prints twenty for each rank that gives up.
+
+    Examples
+    --------
+    >>> is_frame("frame #3: c10d::ProcessGroupNCCL::watchdogHandler() + 0x3a0"), is_frame("frames 3")
+    (True, False)
+    """
+    return _FRAME.match(line) is not None
 
 
 class StormConfig(Config, frozen=True, kw_only=True):
@@ -67,8 +79,10 @@ class LogStorms:
         self._config = config
         self._sources: dict[str, Source] = {}
 
-    def take(self, line: LogLine) -> Source:
-        """Count `line`; the source that it belongs to."""
+    def take(self, line: LogLine) -> Source | None:
+        """Count `line`; the source that it belongs to. Frames of a backtrace are part of one line: not counted."""
+        if is_frame(line.line):
+            return None
         speaker = f"{line.node}/{line.source}/{line.rank}"  # one file may hold the lines of all ranks
         source = self._sources.get(speaker)
         if source is None:

@@ -14,6 +14,7 @@ import msgspec
 from detectors.job.packed import pack, unpack
 from detectors.job.window import LogLine, Window
 from detectors.logs.line_counts import BUCKETS, Run, Source, add_lines, lines_before, lines_newer, lines_within
+from detectors.logs.storms import is_frame
 from detectors.logs.templates import OVERFLOW, LogTemplates
 from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
@@ -106,7 +107,8 @@ class TemplateBurst:
         """See `detectors.protocol.Detector`."""
         for line in window.logs:
             self._now_s = max(self._now_s, line.time_s)
-            self._read(line)
+            if not is_frame(line.line):
+                self._read(line)
         self._now_s = max(self._now_s, window.end_s)
         self._settle(judge=self._warm() and not window.phase)
 

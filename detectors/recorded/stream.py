@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.logs.ends.line_times import line_times
 from detectors.pace.contention import LOST
 from detectors.peers.roles import roles
 from detectors.recorded.calls import CallRecords, lives_of
@@ -19,7 +20,6 @@ from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, L
 Floats = npt.NDArray[np.float64]
 CUT_STEPS: Final = 8  # closed steps that one window may add
 CUT_S: Final = 0.5  # as often as the live service looks, where lines or heartbeats arrive
-UNSTAMPED_S: Final = 1.0  # lines of a file without any time stamp are taken to be so far apart
 
 
 Fact = EventRecord | HeartbeatRecord
@@ -206,7 +206,7 @@ class ReplayStream:
     def _add_log(self, log: LogTable, start_s: float) -> None:
         if not log.lines:
             return
-        times_s = _stamped(log.times_s, start_s)
+        times_s = line_times(log, start_s)
 
         def make(first: int, end: int) -> Iterator[Record]:
             writers: dict[tuple[str | None, int | None], list[int]] = {}
@@ -229,23 +229,6 @@ class ReplayStream:
 
 def _time_s(fact: Fact) -> float:
     return fact.time_s
-
-
-def _stamped(times_s: Floats, start_s: float) -> Floats:
-    """Times that never fall: a line without a stamp is as old as the last stamped one before it.
-
-    Examples
-    --------
-    >>> _stamped(np.array([np.nan, 5.0, np.nan, 4.0, 6.0]), 0.0).tolist()
-    [5.0, 5.0, 5.0, 5.0, 6.0]
-    >>> _stamped(np.array([np.nan, np.nan]), 7.0).tolist()
-    [7.0, 8.0]
-    """
-    known = np.isfinite(times_s)
-    if not known.any():
-        return np.asarray(start_s + UNSTAMPED_S * np.arange(times_s.size))
-    first = float(times_s[known][0])
-    return np.asarray(np.maximum.accumulate(np.where(known, times_s, first)))
 
 
 def _spaced(times_s: Floats, least_s: float) -> Floats:

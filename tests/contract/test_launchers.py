@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 
 from actions.engine.service import make_launcher
@@ -21,6 +24,7 @@ from actions.launchers.leases.server import LeaseServer
 from actions.launchers.local.coordinator import SupervisorConfig
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
+from actions.launchers.torchrun.service import RendezvousService
 from tests.contract.launcher_contract import PATIENCE_S, Caller, LauncherContract, Stage
 from tests.memory_launcher import ALL_ITS_VERBS, ALONE, MemoryLauncher
 from tests.servers.kube_cluster import KubeCluster, running
@@ -29,10 +33,13 @@ from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
 from trainwarden.clock import BootClock, SystemClock
 from trainwarden.errors import ConfigError, LauncherUnavailable
-from trainwarden.launching import Capabilities, Plan
+from trainwarden.launching import Capabilities, Operation, Plan
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, EngineSettings
 from trainwarden.testing.launcher import CHECKS, Case, Check
+from trainwarden.torchrun.agent import Agent, Begin, Over, Unreachable
+from trainwarden.torchrun.agent import Place as AgentPlace
+from trainwarden.torchrun.line import Endpoints
 
 # Ranks that do nothing for long; a marker file per process shows how often each was started.
 RANK = """
@@ -48,7 +55,7 @@ BATCH = """#!/bin/sh
 srun sh -c 'touch {run_dir}/started-$SLURM_PROCID-$SLURM_RESTART_COUNT-$SLURMD_NODENAME; exec sleep 600'
 """
 NODES = ("n1", "n2", "n3")
-SLURM_NODES = ("n1", "n2", "n3", "n4")
+FOUR_NODES = ("n1", "n2", "n3", "n4")
 
 
 class LocalStage:
@@ -150,9 +157,9 @@ class SlurmStage:
     def close(self) -> None:
         self._slurm.signal_controller(signal.SIGCONT)
         self._slurm.ask("scancel", self.number)
-        for node in SLURM_NODES:
+        for node in FOUR_NODES:
             self._slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        for node in SLURM_NODES:
+        for node in FOUR_NODES:
             self._slurm.wait_for_state("IDLE", node=node)
 
 
@@ -180,6 +187,98 @@ class KubernetesStage:
         self._cluster.server.signal_server(signal.SIGCONT)
         self._cluster.idle = False
         self._cluster.clean()
+
+
+class TorchrunNode:
+    """What torchrun does on one node: `trainwarden.torchrun` takes part for it, and it starts one rank a round."""
+
+    def __init__(self, folder: Path, node: str, job: str, address: str, stop: threading.Event) -> None:
+        self._folder, self._stop, self._rank = folder, stop, subprocess.Popen(["true"])
+        self._rank.wait()
+        host, port = address.rsplit(":", 1)
+        endpoints = Endpoints(((host, int(port)),))
+        place = AgentPlace(job, node, 2, 2, "127.0.0.1")
+        self._agent = Agent(place, endpoints, lambda new: self._put(new[-1]["number"]))
+        self._agent.start()
+
+    def _put(self, number: int) -> None:
+        self._agent.say(split=number)
+
+    def run(self) -> None:
+        """Until the job is over, or nobody waits for its end any more."""
+        try:
+            while not self._stop.is_set():
+                self._one_round(self._agent.wait_for_round(1, patience_s=8.0))
+        except (Over, Unreachable):
+            pass
+        finally:
+            self._rank.kill()
+            self._rank.wait()
+            self._agent.close()
+
+    def _one_round(self, begin: Begin) -> None:
+        self._folder.mkdir(exist_ok=True)
+        environ = {**os.environ, "RANK": str(begin.rank), "TRAINWARDEN_RUN_DIR": str(self._folder)}
+        self._rank = subprocess.Popen([sys.executable, "-S", "-c", RANK], env=environ)
+        until_s = time.monotonic() + PATIENCE_S
+        while not list(self._folder.glob(f"started-*-{self._rank.pid}")) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        self._agent.say(ranks=[begin.rank], alive=[begin.rank])
+        while not self._agent.has_to_stop and not self._stop.wait(0.02):
+            pass
+        self._rank.terminate()
+        self._rank.wait()
+
+
+class TorchrunStage:
+    """Two ranks on two nodes of four, each as torchrun runs them, at a real rendezvous service."""
+
+    ranks = 2
+
+    def __init__(self, run_dir: Path, _: object) -> None:
+        self._run_dir, self._over, self._gone = run_dir, threading.Event(), threading.Event()
+        ready, address = threading.Event(), list[str]()
+        service = RendezvousService("127.0.0.1:0", BootClock(), lost_after_s=30.0)
+        self._service = threading.Thread(
+            target=service.run, args=(self._gone.is_set, lambda one: (address.append(one), ready.set()))
+        )
+        self._service.start()
+        assert ready.wait(PATIENCE_S)
+        self.job, self.settings = run_dir.name[:100], {"endpoint": address[0]}
+        nodes = [TorchrunNode(run_dir / name, name, self.job, address[0], self._over) for name in FOUR_NODES]
+        self._threads = [threading.Thread(target=node.run) for node in nodes]
+        for thread in self._threads:
+            thread.start()
+        engine = EngineSettings(launcher="torchrun", launcher_settings=self.settings)
+        self.launcher = make_launcher(engine, Scope(job=self.job, node="node", run_dir=str(run_dir)))
+        until_s = time.monotonic() + PATIENCE_S
+        while not self._all_there():
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+
+    def _all_there(self) -> bool:
+        try:
+            return len(self.launcher.state(self.job).nodes) == len(FOUR_NODES)
+        except LauncherUnavailable:
+            return False
+
+    def starts(self) -> int:
+        return len(list(self._run_dir.glob("*/started-*")))
+
+    def cut(self) -> None:
+        self._gone.set()
+        self._service.join(PATIENCE_S)
+
+    def close(self) -> None:
+        self._over.set()
+        with suppress(LauncherUnavailable):
+            stop = Operation(id="the-end", job=self.job, kind="stop", expected_generation=0)
+            generation = self.launcher.state(self.job).generation
+            self.launcher.submit(msgspec.structs.replace(stop, expected_generation=generation))
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        self.cut()
 
 
 class WebhookStage:
@@ -226,16 +325,16 @@ class MemoryStage:
         self.cut()
 
 
-Ours = ClusterStage | KubernetesStage | LocalStage | SlurmStage | WebhookStage
+Ours = ClusterStage | KubernetesStage | LocalStage | SlurmStage | TorchrunStage | WebhookStage
 STAGES: dict[str, Callable[[Path, object], Ours]] = {
     "cluster": ClusterStage, "kubernetes": KubernetesStage, "local": LocalStage, "slurm": SlurmStage,
-    "webhook": WebhookStage,
+    "torchrun": TorchrunStage, "webhook": WebhookStage,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Iterator[Slurm]:
-    with requeuing(tmp_path_factory.mktemp("slurm") / "slurm", SLURM_NODES, require_servers) as server:
+    with requeuing(tmp_path_factory.mktemp("slurm") / "slurm", FOUR_NODES, require_servers) as server:
         yield server
 
 
@@ -323,6 +422,6 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
 def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="there is no launchers plug-in 'slurmm'; there are: cluster, kubernetes, local, slurm, webhook",
+        match="there is no launchers plug-in 'slurmm'; there are: cluster, kubernetes, local, slurm, torchrun, webhook",
     ):
         make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))

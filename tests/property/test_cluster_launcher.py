@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from hypothesis import example, given
 
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.control import answered
 from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.cluster.ledger import KEPT_OPERATIONS
@@ -23,6 +22,7 @@ from actions.launchers.cluster.words import Attempt, AttemptId, Order, Patience,
 from actions.launchers.leases.fence import EpochFence
 from actions.launchers.local.control import Submit
 from tests.examples import examples
+from trainwarden.checkpoints.newest import Checkpoint
 from trainwarden.launching import Operation, Plan, Targets, Verb
 
 TICK_S: Final = 0.25

@@ -92,7 +92,19 @@ def come_in() -> None:
         sys.meta_path.insert(0, _TorchWatcher())
 
 
+def _end_with_torchrun() -> None:
+    """Have the kernel end this rank with its torchrun, which else would leave it behind (`trainwarden.torchrun`)."""
+    try:
+        if os.environ.get("TRAINWARDEN_ENDS_WITH") == str(os.getppid()):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG (linux/prctl.h), SIGKILL
+    except Exception:  # noqa: BLE001, S110 - then it is left behind
+        pass
+
+
 if __name__ == "sitecustomize":
+    _end_with_torchrun()
     if os.environ.get("TRAINWARDEN_HOOK_DIR"):
         come_in()
     _run_next()

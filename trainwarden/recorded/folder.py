@@ -21,7 +21,8 @@ from trainwarden.parallelism.groups import ranks_of
 from trainwarden.recorded.files import mistake, reading, shown, whole
 from trainwarden.recorded.iterations import read_collectives, read_iterations
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, PlannedChange, RecordedJob
-from trainwarden.recorded.logs import ReadLog, is_epoch, read_log
+from trainwarden.recorded.joining.read_log import ReadLog, settled
+from trainwarden.recorded.logs import is_epoch, read_logs
 from trainwarden.recorded.metrics import read_metrics
 from trainwarden.recorded.part import ReadLimit
 from trainwarden.recorded.rows import MAX_RANK
@@ -118,7 +119,7 @@ def read_folder(folder: Path, name: str | None = None, but: Container[str] = ())
     iterations = _read_table(folder, names, "iterations", read_iterations)
     collectives = _read_table(folder, names, "collectives", read_collectives)
     reference_s = _reference_s(metrics, iterations)
-    read = [read_log(folder / file, file, reference_s) for file in _log_names(names)]
+    read = read_logs(folder, _log_names(names), reference_s)
     logs = _settled(read, reference_s, _nodes(metrics, iterations, read))
     flight, broken = _read_flight(folder)
     return RecordedJob(
@@ -252,7 +253,9 @@ def _settled(read: Sequence[ReadLog], reference_s: float | None, nodes: set[str]
         # No table says on which clock the job runs; one wall time in any log does.
         latest = [float(np.nanmax(log.table.times_s)) for log in read if np.isfinite(log.table.times_s).any()]
         reference_s = max(latest, default=0.0)
-    return tuple(log.settled(epoch=is_epoch(reference_s), single_node=len(nodes) == 1) for log in read)
+    # Of torchrun's only log, without a node, local ranks are those of the job as far as anybody can tell.
+    single_node = len(nodes) == 1 or (not nodes and len(read) == 1 and read[0].of_first_node)
+    return settled(read, epoch=is_epoch(reference_s), single_node=single_node)
 
 
 def _read_job(folder: Path) -> _Job:

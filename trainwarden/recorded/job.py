@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +156,8 @@ class LogTable:
     nodes, ranks : sequences, one entry a line; None = not known
     lines : list of str
         Line i has the number i + 1; lines end at newline only, of a progress bar the last state counts.
+    label : pattern or None
+        What most lines begin with, where that names a rank or node (`trainwarden.log_text.label_of`).
     """
 
     file: str
@@ -162,6 +165,7 @@ class LogTable:
     nodes: tuple[str | None, ...]
     ranks: tuple[int | None, ...]
     lines: list[str]
+    label: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ _SYSLOG = re.compile(
     + _CLOCK
     + r"(?:(?: [A-Z]{3,4})? ([0-9]{4})\b)?"
 )
-_GLOG = re.compile(r"[IWEFC]([0-9]{2})([0-9]{2}) " + _CLOCK)
+# torchrun pads the month (E0603), c10's own logger does not (E603, ProcessGroupNCCL and TCPStore): month * 100 + day.
+_GLOG = re.compile(r"[IWEFC](1[0-2]|0[1-9]|[1-9])([0-9]{2}) " + _CLOCK)
 _KERNEL = re.compile(r"\[ {0,8}([0-9]{1,9}\.[0-9]{6})\] ?")
 _KMSG = re.compile(r"[0-9]{1,4},[0-9]{1,20},([0-9]{1,18}),[^;]{1,40};")
 _MLLOG = re.compile(r':::MLLOG \{"namespace": "[^"]{0,64}", "time_ms": ([0-9]{12,13}),')
@@ -99,7 +100,7 @@ class Stamps:
     """Reads the leading stamps of one file, line by line.
 
     Recognised are Unix seconds, ISO 8601 (also with ``/`` and ``,``), syslog, ctime and fabric-manager dates, glog
-    (``E0102 03:04:05``), MLPerf, and the kernel's seconds since boot. A zone that is not written is taken for UTC.
+    (``E0102 03:04:05``, also without the month's zero), MLPerf, and the kernel's seconds since boot. A zone that is not written is taken for UTC.
     A year that is not written is the one that brings the stamp nearest to the stamp before it (so time rises over New
     Year), for the first one nearest to `reference_s`.
 
@@ -117,10 +118,13 @@ class Stamps:
     (1704067199.0, nan)
     >>> stamps.read("[   12.500000] NVRM: x")
     Stamp(time_s=12.5, end=15, clock='boot')
-    """
+    """  # noqa: E501
 
     def __init__(self, reference_s: float | None = None) -> None:
         self._near_s = reference_s
+        self.guessed = False  # a stamp without a year was read before anything said which year it is
+        self.dated_s: float | None = None  # the first stamp with a year
+        self.leap_s: float | None = None  # a 29th of February: it says which years are meant
 
     def read(self, text: str) -> Stamp:
         """The stamp that `text` begins with."""
@@ -161,7 +165,12 @@ class Stamps:
     def _iso(self, match: re.Match[str]) -> float:
         year, month, day, hours, minutes, seconds, zone = match.groups()
         midnight_s = _midnight_s(int(year), int(month), int(day))
-        return midnight_s + _clock_s(hours, minutes, seconds) - (_zone_s(zone) if zone else 0.0)
+        return self._dated(midnight_s + _clock_s(hours, minutes, seconds) - (_zone_s(zone) if zone else 0.0))
+
+    def _dated(self, time_s: float) -> float:
+        if self.dated_s is None and not math.isnan(time_s):
+            self.dated_s = time_s
+        return time_s
 
     def _syslog(self, match: re.Match[str]) -> float:
         name, day, year_before, hours, minutes, seconds, year_after = match.groups()
@@ -170,7 +179,7 @@ class Stamps:
         if name not in _MONTHS:
             return math.nan
         if year:
-            return _midnight_s(int(year), _MONTHS[name], int(day)) + of_day_s
+            return self._dated(_midnight_s(int(year), _MONTHS[name], int(day)) + of_day_s)
         return self._without_year(_MONTHS[name], int(day), of_day_s)
 
     def _glog(self, match: re.Match[str]) -> float:
@@ -180,11 +189,14 @@ class Stamps:
     def _without_year(self, month: int, day: int, of_day_s: float) -> float:
         near_s = self._near_s
         if near_s is None:
+            self.guessed = True
             return _midnight_s(_UNKNOWN_YEAR, month, day) + of_day_s
         year = int(1970 + near_s / _YEAR_S)
         around = range(max(1, year - 4), min(9999, year + 5)) if (month, day) == (2, 29) else range(year - 1, year + 2)
         times_s = [time_s for y in around if not math.isnan(time_s := _midnight_s(y, month, day) + of_day_s)]
-        return min(times_s, key=lambda time_s: abs(time_s - near_s), default=math.nan)
+        time_s = min(times_s, key=lambda time_s: abs(time_s - near_s), default=math.nan)
+        self.leap_s = time_s if (month, day) == (2, 29) else self.leap_s
+        return time_s
 
     def _unix(self, match: re.Match[str]) -> float:
         """Seconds; a number of ten digits far from the job's other times is a count of something else."""
@@ -192,7 +204,7 @@ class Stamps:
         return math.nan if self._near_s is not None and abs(time_s - self._near_s) > _YEAR_S else time_s
 
     def _mllog(self, match: re.Match[str]) -> float:
-        return int(match[1]) / 1000.0
+        return self._dated(int(match[1]) / 1000.0)
 
 
 _Kind = tuple["re.Pattern[str]", Callable[[Stamps, "re.Match[str]"], float], Clock]

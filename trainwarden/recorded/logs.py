@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
-from trainwarden.log_text import clean
+from trainwarden.log_text import clean, label_of, writer_of
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import LogTable
+from trainwarden.recorded.joining.read_log import ReadLog
 from trainwarden.recorded.log_stamps import Stamp, Stamps, strays, zone_s
 from trainwarden.records import MAX_LINE_CHARS, Rank
 
@@ -27,53 +28,22 @@ _MAX_JSON_LINE_BYTES = 4 * 1024 * 1024
 # Times since the epoch that a year may be taken from: 1973 to 5138. A recording's own clock starts near zero.
 _EPOCH_S = (1e8, 1e11)
 
-_RANK = re.compile(r"\[(rank|default)([0-9]{1,6})\]: ?")  # torch; torchrun's tee (a local rank)
-_MPI = re.compile(r"\[[A-Za-z0-9@_.-]{0,80},([0-9]{1,6})\]<std(?:out|err|diag)>: ?")  # mpirun --tag-output
-_LABEL = re.compile(r" {0,6}([0-9]{1,6}):(?: |$)")  # srun --label
 # torch's watchdog and DeepSpeed: [E ProcessGroupNCCL.cpp:828] [Rank 3], [INFO] [logging.py:96:log_dist] [Rank 0].
 _GROUP = re.compile(r" {0,2}\[([^\[\]]{0,120})\]:?")
 _REST_OF_GROUP = re.compile(r"[^\[\]]{0,120}\]")
 _RANK_IN_GROUP = re.compile(r"(?:PG [A-Za-z0-9_() :-]{1,60} )?[Rr]ank[ :=]{0,2}([0-9]{1,6})")
-# What torchrun says of a process that died of a signal, in a line and in a table: nobody else names its rank.
-_DIED = re.compile(r"failed \(exitcode: -[0-9]{1,2}\) local_rank: ([0-9]{1,6}) \(pid: [0-9]{1,10}\)")
-_ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: [0-9]{1,6}\)$")
+# What torchrun says of a process that has ended, in a line and in a table: often nobody else names its rank.
+_DIED = re.compile(r"failed \(exitcode: -?[0-9]{1,3}\) local_rank: ([0-9]{1,6}) \(pid: [0-9]{1,10}\)")
+_ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: ([0-9]{1,6})\)$")
 _OF_ROW = re.compile(r" {0,4}(?:exitcode|error_file|traceback) {0,4}: (Signal )?")
+_NUMBERED = re.compile(r" {0,6}([0-9]{1,6}): ")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?([0-9]{1,6})(?![0-9])")
-_LABEL_LINES = 200
-_FEWEST_LABELS = 4  # unless the file begins with one
 _MAX_PREFIXES = 4
+_HALF_YEAR_S = 182 * 86_400.0
 # Syslog and journalctl: host, then the program with its process id, or the kernel.
 _HOST = re.compile(r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): ")
 _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
 _LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLog:
-    """A log and what only the whole job can settle.
-
-    Attributes
-    ----------
-    from_boot : tuple of int
-        Lines whose time counts from the start of the machine.
-    local : dict of int to int
-        Local rank by line; it is the rank only where the job has a single node.
-    """
-
-    table: LogTable
-    from_boot: tuple[int, ...] = ()
-    local: dict[int, int] | None = None
-
-    def settled(self, *, epoch: bool, single_node: bool) -> LogTable:
-        """The table once the job is known: on a job with wall times a time since boot says nothing."""
-        table = self.table
-        times_s, ranks = table.times_s, table.ranks
-        if epoch and self.from_boot:
-            times_s = times_s.copy()
-            times_s[list(self.from_boot)] = np.nan
-        if single_node and self.local:
-            ranks = tuple(self.local.get(place, rank) for place, rank in enumerate(ranks))
-        return LogTable(table.file, times_s, table.nodes, ranks, table.lines)
 
 
 class _Row(msgspec.Struct):
@@ -112,6 +82,27 @@ def read_log(path: Path, file: str, reference_s: float | None = None) -> ReadLog
         return _read_text(stream, file, reference_s)
 
 
+def read_logs(folder: Path, names: Sequence[str], reference_s: float | None) -> list[ReadLog]:
+    """Read the log files of one job; stamps without a year take the year of the others, else of the file itself.
+
+    Raises
+    ------
+    DataError
+        One sentence with file and line.
+    """
+    read = [read_log(folder / file, file, reference_s) for file in names]
+    dated = [
+        np.nanmax(log.table.times_s) for log in read if not log.year_guessed and np.isfinite(log.table.times_s).any()
+    ]
+    known_s = max((float(one) for one in dated if is_epoch(float(one))), default=None)
+    for place, file in enumerate(names):
+        if read[place].year_guessed:
+            # A file's last change is after all that it says: its stamps are of the year up to then.
+            near_s = known_s if known_s is not None else (folder / file).stat().st_mtime - _HALF_YEAR_S
+            read[place] = read_log(folder / file, file, near_s)
+    return read
+
+
 def _lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
     """Lines without their newline; of a line that is too long to keep, its last state between carriage returns."""
     number = 0
@@ -136,8 +127,26 @@ def _lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
 def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
     lines = [clean(line) for line in _lines(stream, file)]
     named = _RANK_IN_NAME.search(file)
-    reader = _LineReader(Stamps(reference_s), labelled=_is_labelled(lines), rank=int(named[1]) if named else None)
-    return reader.read(file, lines)
+    rank = int(named[1]) if named else None
+    return _read_lines(file, lines, reference_s, label_of(lines), rank)
+
+
+def _read_lines(
+    file: str,
+    lines: list[str],
+    reference_s: float | None,
+    label: re.Pattern[str] | None = None,
+    rank: int | None = None,
+) -> ReadLog:
+    """Read lines; once more if a stamp without a year came before the file itself said which year it is."""
+    stamps = Stamps(reference_s)
+    found = _LineReader(stamps, label=label, rank=rank).read(file, lines)
+    if stamps.guessed and stamps.dated_s is not None:
+        stamps = Stamps(stamps.dated_s)
+        found = _LineReader(stamps, label=label, rank=rank).read(file, lines)
+    if stamps.leap_s is not None and reference_s is not None and abs(stamps.leap_s - reference_s) > _HALF_YEAR_S:
+        found = _LineReader(Stamps(stamps.leap_s), label=label, rank=rank).read(file, lines)
+    return replace(found, year_guessed=stamps.guessed)
 
 
 def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
@@ -159,7 +168,7 @@ def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLo
             raise DataError(f"{file} line {number}, column time_s: the time is not finite")
         rows.append(row)
     lines = [clean(row.line.encode("utf-8", "replace")) for row in rows]
-    found = _LineReader(Stamps(reference_s), labelled=False, rank=None).read(file, lines)
+    found = _read_lines(file, lines, reference_s)
     table = found.table
     times_s = np.array([math.nan if row.time_s is None else row.time_s for row in rows], np.float64)
     given = ~np.isnan(times_s)
@@ -171,28 +180,16 @@ def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLo
         lines,
     )
     local = {place: rank for place, rank in (found.local or {}).items() if rows[place].rank is None}
-    return ReadLog(merged, tuple(place for place in found.from_boot if not given[place]), local)
-
-
-def _is_labelled(lines: Sequence[str]) -> bool:
-    """Whether srun labelled the lines: of the 200 that begin with the first labelled one, most must be.
-
-    A few such lines among others are no labels but lists (layers of a model, interfaces of a host).
-    """
-    first = next((place for place, line in enumerate(lines) if _LABEL.match(line)), None)
-    if first is None:
-        return False
-    looked_at = lines[first : first + _LABEL_LINES]
-    labelled = sum(_LABEL.match(line) is not None for line in looked_at)
-    return 2 * labelled > len(looked_at) and (first == 0 or labelled >= _FEWEST_LABELS)
+    from_boot = tuple(place for place in found.from_boot if not given[place])
+    return ReadLog(merged, from_boot, local, found.year_guessed)
 
 
 class _LineReader:
-    """Takes lines apart: prefixes that name a rank, before or after the stamp, then the node."""
+    """Takes lines apart: prefixes that name a rank or node, before or after the stamp, then the node."""
 
-    def __init__(self, stamps: Stamps, *, labelled: bool, rank: int | None) -> None:
+    def __init__(self, stamps: Stamps, *, label: re.Pattern[str] | None, rank: int | None) -> None:
         self._stamps = stamps
-        self._labelled = labelled
+        self._label = label
         self._rank = rank
         self._row: int | None = None  # whose row of torchrun's table is read
 
@@ -205,9 +202,11 @@ class _LineReader:
         for place, line in enumerate(lines):
             if not line:
                 continue
-            rank, at_rank, rest = self._prefixes(line)
+            writer = writer_of(line, self._label)
+            rank, at_rank, rest = writer.rank, writer.local, writer.rest
+            nodes[place] = writer.node
             stamp = self._stamps.read(rest)
-            if not stamp.end and rank is None and (label := _LABEL.match(rest)):
+            if not stamp.end and rank is None and (label := _NUMBERED.match(rest)):
                 # A single number and colon is a label at least where a stamp follows.
                 stamp = self._stamps.read(rest[label.end() :])
                 rank, rest = (int(label[1]), rest[label.end() :]) if stamp.end else (None, rest)
@@ -215,9 +214,9 @@ class _LineReader:
                 stamped.append(place)
                 stamps.append(stamp)
                 after = rest[stamp.end : stamp.end + 200]
-                nodes[place] = _host(after)
-                inner = self._prefixes(after.lstrip(" "))
-                rank, at_rank = (inner[0], inner[1]) if inner[:2] != (None, None) else (rank, at_rank)
+                inner = writer_of(after.lstrip(" "), self._label)
+                nodes[place] = _host(after) or inner.node or writer.node
+                rank, at_rank = (inner.rank, inner.local) if inner.named else (rank, at_rank)
             if rank is None:
                 rank = _rank_in_groups(rest[stamp.end : stamp.end + 300])
             if rank is None and at_rank is None:
@@ -232,7 +231,7 @@ class _LineReader:
         on_utc = _on_utc(stamps)
         times_s[stamped] = np.where(strays(stamps, on_utc), np.nan, on_utc)
         from_boot = tuple(place for place, stamp in zip(stamped, stamps, strict=True) if stamp.clock == "boot")
-        return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines), from_boot, local)
+        return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
 
     def _died(self, text: str) -> tuple[int | None, int | None]:
         """Rank and local rank of the process whose death of a signal torchrun tells of in this line."""
@@ -245,25 +244,6 @@ class _LineReader:
         of_row, rank = _OF_ROW.match(text), self._row
         self._row = rank if of_row else None
         return rank if of_row and of_row[1] else None, None
-
-    def _prefixes(self, text: str) -> tuple[int | None, int | None, str]:
-        """Rank, local rank and the rest of the text; the innermost prefix is nearest to the writer."""
-        rank: int | None = None
-        local: int | None = None
-        for _ in range(_MAX_PREFIXES):
-            if text.startswith("["):
-                if match := _RANK.match(text):
-                    local = int(match[2]) if match[1] == "default" else local
-                    rank = int(match[2]) if match[1] == "rank" else rank
-                elif match := _MPI.match(text):
-                    rank = int(match[1])
-            else:
-                match = _LABEL.match(text) if self._labelled else None
-                rank = int(match[1]) if match else rank
-            if not match:
-                break
-            text = text[match.end() :]
-        return rank, local, text
 
 
 def _rank_in_groups(text: str) -> int | None:

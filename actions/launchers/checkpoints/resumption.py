@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from actions.launchers.checkpoints.newest import Checkpoint, Search, words
+from trainwarden.checkpoints.newest import Checkpoint, Search, words
 from trainwarden.clock import Clock
 
 SEARCH_S: Final = 10.0  # a file system that says nothing for so long must not keep a job down

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.words import Attempt, Over, Report
+from trainwarden.checkpoints.newest import Checkpoint
 
 LOST_JOB_CODE = 1
 

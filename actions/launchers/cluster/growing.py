@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from actions.launchers.checkpoints.newest import Checkpoint, Search
 from actions.launchers.cluster.words import Grow
+from trainwarden.checkpoints.newest import Checkpoint, Search
 
 UNSEEN_RESTART_S: Final = 720.0  # of a restart that nobody has timed: TRANSOM's, from an error to running again
 LOOK_S: Final = 2.0  # between two looks for a checkpoint: as much training is lost at most

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 
 import msgspec
 
-from actions.launchers.checkpoints.newest import Checkpoint, Search
 from actions.launchers.checkpoints.resumption import SEARCH_S
 from actions.launchers.cluster.control import Question, answered, vouched
 from actions.launchers.cluster.growing import CheckpointWatch
@@ -22,6 +21,7 @@ from actions.launchers.leases.words import Lease
 from actions.launchers.local.control import Reply, Request, Submit
 from actions.launchers.restart_check.trials import Trials
 from actions.launchers.restart_check.words import Suspicions
+from trainwarden.checkpoints.newest import Checkpoint, Search
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Person

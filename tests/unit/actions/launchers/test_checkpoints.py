@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.checkpoints import newest as places
-from actions.launchers.checkpoints.layouts import Entry
-from actions.launchers.checkpoints.newest import Search, newest, words
+from trainwarden.checkpoints import newest as places
+from trainwarden.checkpoints.layouts import Entry
+from trainwarden.checkpoints.newest import Search, newest, words
 
 
 def saved(path: Path) -> None:

@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster import growing
 from actions.launchers.cluster.growing import LOOK_S, UNSEEN_RESTART_S, CheckpointWatch, Growing
 from tests.examples import examples
+from trainwarden.checkpoints.newest import Checkpoint
 
 
 @examples(100)

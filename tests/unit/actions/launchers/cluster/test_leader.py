@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.cluster.leader import LeaderTable
 from actions.launchers.cluster.words import Attempt, Over, Patience, Report, Shape, believable
+from trainwarden.checkpoints.newest import Checkpoint
 
 SHAPE: Final = Shape(nodes=3, least_nodes=2, spares=1, ranks=2, restarts=2)
 PATIENCE: Final = Patience()

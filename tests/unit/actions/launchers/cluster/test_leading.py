@@ -12,9 +12,8 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from actions.launchers.checkpoints.newest import Checkpoint
 from actions.launchers.checkpoints.resumption import SEARCH_S
-from actions.launchers.cluster import leading
+from actions.launchers.cluster import growing, leading
 from actions.launchers.cluster.control import Question
 from actions.launchers.cluster.leading import Leading
 from actions.launchers.cluster.ledger import Ledger, LedgerEntry
@@ -33,6 +32,8 @@ from actions.launchers.local.control import AskState, Poll, Submit
 from tests.doubles import ManualClock
 from tests.examples import examples
 from trainwarden import launching
+from trainwarden.checkpoints import newest
+from trainwarden.checkpoints.newest import Checkpoint
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation
 
@@ -207,6 +208,31 @@ def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, cap
     leader.leading.advance()
     told = [getattr(one, "fields", {}).get("what", "") for one in caplog.records]
     assert any("checkpoint-20 is newer than checkpoint-10 and not whole, so it is passed over" in one for one in told)
+
+
+def test_a_folder_that_does_not_answer_keeps_no_leader_from_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the real search, in its thread: one that were waited for would have ended before the attempt is formed."""
+    answer, answered = threading.Event(), list[Path]()
+
+    def stuck(folder: Path) -> None:
+        answer.wait(20.0)
+        answered.append(folder)
+
+    monkeypatch.setattr(newest, "newest", stuck)
+    leader = Leader(tmp_path)
+    assert leader.form().attempt is None
+    leader.clock.sleep(SEARCH_S)
+    assert [leader.ask("a"), leader.ask("b")][0].attempt is None
+    leader.leading.advance()
+    attempt = leader.ask("a").attempt
+    assert attempt is not None
+    assert attempt.checkpoint is None
+    watch = growing.CheckpointWatch(tmp_path, leader.clock.now_s())
+    assert watch.newer(leader.clock.now_s() + 1_000.0) is None
+    assert answered == []
+    answer.set()
 
 
 class Looked:

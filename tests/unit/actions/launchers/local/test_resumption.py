@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from actions.launchers.checkpoints import resumption
 from actions.launchers.checkpoints.resumption import UNNUMBERED
 from actions.launchers.local.coordinator import STARTED_OVER_CODE
 from tests.unit.actions.launchers.local.runner_double import Launch
+from trainwarden.checkpoints import newest
 
 PASSED_OVER = "step-80 is newer than step-60 and not whole, so it is passed over"
 
@@ -152,26 +154,33 @@ def test_a_failure_that_was_pending_is_no_word_on_a_restart_of_others(tmp_path: 
     assert (launch.poll("op").state, launch.state().phase) == ("done", "failed")
 
 
+class StuckFolder:
+    """A file system that says nothing until `answer` is set: the real search waits for it in its thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer, self.answered = threading.Event(), 0
+        monkeypatch.setattr(newest, "newest", self._newest)
+
+    def _newest(self, _folder: Path) -> None:
+        self.answer.wait(20.0)  # a launcher that waits for it is seen by `answered`, and the test ends all the same
+        self.answered += 1
+
+
 def test_a_folder_that_does_not_answer_keeps_no_job_down(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stuck:
-        found, done = None, False
-
-        def __init__(self, _: Path) -> None: ...
-
-        def wait(self, _: float) -> bool:
-            return False
-
-    monkeypatch.setattr(resumption, "Search", Stuck)
+    monkeypatch.setattr(resumption, "SEARCH_S", 0.2)
+    stuck = StuckFolder(monkeypatch)
     launch = Launch(tmp_path, checkpoints=folder)
     launch.coordinator.advance()
     launch.submit(launch.operation())
     launch.runner.let_go()
     launch.coordinator.advance()
     assert launch.poll("op").text == "looks for the newest checkpoint"
-    launch.clock.sleep(10.0)
+    launch.clock.sleep(0.2)
     launch.coordinator.advance()
     launch.coordinator.advance()
     assert (launch.poll("op").state, len(launch.runner.starts)) == ("done", 2)
     assert launch.runner.said == [resumption.NOT_LOOKED_AT]
+    assert stuck.answered == 0
+    stuck.answer.set()

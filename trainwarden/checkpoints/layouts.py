@@ -7,14 +7,14 @@ its own that is written last (`ENTRIES`). What has no mark is half-written.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, Literal
-
-import msgspec
 
 Mark = Literal["zip_end", "file", "json_step"]
 
 
-class Pointer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Pointer:
     """`file` in the folder holds, as text, what its trainer calls the newest whole checkpoint.
 
     `entry` makes the checkpoint's own name of that text; the step is the number that ends it.
@@ -26,7 +26,8 @@ class Pointer(msgspec.Struct, frozen=True):
     entry: str
 
 
-class Entry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """A checkpoint whose `name` fits and tells the step.
 
     `mark`: ``zip_end``, a file of `torch.save` with its end; ``file``, a folder in which `inside` exists and is not

@@ -13,13 +13,12 @@ import re
 import stat
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from actions.launchers.checkpoints.layouts import ENTRIES, POINTERS, Entry, Pointer
+from trainwarden.checkpoints.layouts import ENTRIES, POINTERS, Entry, Pointer
 
 MOST_LISTED: Final = 1_000_000  # entries of the folder; more are not looked at
 MOST_TRIED: Final = 256  # candidates, newest first: a folder of half-written ones is a defect of its own
@@ -30,7 +29,8 @@ _ZIP_END: Final = b"PK\x05\x06"
 _ZIP_TAIL_BYTES: Final = 65_557  # the end record and the longest comment after it
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
     """A whole checkpoint: training goes on with step `step` or a later one.
 
     `passed_over` are names of newer ones that are not whole, the newest first.

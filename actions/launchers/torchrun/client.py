@@ -1,0 +1,155 @@
+"""The engine's way to jobs that people start with torchrun: the rendezvous service at one of its endpoints."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actions.launchers.leases.server import read_token
+from actions.launchers.local.control import AskState, Poll, Reply, Submit
+from actions.launchers.torchrun.asked import CAPABILITIES
+from actions.launchers.torchrun.words import ENCODE, MAX_BYTES, Question
+from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused
+from trainwarden.metrics_http.tls import peer_tls, trouble
+from trainwarden.network.host_port import host_and_port
+from trainwarden.protocols import Scope
+from trainwarden.settings import Config, PositiveSeconds
+
+_KEPT_ENDS: Final = 100  # an engine asks about one of its actions for minutes, and begins a few an hour
+
+
+class TorchrunConfig(Config, frozen=True, kw_only=True):
+    """The service's endpoints, ``HOST:PORT[,HOST:PORT]`` as in PET_RDZV_ENDPOINT, its token and the files of TLS.
+
+    `timeout_s` is for one question.
+    """
+
+    endpoint: str = "127.0.0.1:29402"
+    token_file: str | None = None
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    timeout_s: PositiveSeconds = 2.0
+
+
+class TorchrunLauncher:
+    """Client of `trainwarden rendezvous`."""
+
+    Config = TorchrunConfig
+
+    def __init__(self, config: TorchrunConfig, scope: Scope) -> None:
+        where = "launcher_settings.endpoint"
+        self._addresses = [host_and_port(one.strip(), where) for one in config.endpoint.split(",") if one.strip()]
+        if not self._addresses:
+            raise ConfigError(f"{where}: no endpoint is named")
+        self._token = "" if config.token_file is None else read_token(Path(config.token_file))
+        tls = peer_tls(config.tls_ca, config.tls_certificate, config.tls_key)
+        self._tls = None if tls is None else tls.asking()
+        self._timeout_s, self._job = config.timeout_s, scope.job
+        self._ended: dict[str, Report] = {}  # a service that was killed once the job is over knows it no more
+
+    @property
+    def job(self) -> str:
+        """The job of the settings, by its rendezvous id."""
+        return self._job
+
+    def capabilities(self) -> Capabilities:
+        """See `trainwarden.launching.Launcher.capabilities`."""
+        return CAPABILITIES
+
+    def state(self, job: str) -> LauncherState:
+        """See `trainwarden.launching.Launcher.state`."""
+        if job != self._job:
+            raise LauncherError(f"this launcher runs job '{self._job}', not '{job[:200]}'")
+        reply = self._ask(AskState(job))
+        if reply.state is None:
+            raise LauncherUnavailable("the rendezvous service answers without a state")
+        return reply.state
+
+    def submit(self, operation: Operation) -> Report:
+        """See `trainwarden.launching.Launcher.submit`."""
+        if operation.job != self._job:
+            return refused(operation, "unknown_job", f"this launcher runs job '{self._job}'")
+        try:
+            msgspec.json.decode(ENCODE(operation), type=Operation)
+        except (msgspec.DecodeError, ValueError) as error:  # bounds are checked where it is read
+            return refused(operation, "unfit", str(error)[:500])
+        return self._ended.get(operation.id) or self._report(self._ask(Submit(operation)))
+
+    def poll(self, job: str, operation: str) -> Report:
+        """See `trainwarden.launching.Launcher.poll`."""
+        return self._ended.get(operation) or self._report(self._ask(Poll(self._job, operation)))
+
+    def _report(self, reply: Reply) -> Report:
+        report = reply.report
+        if report is None:
+            raise LauncherUnavailable("the rendezvous service answers without a report")
+        if report.state in ("done", "failed"):
+            self._ended[report.operation] = report
+            while len(self._ended) > _KEPT_ENDS:
+                del self._ended[next(iter(self._ended))]
+        return report
+
+    def _ask(self, ask: AskState | Submit | Poll) -> Reply:
+        """The answer of the first endpoint whose service hears agents of the job.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If there is none.
+        """
+        why = []
+        for host, port in self._addresses:
+            try:
+                said = self._exchange(host, port, ENCODE(Question(ask=ask, token=self._token)))
+                answer = msgspec.json.decode(said, type=Reply)
+                if answer.error is None:
+                    return answer
+                why.append(f"{host}:{port}: {answer.error[:300]}")
+            except (OSError, msgspec.DecodeError, ValueError) as error:
+                why.append(f"{host}:{port}: {trouble(error)[:300]}")
+        raise LauncherUnavailable(f"rendezvous service at {'; '.join(why)}")
+
+    def _exchange(self, host: str, port: int, question: bytes) -> bytes:
+        """One line for one line, over a connection of its own."""
+        until_s, said = time.monotonic() + self._timeout_s, bytearray()
+        connection = socket.create_connection((host, port), timeout=self._timeout_s)
+        try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_hostname=host)
+            connection.sendall(question + b"\n")
+            while b"\n" not in said:
+                connection.settimeout(max(0.01, until_s - time.monotonic()))
+                piece = connection.recv(1 << 16)
+                if not piece or len(said) > 4 * MAX_BYTES:
+                    raise ConnectionError("it hangs up without an answer")
+                said += piece
+        finally:
+            with suppress(OSError):
+                connection.close()
+        return bytes(said[: said.index(b"\n")])
+
+
+class JobClient:
+    """`launcher` for its one job, as a person asks it."""
+
+    def __init__(self, launcher: TorchrunLauncher) -> None:
+        self._launcher = launcher
+
+    def state(self) -> LauncherState:
+        """What is true of the job."""
+        return self._launcher.state(self._launcher.job)
+
+    def submit(self, operation: Operation) -> Report:
+        """Have `operation` carried out, once by its id."""
+        return self._launcher.submit(operation)
+
+    def poll(self, operation: str) -> Report:
+        """How far that operation is; ``unknown`` if nothing of it was begun."""
+        return self._launcher.poll(self._launcher.job, operation)

@@ -1,0 +1,123 @@
+"""What a line of the kernel or a driver says of one device: which one, and how grave by the driver's own words."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final, Literal
+
+import msgspec
+
+from detectors.logs.rules import LogRule, Xid, load_xids
+from trainwarden.records import Severity
+
+_XID: Final = re.compile(r"Xid \((?:PCI:)?[0-9a-fA-F:.]{4,32}\): ([0-9]{1,4})(?:,|\b)(.{0,400})")
+_SXID: Final = re.compile(r"SXid \(PCI:[0-9a-fA-F:.]{4,32}\): ([0-9]{4,6}), ?(.{0,200})")
+_ORDER: Final = re.compile(r"\bto 0x[0-9a-fA-F]{1,4} \(([A-Za-z0-9 ]{1,40})\)")
+_FATAL: Final = re.compile(r"(?i)\b(non-?fatal|fatal)\b")
+# Whose line it is: the first that fits. PCI addresses as the driver writes them; ports as libibverbs names them.
+_DEVICES: Final = (
+    re.compile(r"S?Xid \((?:PCI:)?([0-9a-fA-F:.]{4,32})\)"),
+    re.compile(r"\b(?:mlx5_core|efa|amdgpu|nvidia|bnxt_en|ice|i40e|ixgbe) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),  # noqa: E501
+    re.compile(r"\b((?:mlx5|bnxt_re|irdma|rdmap[0-9]{1,3}s[0-9]{1,3}|rocep?[0-9a-z]{0,12}|ibp?[0-9a-z]{1,12})_?[0-9]{0,3}):[0-9]{1,3}\b"),
+    re.compile(r"\bGPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),
+    re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
+    re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),
+)  # fmt: skip
+# Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
+_SAYS_SEVERITY: Final = frozenset(range(144, 151))
+_RECOVERY: Final = 154
+_RESETS: Final = ("gpu reset", "drain and reset")
+_REBOOTS: Final = ("reboot",)
+_OF_PROGRAMS: Final = frozenset({"APP", "FOLLOW", "IGNORE"})  # a line for each channel as a program ends
+RULES: Final = frozenset({"nvidia.xid", "nvidia.sxid", "nvidia.sxid_warning"})
+
+
+def device_of(line: str) -> str | None:
+    """The device that a line is about: its PCI address, port or interface.
+
+    Examples
+    --------
+    >>> device_of("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."), device_of("step 1")
+    ('0000:3b:00', None)
+    >>> device_of("mlx5_core 0000:a8:00.0 ens3: Link down"), device_of("NET/IB : mlx5_3:1 Got async event : port error")
+    ('0000:a8:00.0', 'mlx5_3')
+    """
+    return next((match[1] for pattern in _DEVICES if (match := pattern.search(line))), None)
+
+
+def as_said(rule: LogRule, line: str) -> LogRule:
+    """`rule` with what the line itself says: the Xid's entry in the table, the driver's severity or order.
+
+    Examples
+    --------
+    >>> from detectors.logs.rules import shipped_rules
+    >>> def of(line): rule = as_said(shipped_rules().match(line), line); return rule.role, rule.kind, rule.severity
+    >>> of("NVRM: Xid (PCI:0000:3b:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 00")
+    ('app', 'nvlink_error', 'sev3')
+    >>> of("NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+    ('root', 'gpu_lost', 'sev1')
+    >>> of("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error")
+    ('app', 'nvlink_error', 'sev3')
+    """
+    if rule.id == "nvidia.xid":
+        return _of_xid(rule, line)
+    if rule.id in RULES and (match := _SXID.search(line)) and (word := _FATAL.search(match[2])):
+        fatal = word[1].lower() == "fatal"
+        return _with(rule, "root" if fatal else "app", "sev1" if fatal else "sev3")
+    return rule
+
+
+def xid_of(line: str) -> Xid | None:
+    """The entry of the Xid that the line reports; None if it reports none that is known."""
+    match = _XID.search(line)
+    return _xids().get(int(match[1])) if match else None
+
+
+def of_program(line: str) -> bool:
+    """Whether the line is an Xid of a program's end, which comes once for each of its channels."""
+    xid = xid_of(line)
+    return xid is not None and xid.class_ in _OF_PROGRAMS
+
+
+def _of_xid(rule: LogRule, line: str) -> LogRule:
+    match = _XID.search(line)
+    xid = xid_of(line)
+    if match is None or xid is None:
+        return msgspec.structs.replace(rule, role="app", class_="H")
+    wanted, severity = xid.device_at_fault, xid.severity
+    if xid.code == _RECOVERY:
+        wanted, severity = recovery_ordered(match[2])
+    elif xid.code in _SAYS_SEVERITY and (word := _FATAL.search(match[2])):
+        wanted = word[1].lower() == "fatal"
+        severity = "sev1" if wanted else "sev3"
+    return msgspec.structs.replace(
+        rule, role="root" if wanted else "app", kind=xid.kind, severity=severity,
+        class_="A" if xid.class_ == "APP" else "H",
+    )  # fmt: skip
+
+
+def recovery_ordered(text: str) -> tuple[bool, Severity]:
+    """Whether the driver orders a reset or reboot (Xid 154), and how grave that is.
+
+    Examples
+    --------
+    >>> recovery_ordered("changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    (False, 'sev3')
+    >>> recovery_ordered("changed from 0x0 (None) to 0x4 (Drain and Reset)")
+    (True, 'sev1')
+    """
+    match = _ORDER.search(text)
+    order = (match[1] if match else text).lower()
+    if any(word in order for word in (*_RESETS, *_REBOOTS)):
+        return True, "sev1"
+    return False, "sev3"
+
+
+def _with(rule: LogRule, role: Literal["root", "app"], severity: Severity) -> LogRule:
+    return msgspec.structs.replace(rule, role=role, severity=severity, kind="nvlink_error", class_="H")
+
+
+@cache
+def _xids() -> dict[int, Xid]:
+    return load_xids()

@@ -1,0 +1,167 @@
+"""How launchers say that a rank has ended, and trainers that the run is done: the table `endings.toml`, one matcher."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import re2
+
+from trainwarden.errors import ConfigError
+from trainwarden.records import MAX_LINE_CHARS
+
+ENDINGS_FILE: Final = Path(__file__).with_name("endings.toml")
+MAX_RANKS: Final = 4096  # of one line
+_SIGNALS: Final = {
+    "hangup": 1, "illegal instruction": 4, "aborted": 6, "bus error": 7, "floating point exception": 8, "killed": 9,
+    "out of memory": 9, "segmentation fault": 11, "terminated": 15, "hup": 1, "int": 2, "ill": 4, "abrt": 6, "bus": 7,
+    "fpe": 8, "kill": 9, "segv": 11, "term": 15,
+}  # fmt: skip
+_STOPS: Final = frozenset({1, 2, 15})  # what whoever ends a process sends first
+_BY_SHELL: Final = 128
+
+Says = Literal["failed", "stopped", "row", "done", "first", "block"]
+
+
+class EndingRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of the table: see the head of `endings.toml`."""
+
+    id: str
+    pattern: str
+    says: Says
+    sample: str
+    source: str
+    first: bool = False
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What one line says of the end of ranks.
+
+    Attributes
+    ----------
+    says : str
+        ``failed``: processes ended by themselves; ``stopped``: the launcher ends the others; ``done``: the run is done;
+        ``first``, ``row``: parts of a table, of its first failure and of whom the next line is; ``block``: the next
+        traceback is of that rank.
+    ranks : tuple of int
+        Global ranks; empty if the line names none.
+    code : int or None
+        Exit code.
+    signal : int or None
+        By which they died; None if by none.
+    first : bool
+        The launcher names who was first.
+    """
+
+    id: str
+    says: Says
+    ranks: tuple[int, ...] = ()
+    local: int | None = None
+    pid: int | None = None
+    node: str | None = None
+    code: int | None = None
+    signal: int | None = None
+    first: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether a process ended by itself, and not because it was told to or had nothing more to do."""
+        return self.says == "failed" and self.code != 0 and self.signal not in _STOPS
+
+
+class Endings:
+    """All rows as one automaton (RE2's set), then the groups of the first row that fits: linear time.
+
+    Raises
+    ------
+    ConfigError
+        If the table is wrong; the message names the row.
+
+    Examples
+    --------
+    >>> said = shipped_endings().read("srun: error: ge: tasks 2-3: Exited with exit code 1")
+    >>> said.ranks, said.code, said.node, said.failed
+    ((2, 3), 1, 'ge', True)
+    >>> shipped_endings().read("srun: error: ge: tasks 0-1,3: Terminated").failed
+    False
+    >>> shipped_endings().read("step 12 loss 3.2") is None
+    True
+    """
+
+    def __init__(self, path: Path = ENDINGS_FILE) -> None:
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = 64 << 20
+        self._set = re2.Set.SearchSet(options)
+        self.rows: list[EndingRow] = []
+        self._patterns: list[Any] = []
+        for entry in _entries(path):
+            try:
+                row = msgspec.convert(entry, EndingRow)
+                self._set.Add(row.pattern)
+                self._patterns.append(re2.compile(row.pattern, options))
+            except (msgspec.ValidationError, re2.error) as error:
+                name = entry.get("id", "?") if isinstance(entry, dict) else "?"
+                raise ConfigError(f"{path}: ending {name}: {error}") from error
+            self.rows.append(row)
+        self._set.Compile()
+
+    def read(self, line: str) -> Ending | None:
+        """What `line` says by the first row that fits, None if it says nothing of an end."""
+        line = line[:MAX_LINE_CHARS]
+        found = self._set.Match(line.encode(errors="replace"))
+        if not found:
+            return None
+        row, match = self.rows[min(found)], self._patterns[min(found)].search(line)
+        return _ending(row, match.groupdict() if match else {})
+
+
+def _entries(path: Path) -> list[Any]:
+    try:
+        entries: list[Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("ending", [])
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    return entries
+
+
+def _ending(row: EndingRow, groups: dict[str, str | None]) -> Ending:
+    code = _number(groups.get("code"))
+    signal = _number(groups.get("signal"))
+    how = groups.get("how")
+    if signal is None and how is not None:
+        signal = _SIGNALS.get(how.lower().removeprefix("sig"))
+    if signal is None and code is not None:
+        signal = -code if code < 0 else code - _BY_SHELL if _BY_SHELL < code < _BY_SHELL + 65 else None
+    return Ending(
+        id=row.id, says=row.says, ranks=_ranks(groups.get("ranks") or ""), local=_number(groups.get("local")),
+        pid=_number(groups.get("pid")), node=groups.get("node"), code=code, signal=signal, first=row.first,
+    )  # fmt: skip
+
+
+def _number(text: str | None) -> int | None:
+    return None if not text else int(text)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Ranks of a list as Slurm writes it.
+
+    Examples
+    --------
+    >>> _ranks("0-1,3"), _ranks("[7]"), _ranks("")
+    ((0, 1, 3), (7,), ())
+    """
+    found: list[int] = []
+    for part in text.strip("[]").split(","):
+        low, _, high = part.partition("-")
+        if low.isdigit() and (high.isdigit() or not high):
+            found.extend(range(int(low), min(int(high or low), int(low) + MAX_RANKS) + 1))
+    return tuple(found[:MAX_RANKS])
+
+
+@cache
+def shipped_endings() -> Endings:
+    """The rows shipped, read once."""
+    return Endings()

@@ -1,0 +1,235 @@
+"""How a recorded job has ended, by its logs: what each rank said last, and what launchers say of ends.
+
+A rank that names a cause and is not heard of again is believed however long ago that was: collectives wait ten minutes
+and more before the others give up. Training that goes on, or a run that says that it is done, takes everything back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from detectors.logs.device_lines import as_said
+from detectors.logs.ends.endings import Ending, shipped_endings
+from detectors.logs.ends.line_times import began_s, line_times
+from detectors.logs.ends.trainers import goes_on
+from detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
+from detectors.logs.findings import EVENT_KIND
+from detectors.logs.rules import LogRule, shipped_rules
+from trainwarden.log_text import writer_of
+from trainwarden.recorded.job import LogTable, RecordedJob
+from trainwarden.recorded.log_stamps import Stamps
+from trainwarden.records import EventRecord, IncidentKind
+
+_FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost", "job_end"})
+MOST_LINES: Final = 1_000_000  # of one file, its last
+OUTLIVED_STEPS: Final = 3  # step lines of one writer after which nothing before them was the end
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
+_WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
+_ONE_RANK: Final = re.compile(r"(?i)\blocal grad|before data-parallel|\bRank [0-9]{1,6}[:,] |\bon rank [0-9]{1,6}\b")
+_NON_FINITE: Final = "numeric.non_finite"
+_ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
+
+
+def last_word_events(job: RecordedJob, known: Iterable[EventRecord] = ()) -> list[EventRecord]:
+    """What `last_words` finds, as events that `log_window` reads; none where events tell of processes themselves."""
+    if not job.logs or any(event.kind in _FACTS for event in known):
+        return []
+    start_s = (job.span_s or (0.0,))[0]
+    return [_event(verdict, job.name, number) for number, verdict in enumerate(last_words(job, start_s))]
+
+
+def _event(verdict: Verdict, job: str, number: int) -> EventRecord:
+    cause = verdict.cause
+    fields: dict[str, Any] = {"finding": EVENT_KIND, "explained": verdict.explained}
+    if cause is not None:
+        fields |= {
+            "kind": cause.kind, "severity": cause.severity, "rule": cause.rule, "line": cause.line[:300],
+            "file": cause.file, "onset_s": cause.time_s,
+        }  # fmt: skip
+    return EventRecord(
+        id=f"{EVENT_KIND}/{number}", job=job, node=(cause.node if cause else None) or "", time_s=verdict.at_s,
+        kind=EVENT_KIND, rank=cause.rank if cause else None, message=verdict.then, fields=fields,
+    )  # fmt: skip
+
+
+def last_words(job: RecordedJob, start_s: float) -> list[Verdict]:
+    """How the attempts of a recorded job ended, as far as its logs say; empty where they say nothing.
+
+    Parameters
+    ----------
+    start_s : float
+        Where a file without any stamp begins.
+    """
+    reader = _Reader(job.logs, start_s)
+    found: list[Verdict] = []
+    attempt = Attempt()
+    for order, table, place in reader.lines():
+        attempt = _follow(reader, attempt, order, (table, place), found)
+    last = decide(attempt, reader.last_s, at_end=True)
+    return [*found, last] if last is not None else found
+
+
+def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, int], found: list[Verdict]) -> Attempt:
+    """Read one line; a new attempt where training went on after what ended or might have ended the last one."""
+    line = reader.text(*where)
+    if not reader.in_traceback(*where) and goes_on(line):
+        if attempt.eventful or attempt.done:
+            writer = (where[0], reader.tables[where[0]].ranks[where[1]])
+            attempt.steps[writer] += 1
+            if attempt.steps[writer] >= OUTLIVED_STEPS:
+                if any(ending.failed for _, ending, _ in attempt.ends):
+                    verdict = decide(attempt, order[0], at_end=False)
+                    found.extend([verdict] if verdict is not None and verdict.cause is not None else [])
+                return Attempt()
+        return attempt
+    reader.read(attempt, order, where, line)
+    return attempt
+
+
+class _Reader:
+    """Lines of all files in the order of their times, and what each of them means for the end of the job."""
+
+    def __init__(self, tables: Sequence[LogTable], start_s: float) -> None:
+        self.tables = tables
+        self._times_s = [line_times(table, start_s) for table in tables]
+        self._rules, self._endings = shipped_rules(), shipped_endings()
+        self._open: set[tuple[int, int | None]] = set()  # writers in the middle of a traceback
+        self._row: dict[int, int | None] = {}  # of a launcher's table, by file
+        self._first: dict[int, bool] = {}
+        self._named: dict[int, int] = {}  # whose traceback comes next
+        self._stamps = Stamps()
+        self._warns = False  # the line that is being read is a warning
+        self.last_s = max((float(times_s[-1]) for times_s in self._times_s if times_s.size), default=start_s)
+
+    def lines(self) -> Iterator[tuple[Order, int, int]]:
+        """Order, file and place of every line."""
+        orders = [
+            (float(times_s[place]), number, place)
+            for number, times_s in enumerate(self._times_s)
+            for place in range(max(0, times_s.size - MOST_LINES), times_s.size)
+        ]
+        orders.sort()
+        for order in orders:
+            yield order, order[1], order[2]
+
+    def text(self, table: int, place: int) -> str:
+        """The line without its writer's prefixes."""
+        log = self.tables[table]
+        rest = writer_of(log.lines[place], log.label).rest
+        self._warns = _WARNING.match(rest) is not None
+        if np.isfinite(log.times_s[place]) and (stamp := self._stamps.read(rest)).end:
+            rest = writer_of(rest[stamp.end :].lstrip(" "), log.label).rest
+            self._warns = self._warns or _WARNING.match(rest) is not None
+        return rest
+
+    def in_traceback(self, table: int, place: int) -> bool:
+        """Whether the writer of a line is in the middle of a traceback."""
+        return (table, self.tables[table].ranks[place]) in self._open
+
+    def read(self, attempt: Attempt, order: Order, where: tuple[int, int], line: str) -> None:
+        """Read a line that is no step."""
+        if not line.strip():
+            return
+        table = self.tables[where[0]]
+        rank = table.ranks[where[1]]
+        key = (where[0], rank)
+        if self._in_traceback(key, line):
+            return
+        if key in self._open:
+            self._raised(attempt, order, where, line)
+            return
+        ending = self._endings.read(line)
+        if ending is not None:
+            self._ended(attempt, order, where[0], rank, ending)
+            return
+        rule = self._rules.match(line)
+        if rule is not None:
+            rule = as_said(rule, line)
+            self._said(attempt, order, where, line, rule)
+
+    def _in_traceback(self, key: tuple[int, int | None], line: str) -> bool:
+        """Whether the line is one of a traceback, which is open until its exception."""
+        if line.lstrip().startswith(_TRACEBACK):
+            self._open.add(key)
+            return True
+        return key in self._open and line[:1] in {" ", "\t"}
+
+    def _raised(self, attempt: Attempt, order: Order, where: tuple[int, int], line: str) -> None:
+        """The exception that ends a traceback."""
+        table = self.tables[where[0]]
+        key = (where[0], table.ranks[where[1]])
+        self._open.discard(key)
+        if not _RAISED.match(line):
+            return
+        ending = self._endings.read(line)
+        if ending is not None:
+            self._ended(attempt, order, where[0], key[1], ending)
+            return
+        rule = self._rules.match(line)
+        if rule is not None and (rule.role in {"cascade", "phase"} or (rule.role == "root" and rule.class_ in "HNS")):
+            self._said(attempt, order, where, line, rule)
+            return
+        self._cause(attempt, order, where, line, rule, raised=True)
+
+    def _said(self, attempt: Attempt, order: Order, where: tuple[int, int], line: str, rule: LogRule) -> None:
+        """A line of its own."""
+        rank = self.tables[where[0]].ranks[where[1]]
+        if rule.role == "phase":
+            attempt.stopped_by = attempt.stopped_by or order
+        elif rule.role == "cascade":
+            if self._warns:
+                attempt.warned = True
+            else:
+                attempt.followed.append(((min(order[0], began_s(line, order[0])), *order[1:]), line))
+                if rank is not None:
+                    attempt.waited.add(rank)
+        elif rule.role == "root" and rule.class_ in "HNS":
+            if rule.kind not in _ENDS_NOTHING and rule.severity != "sev3":
+                attempt.devices.append((order[0], rank))
+        elif rule.role == "root" or rule.id == "python.exception":
+            self._cause(attempt, order, where, line, rule, raised=False)
+
+    def _cause(
+        self, attempt: Attempt, order: Order, where: tuple[int, int], line: str,
+        rule: LogRule | None, *, raised: bool,
+    ) -> None:  # fmt: skip
+        table = self.tables[where[0]]
+        kind: IncidentKind = "exception"
+        if rule is not None and rule.role == "root" and rule.kind is not None:
+            kind = rule.kind
+        elif rule is not None and rule.id == _NON_FINITE and _ONE_RANK.search(line):
+            kind = "silent_corruption"
+        rank = table.ranks[where[1]]
+        if rank is None and raised and where[0] in self._named:
+            rank = self._named.pop(where[0])
+        attempt.causes.append(
+            Cause(
+                order=order, rank=rank, node=table.nodes[where[1]], file=table.file, line=table.lines[where[1]],
+                rule=rule.id if rule is not None else "python.exception", kind=kind,
+                severity=rule.severity if rule is not None and rule.role == "root" else "sev2", raised=raised,
+                left=len(table.lines) - where[1] - 1,
+            )
+        )  # fmt: skip
+
+    def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
+        if ending.says == "done":
+            attempt.done = order
+        elif ending.says == "first":
+            self._first[table] = True
+        elif ending.says == "row":
+            self._row[table] = ending.ranks[0] if ending.ranks else None
+        else:
+            if ending.says == "block" and ending.ranks:
+                self._named[table] = ending.ranks[0]
+            named = (
+                ending.ranks[0] if ending.ranks else rank if ending.local is not None else self._row.pop(table, None)
+            )
+            if self._first.pop(table, False):
+                ending = msgspec.structs.replace(ending, first=True)
+            attempt.ends.append((order, ending, named))

@@ -1,0 +1,177 @@
+"""Which of the things said at the end of a job is its cause, and which only followed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from detectors.logs.ends.endings import Ending
+from trainwarden.records import IncidentKind, Severity
+
+NEAR_S: Final = 60.0  # what a device's failure explains, or the end of a log, is no further away
+FEW_LINES: Final = 40  # that may follow the last words of a log that ends with them
+_SIGNAL_NAMES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+_MEANS: Final = {
+    6: "process.aborted", 9: "process.killed", 7: "process.bus_error", 11: "process.segfault",
+}  # fmt: skip
+_SAYS: Final = {
+    6: "an assertion of native code or a library that gave up",
+    7: "often a full /dev/shm: raise --shm-size",
+    9: "by the kernel's out-of-memory killer, the scheduler or a person",
+}
+
+Order = tuple[float, int, int]
+"""Time, file and place of a line: what is compared to say which came first."""
+Ends = Sequence[tuple[Order, Ending, int | None]]
+"""Processes that ended: when, how the launcher says it, and of which rank."""
+
+
+@dataclass(slots=True)
+class Cause:
+    """What one rank named as the cause of its end."""
+
+    order: Order
+    rank: int | None
+    node: str | None
+    file: str
+    line: str
+    rule: str
+    kind: IncidentKind
+    severity: Severity
+    raised: bool = False  # by a traceback that nothing caught before it was printed
+    left: int = 0  # lines of its file behind it
+
+    @property
+    def time_s(self) -> float:
+        """When it was said."""
+        return self.order[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one attempt of a job ended.
+
+    Attributes
+    ----------
+    cause : Cause or None
+        None: nothing needs to be told here, whatever single lines say.
+    then : str
+        What followed, in words.
+    at_s : float
+        When that was known.
+    explained : bool
+        A device, a node or the scheduler has ended the job; other lines tell of it.
+    """
+
+    cause: Cause | None
+    then: str
+    at_s: float
+    explained: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What was said since training last went on."""
+
+    causes: list[Cause] = field(default_factory=list)
+    followed: list[tuple[Order, str]] = field(default_factory=list)  # consequences that are no warnings
+    warned: bool = False
+    ends: list[tuple[Order, Ending, int | None]] = field(default_factory=list)
+    devices: list[tuple[float, int | None]] = field(default_factory=list)
+    waited: set[int] = field(default_factory=set)
+    stopped_by: Order | None = None  # scheduler or user
+    done: Order | None = None
+    steps: Counter[tuple[int, int | None]] = field(default_factory=Counter)
+
+    @property
+    def eventful(self) -> bool:
+        return bool(self.causes or self.followed or self.ends or self.devices or self.stopped_by or self.warned)
+
+
+def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
+    """How the attempt ended; None where single lines may speak for themselves."""
+    failed = [(order, ending, rank) for order, ending, rank in attempt.ends if ending.failed or ending.says == "block"]
+    firsts = [one.order for one in attempt.causes] + [order for order, _, _ in failed]
+    first = min(firsts, default=None)
+    if (
+        attempt.done is not None
+        and max([*firsts, *(order for order, _ in attempt.followed)], default=attempt.done) <= attempt.done
+    ):
+        return Verdict(None, "the run is done", now_s)
+    if first is None:
+        if attempt.devices and attempt.followed:
+            return Verdict(None, "a device or node failed", now_s, explained=True)
+        quiet = attempt.warned and not attempt.followed and not attempt.devices
+        return Verdict(None, "nothing but warnings", now_s) if quiet else None
+    if attempt.stopped_by is not None and attempt.stopped_by < first:
+        return Verdict(None, "it was ended from outside", now_s, explained=True)
+    if any(time_s <= first[0] + NEAR_S for time_s, _ in attempt.devices):
+        return Verdict(None, "a device or node failed", now_s, explained=True)
+    if attempt.causes:
+        return _by_cause(attempt, failed, now_s, at_end=at_end)
+    return _by_ending(attempt, failed, now_s)
+
+
+def _by_cause(attempt: Attempt, failed: Ends, now_s: float, *, at_end: bool) -> Verdict | None:
+    cause = _root(attempt, failed)
+    after = [order[0] for order, _, _ in attempt.ends if order > cause.order]
+    after += [order[0] for order, _ in attempt.followed if order[1:] != cause.order[1:]]
+    if not after:
+        alone = at_end and cause.left <= FEW_LINES and now_s - cause.time_s <= NEAR_S
+        if not alone or not (cause.raised or cause.rule != "python.exception"):
+            return Verdict(None, "nothing ended by it", now_s)
+    then = _then(attempt, failed)
+    return Verdict(cause, then, max([cause.time_s, *([min(after)] if after else [])]))
+
+
+def _root(attempt: Attempt, failed: Ends) -> Cause:
+    """The cause that counts: of the rank that the launcher saw first, else the first; its most telling line."""
+    candidates = [one for one in attempt.causes if one.rank is None or one.rank not in attempt.waited] or attempt.causes
+    first = next((rank for _, ending, rank in failed if ending.first and rank is not None), None)
+    of_first = [one for one in candidates if one.rank == first and first is not None]
+    early = min(candidates, key=lambda one: one.order)
+    # The launcher looks after its processes now and then only: what came well before is no consequence.
+    if of_first and min(one.time_s for one in of_first) - early.time_s <= NEAR_S:
+        candidates = of_first
+    early = min(candidates, key=lambda one: one.order)
+    own = [one for one in candidates if one.rank == early.rank and one.file == early.file]
+    telling = [one for one in own if one.kind not in {"exception", "crash"} and one.time_s - early.time_s <= NEAR_S]
+    best = min(telling or [early], key=lambda one: one.order)
+    if best.rank is None:
+        known = first if first is not None else next((rank for _, _, rank in failed if rank is not None), None)
+        best.rank = known
+    return best
+
+
+def _by_ending(attempt: Attempt, failed: Ends, now_s: float) -> Verdict | None:
+    """A process that ended without a word of its own."""
+    order, ending, rank = next((one for one in failed if one[1].first and one[2] is not None), failed[0])
+    if attempt.followed and (ending.signal in {None, 6} or (rank is not None and rank in attempt.waited)):
+        return None  # it only followed
+    if ending.signal is None and len(failed) == 1 and rank is None and attempt.warned:
+        return None
+    who = f"rank {rank}" if rank is not None else "a process"
+    if ending.signal is not None:
+        name = _SIGNAL_NAMES.get(ending.signal, f"signal {ending.signal}")
+        why = f" ({_SAYS[ending.signal]})" if ending.signal in _SAYS else ""
+        how = f"{who} was killed by {name}{why}"
+    else:
+        how = f"{who} exited with code {ending.code}" if ending.code is not None else f"{who} failed"
+    cause = Cause(
+        order=order, rank=rank, node=ending.node, file="", line=f"{how}, says its launcher ({ending.id}), and nothing else",  # noqa: E501
+        rule=_MEANS.get(ending.signal or 0, "process.exit"), kind="crash", severity="sev2",
+    )  # fmt: skip
+    return Verdict(cause, "", order[0])
+
+
+def _then(attempt: Attempt, failed: Ends) -> str:
+    waited = len(attempt.waited)
+    if attempt.followed:
+        who = f"{waited} ranks" if waited > 1 else f"rank {min(attempt.waited)}" if waited else "others"
+        return f"then {who} said: {attempt.followed[0][1][:120]}"
+    if failed:
+        _, ending, rank = failed[0]
+        return f"then {'rank ' + str(rank) if rank is not None else 'a process'} ended, says {ending.id}"
+    return "these are the last words of the log"

@@ -1,0 +1,103 @@
+"""Causes long before what follows from them, tracebacks without stamps, ends that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.detectors.last_words.judged import TIMED_OUT, judged, only, raised, steps
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 2 has a total capacity of 79.10 GiB"
+FAILED = (
+    "E1104 {clock}.902000 6990 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: "
+    "{code}) local_rank: {rank} (pid: 700{rank}) of binary: /srv/venv/bin/python"
+)
+STARTED = "W1104 08:00:01.381000 6990 site-packages/torch/distributed/run.py:774] Setting OMP_NUM_THREADS"
+LOSSES = [f"{{'loss': {2.5 - i / 1000:.4f}, 'grad_norm': 0.5, 'epoch': {i / 100:.2f}}}" for i in range(30)]
+GONE = (
+    "[rank{rank}]:[W1104 12:00:01.222222 TCPStore.cpp:106] [c10d] recvValue failed on SocketImpl(fd=61, "
+    "addr=[localhost]:51101, remote=[localhost]:29500): Connection reset by peer"
+)
+
+
+@pytest.mark.parametrize("waiting", [1, 3, 7])
+@pytest.mark.parametrize("minutes", [10, 30])
+def test_a_cause_is_believed_until_its_rank_is_heard_of_again(tmp_path: Path, waiting: int, minutes: int) -> None:
+    late = [TIMED_OUT.format(rank=rank, clock=f"08:{5 + minutes}:02") for rank in range(8) if rank != 2][:waiting]
+    assert only(tmp_path, *steps("08:04:55", 20), *raised(2, OOM), *late) == ("cuda_out_of_memory", 2)
+
+
+def test_a_cause_that_training_went_on_after_is_none(tmp_path: Path) -> None:
+    lines = [*steps("08:04:55", 20), *raised(2, OOM), *steps("08:09:55", 20)]
+    lines += [TIMED_OUT.format(rank=rank, clock="08:30:02") for rank in (0, 1, 3)]
+    incidents = judged(tmp_path, {"logs.txt": lines})
+    assert [one.kind for one in incidents] == ["hang"]
+
+
+@pytest.mark.parametrize(
+    ("exception", "kind"),
+    [
+        (OOM, "cuda_out_of_memory"),
+        ("KeyError: 'labels'", "exception"),
+        ("ValueError: loss is nan at step 40, giving up", "exception"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu_memory_error"),
+        ("AssertionError: Rank 3: found NaN in local grad norm in backward pass", "silent_corruption"),
+        ("RuntimeError: unable to write to file </torch_7102_12_3>: No space left on device (28)", "data_stall"),
+    ],
+)
+def test_a_traceback_between_stamps_that_are_hours_apart_is_near_the_end_that_follows(
+    tmp_path: Path, exception: str, kind: str
+) -> None:
+    ended = FAILED.format(clock="10:31:06", code=1, rank=3)
+    incidents = judged(tmp_path, {"logs.txt": [STARTED, *LOSSES, *raised(3, exception), ended]})
+    assert [(one.kind, one.suspects[0].rank) for one in incidents] == [(kind, 3)]
+    assert incidents[0].onset_s == pytest.approx(1_793_788_266.0, abs=60.0), "at 10:31:06, not at 08:00:01"
+
+
+def test_what_is_full_is_said_to_be_shared_memory(tmp_path: Path) -> None:
+    full = raised(
+        2, "RuntimeError: unable to open shared memory object </torch_7002_12> in read-write mode: No space left"
+    )
+    incidents = judged(
+        tmp_path, {"logs.txt": [STARTED, *LOSSES, *full, FAILED.format(clock="09:00:00", code=1, rank=2)]}
+    )
+    assert "shared memory" in incidents[0].reason
+    assert "--shm-size" in incidents[0].reason
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        "{'train_runtime': 700.1, 'train_loss': 2.31, 'epoch': 1.0}",
+        "`Trainer.fit` stopped: `max_epochs=1` reached.",
+        "[after training is done] datetime: 2026-11-04 12:00:00",
+        "2026-11-04 12:00:00,101 - root - INFO - Training completed",
+        "",
+    ],
+)
+def test_warnings_at_the_end_of_a_run_are_nothing(tmp_path: Path, done: str) -> None:
+    assert judged(tmp_path, {"logs.txt": [*LOSSES, done, *(GONE.format(rank=rank) for rank in (1, 2))]}) == []
+
+
+def test_the_same_warnings_before_a_launchers_word_follow_from_a_failure(tmp_path: Path) -> None:
+    ended = FAILED.format(clock="12:00:03", code=-9, rank=0)
+    assert only(tmp_path, *LOSSES, *(GONE.format(rank=rank) for rank in (1, 2)), ended) == ("crash", 0)
+
+
+@pytest.mark.parametrize(("code", "word"), [(-6, "SIGABRT"), (-9, "SIGKILL"), (-11, "SIGSEGV"), (7, "code 7")])
+def test_an_end_without_a_word_is_told_by_how_it_was(tmp_path: Path, code: int, word: str) -> None:
+    incidents = judged(tmp_path, {"logs.txt": [*LOSSES, FAILED.format(clock="12:00:03", code=code, rank=1)]})
+    assert [(one.kind, one.suspects[0].rank) for one in incidents] == [("crash", 1)]
+    assert word in incidents[0].reason
+
+
+def test_a_traceback_at_the_end_of_a_log_is_a_dead_job_and_one_that_is_survived_is_not(tmp_path: Path) -> None:
+    assert only(tmp_path, *LOSSES, *raised(0, "KeyError: 'labels'")) == ("exception", 0)
+    (tmp_path / "logs.txt").unlink()
+    assert judged(tmp_path, {"logs.txt": [*LOSSES[:9], *raised(0, "KeyError: 'labels'"), *LOSSES[9:]]}) == []
+
+
+def test_what_the_scheduler_or_a_person_ended_is_no_failure(tmp_path: Path) -> None:
+    cancelled = "slurmstepd: error: *** STEP 4711.0 ON ge CANCELLED AT 2026-11-04T11:20:01 DUE TO TIME LIMIT ***"
+    assert judged(tmp_path, {"logs.txt": [*LOSSES, cancelled, *raised(1, "RuntimeError: stopped in a save")]}) == []

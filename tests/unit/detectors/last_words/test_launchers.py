@@ -1,0 +1,93 @@
+"""How launchers say that a rank has ended: every row of the table, and tracebacks behind their prefixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detectors.logs.ends.endings import Endings, shipped_endings
+from tests.unit.detectors.last_words.judged import judged, raised
+from trainwarden.errors import ConfigError
+from trainwarden.log_text import PREFIXES, label_of, writer_of
+
+LABELLED = [f"{{rank}}: step {step} loss {2 - step / 100:.3f}" for step in range(20)]
+TOLD = {
+    "srun --label": (
+        "{rank}: ",
+        ["srun: error: ge: task 2: Exited with exit code 1", "srun: Terminating StepId=4711.0",
+         "slurmstepd: error: *** STEP 4711.0 ON ge CANCELLED AT 2026-11-04T11:20:01 ***",
+         "srun: error: ge: tasks 0-1,3: Terminated"],
+    ),
+    "mpirun tags": (
+        "[1,{rank}]<stderr>:", ["mpirun detected that one or more processes exited with non-zero status, thus causing"],
+    ),
+    "mpirun long": (
+        "[1,{rank}]<stderr>:", ["Primary job  terminated normally, but 1 process returned", "  Process name: [[25717,1],2]"],  # noqa: E501
+    ),
+    "composer": (
+        "[rank{rank}]: ",
+        ["ERROR:composer.cli.launcher:Rank 2 crashed with exit code 1.", "Global rank 0 (PID 7000) exited with code -15"],  # noqa: E501
+    ),
+    "accelerate": (
+        "[rank{rank}]: ",
+        ["Traceback (most recent call last):", '  File "/srv/venv/bin/accelerate", line 8, in <module>',
+         "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."],
+    ),
+    "deepspeed": (
+        "[rank{rank}]: ",
+        ["[2026-11-04 08:05:05,101] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7001",
+         "[2026-11-04 08:05:06,101] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank=2'] exits with return code = 1"],  # noqa: E501
+    ),
+    "lightning": (
+        "[rank{rank}]: ", ["[rank: 2] Child process with PID 7002 terminated with code 1. Forcefully terminating all others"],  # noqa: E501
+    ),
+    "kubectl": ("[pod/job-worker-0/main] [rank{rank}]: ", ["command terminated with exit code 1"]),
+    "ray": (
+        "(RayTrainWorker pid=700{rank}, ip=10.0.0.7) [rank{rank}]: ",
+        ["ray.exceptions.RayTaskError(RuntimeError): ray::_RayTrainWorker__execute.get_next() (pid=7002, ip=10.0.0.7)"],
+    ),
+    "pdsh": ("gpu-07: [rank{rank}]: ", ["pdsh@head: gpu-07: ssh exited with exit code 1"]),
+    "containerd": ("2026-11-04T08:05:00.000000000Z stderr F [rank{rank}]: ", ["2026-11-04T08:05:01.0Z stderr F Killed"]),  # noqa: E501
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", TOLD)
+def test_a_rank_that_raised_and_that_its_launcher_says_ended_is_the_cause(tmp_path: Path, launcher: str) -> None:
+    prefix, ended = TOLD[launcher]
+    steps = [
+        f"{prefix.format(rank=rank)}step {step} loss {2 - step / 100:.3f}" for step in range(20) for rank in range(4)
+    ]
+    incidents = judged(tmp_path, {"logs.txt": [*steps, *raised(2, "RuntimeError: no index came", prefix), *ended]})
+    assert [(one.kind, one.suspects[0].rank) for one in incidents] == [("exception", 2)], incidents
+
+
+def test_the_traceback_that_spawn_prints_is_of_the_process_that_it_names(tmp_path: Path) -> None:
+    parent = ["Traceback (most recent call last):", '  File "train.py", line 12, in <module>', "    mp.spawn(run)"]
+    parent += [
+        "torch.multiprocessing.spawn.ProcessRaisedException: ",
+        "",
+        "-- Process 2 terminated with the following error:",
+    ]
+    lines = [f"step {step} loss {2 - step / 100:.3f}" for step in range(20)]
+    incidents = judged(tmp_path, {"logs.txt": [*lines, *parent, *raised(2, "RuntimeError: no index came", "")]})
+    assert [(one.kind, one.suspects[0].rank) for one in incidents] == [("exception", 2)]
+
+
+@pytest.mark.parametrize("row", shipped_endings().rows, ids=lambda row: row.id)
+def test_every_row_reads_its_own_sample(row) -> None:
+    said = shipped_endings().read(row.sample)
+    assert said is not None
+    assert (said.id, said.says) == (row.id, row.says)
+
+
+@pytest.mark.parametrize("row", PREFIXES, ids=lambda row: row.source)
+def test_every_prefix_is_read_from_its_own_sample(row) -> None:
+    label = label_of([row.sample] * 4) if row.labelled else None
+    assert writer_of(row.sample, label).rest != row.sample
+
+
+def test_a_broken_table_of_endings_is_one_clear_sentence(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('[[ending]]\nid = "x"\npattern = "("\nsays = "failed"\nsample = ""\nsource = ""\n')
+    with pytest.raises(ConfigError, match="ending x"):
+        Endings(tmp_path / "e.toml")

@@ -1,0 +1,237 @@
+"""How ranks end, by real processes and torch's own events."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trainwarden import hook
+from trainwarden.rundir import EVENTS as EVENTS_FILE
+from trainwarden.topics import EVENTS
+from trainwarden.torchrun.exits import Exit, Exits, _remembered
+from trainwarden.torchrun.surroundings import Surroundings
+
+PATIENCE_S = 60.0
+
+
+class Rig:
+    """Exits whose ranks are real children; `said` and `ends` are what was told."""
+
+    def __init__(self) -> None:
+        self.said, self.ends = {}, []
+        self._changed = threading.Condition()
+        self.exits = Exits(self._say, self._end)
+        self.exits.begin()
+        self.processes = []
+
+    def _say(self, said):
+        with self._changed:
+            self.said = said
+            self._changed.notify_all()
+
+    def _end(self, end):
+        with self._changed:
+            self.ends.append(end)
+            self._changed.notify_all()
+
+    def until(self, true):
+        with self._changed:
+            assert self._changed.wait_for(true, PATIENCE_S), (self.said, self.ends)
+
+    def ranks(self, *codes):
+        """Start a rank for each code; each ends once its input does."""
+        for rank, code in enumerate(codes):
+            script = f"import sys; sys.stdin.read(); sys.exit({code})"
+            self.processes.append(subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE))
+            self.exits.emit(start(self.processes[-1].pid, rank, len(codes)))
+
+    def let_end(self, *ranks):
+        for rank in ranks:
+            self.processes[rank].stdin.close()
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+
+
+def start(pid: int, rank: int, ranks: int, state: str = "START") -> logging.LogRecord:
+    """An event as torch 2.6 to 2.15 write it, of one node."""
+    more = {"group_world_size": 1, "entry_point": "train.py", "local_rank": [rank], "role_world_size": [ranks]}
+    metadata = {"global_rank": rank, "worker_id": str(pid), "state": state, "metadata": json.dumps(more)}
+    event = {"name": "torchelastic.worker.status.START", "source": "WORKER", "timestamp": 0, "metadata": metadata}
+    return logging.LogRecord("torchelastic-events-null", logging.INFO, __file__, 1, json.dumps(event), None, None)
+
+
+@pytest.fixture
+def rig():
+    made = Rig()
+    yield made
+    made.close()
+
+
+def test_ranks_that_all_end_well_have_finished(rig):
+    rig.ranks(0, 0)
+    assert (rig.said["ranks"], rig.said["alive"]) == ([0, 1], [0, 1])
+    rig.let_end(0)
+    rig.until(lambda: rig.said["alive"] == [1])
+    assert not rig.said["finished"]
+    rig.let_end(1)
+    rig.until(lambda: rig.said["finished"] and len(rig.ends) == 2)
+    assert {(end.rank, end.code, end.signal, end.asked) for end in rig.ends} == {
+        (0, 0, None, False),
+        (1, 0, None, False),
+    }
+
+
+def test_the_first_that_fails_is_named_and_whom_torchrun_then_ends_is_not(rig):
+    rig.ranks(0, 7)
+    rig.let_end(1)
+    rig.until(lambda: rig.said["failure"] is not None)
+    rig.processes[0].terminate()
+    rig.until(lambda: len(rig.ends) == 2)
+    assert rig.said["failure"] == {"rank": 1, "how": "ended with code 7"}
+    assert [(end.rank, end.code, end.signal, end.asked) for end in rig.ends] == [
+        (1, 7, None, False), (0, None, "SIGTERM", True),
+    ]  # fmt: skip
+
+
+def test_a_rank_that_is_killed_from_outside_has_failed_and_one_that_has_to_stop_has_not(rig):
+    rig.ranks(0, 0)
+    rig.processes[1].kill()
+    rig.until(lambda: rig.said["failure"] is not None)
+    assert rig.said["failure"]["how"] == "was ended by SIGKILL"
+    rig.exits.begin()
+    rig.ranks(0)
+    rig.exits.end(told=True)
+    rig.processes[-1].terminate()
+    rig.until(lambda: any(end.pid == rig.processes[-1].pid for end in rig.ends))
+    assert rig.said["failure"] is None
+
+
+def test_they_are_left_for_torchrun_to_reap(rig):
+    rig.ranks(3)
+    rig.let_end(0)
+    rig.until(lambda: bool(rig.ends))
+    assert rig.processes[0].wait(PATIENCE_S) == 3
+
+
+def test_one_that_torchrun_has_reaped_first_is_known_where_the_kernel_remembers():
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; sys.stdin.read(); sys.exit(9)"], stdin=subprocess.PIPE
+    )
+    pidfd = os.pidfd_open(process.pid)
+    process.stdin.close()
+    process.wait(PATIENCE_S)
+    assert _remembered(pidfd) in ((9, None), (None, None))  # kernels before 6.15 forget
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", "{}", '{"metadata": null}', '{"metadata": {"state": "START"}}'])
+def test_events_of_another_form_are_passed_over(rig, text):
+    rig.exits.emit(logging.LogRecord("torchelastic-events-null", logging.INFO, __file__, 1, text, None, None))
+    rig.exits.emit(start(os.getpid(), 0, 1, state="SUCCEEDED"))
+    assert rig.said == {}
+
+
+def test_it_hears_events_though_torchrun_was_told_to_log_less(rig):
+    logger = logging.getLogger("torchelastic-events-null")
+    before = logger.level, logger.handlers[:], logger.propagate
+    try:
+        logger.setLevel(logging.ERROR)
+        rig.exits.listen()
+        rig.exits.listen()
+        assert (logger.isEnabledFor(logging.INFO), logger.handlers.count(rig.exits)) == (True, 1)
+    finally:
+        logger.level, logger.handlers[:], logger.propagate = before
+        for name in ("console", os.environ.get("PET_EVENT_LOG_HANDLER", "null")):
+            other = logging.getLogger(f"torchelastic-events-{name}")
+            if rig.exits in other.handlers:
+                other.removeHandler(rig.exits)
+
+
+# --- what the node's agent is told -----------------------------------------------------------------------------------
+
+
+def surroundings(tmp_path, **more) -> Surroundings:
+    return Surroundings("j", "n", {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), **more}, more.get("found", print))
+
+
+def test_an_end_is_an_event_of_ours_named_as_the_hook_names_the_process(tmp_path):
+    around = surroundings(tmp_path)
+    around.ended(Exit(3, 4242, 1_700_000_000.0, None, signal.SIGKILL.name, False))
+    (line,) = (tmp_path / "run" / EVENTS_FILE).read_bytes().splitlines()
+    event = EVENTS.decode(line)
+    assert (event.kind, event.rank, event.job, event.node) == ("process_exit", 3, "j", "n")
+    assert event.fields == {"pid": 4242, "incarnation": "4242-1700000000000", "signal": "SIGKILL"}
+    around.close()
+
+
+def test_in_a_folder_that_somebody_watches_the_job_bears_their_name_for_it(tmp_path):
+    around = surroundings(tmp_path, TRAINWARDEN_JOB="watch-1")
+    around.ended(Exit(0, 1, 1.0, 3, None, False))
+    assert EVENTS.decode((tmp_path / "run" / EVENTS_FILE).read_bytes().strip()).job == "watch-1"
+    around.close()
+
+
+def test_ranks_find_their_surroundings(tmp_path):
+    environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), "PYTHONPATH": "mine", "TRAINWARDEN_RESUME_FROM": "old"}
+    around = Surroundings("j", "n", environ, print)
+    for _ in range(2):
+        around.prepare(4, None)
+    inject, mine = environ["PYTHONPATH"].split(os.pathsep)
+    assert (os.path.exists(f"{inject}/sitecustomize.py"), mine) == (True, "mine")
+    assert (environ["TRAINWARDEN_ATTEMPT"], environ["TRAINWARDEN_JOB"]) == ("4", "j")
+    assert os.path.isdir(environ["TRAINWARDEN_HOOK_DIR"])
+    assert "TRAINWARDEN_RESUME_FROM" not in environ
+    around.prepare(5, "/c/step-3.pt")
+    assert environ["TRAINWARDEN_RESUME_FROM"] == "/c/step-3.pt"
+    around.close()
+    assert (tmp_path / "run").is_dir()
+
+
+def test_a_run_folder_of_our_own_goes_with_torchrun():
+    around = Surroundings("j", "n", {}, print)
+    assert (around.run_dir / "hook").is_dir()
+    memory = (around.run_dir / "hook").resolve()
+    around.close()
+    assert not around.run_dir.exists()
+    assert not memory.exists()
+
+
+def test_ranks_can_read_a_plan_before_it_is_said_to_be_there(tmp_path, monkeypatch):
+    around, done = surroundings(tmp_path), threading.Event()
+    monkeypatch.setenv("TRAINWARDEN_RUN_DIR", str(tmp_path / "run"))
+    plan = hook.MicroBatchPlan(0, 2, 4)
+    split = {"micro_batches": [1, 3], "why": "", "operation": "o"}
+    around.put_splits([{**split, "number": 1}, {**split, "number": 2, "micro_batches": [3, 1]}], lambda _: done.set())
+    assert done.wait(PATIENCE_S)
+    assert (plan.latest(), plan.adopt(2), plan.adopt(1)) == (2, (3, 1), (1, 3))
+    around.close()
+
+
+def test_the_newest_checkpoint_is_told_whenever_it_is_another(tmp_path):
+    found, told = [], threading.Event()
+
+    def tell(one):
+        found.append(one["step"])
+        told.set()
+
+    for step in (3, 20):
+        folder = tmp_path / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path), "TRAINWARDEN_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    around = Surroundings("j", "n", environ, tell)
+    around.start()
+    assert told.wait(PATIENCE_S)
+    around.close()
+    assert (found, around.looks) == ([20], True)

@@ -1,0 +1,76 @@
+"""A log as it was read, and what only the other files of the job can say about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainwarden.recorded.job import LogTable
+from trainwarden.recorded.joining.pids import Processes, from_boot_s, processes_of, with_ranks
+
+_ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: ([0-9]{1,6})\)$")
+_MOST_LOCAL = 16  # ranks of one node
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """A log and what only the whole job can settle.
+
+    Attributes
+    ----------
+    from_boot : tuple of int
+        Lines whose time counts from the start of the machine.
+    local : dict of int to int
+        Local rank by line; it is the rank only where the job has a single node.
+    year_guessed : bool
+        Its stamps have no year, and nothing said which one is meant.
+    """
+
+    table: LogTable
+    from_boot: tuple[int, ...] = ()
+    local: dict[int, int] | None = None
+    year_guessed: bool = False
+
+    def settled(self, *, epoch: bool, of_local: Mapping[int, int], processes: Processes) -> LogTable:
+        """The table once the job is known: clocks since boot are joined with wall times, local ranks named."""
+        table = self.table
+        times_s, ranks = table.times_s, table.ranks
+        if epoch and self.from_boot:
+            boot_s = from_boot_s(table, self.from_boot, processes)
+            times_s = times_s.copy()
+            times_s[list(self.from_boot)] += np.nan if boot_s is None else boot_s
+        if of_local and self.local:
+            found = {place: of_local[rank] for place, rank in self.local.items() if rank in of_local}
+            ranks = tuple(found.get(place, rank) for place, rank in enumerate(ranks))
+        return with_ranks(replace(table, times_s=times_s, ranks=ranks), processes)
+
+    @property
+    def of_first_node(self) -> bool:
+        """Whether torchrun's agent names processes by their local ranks, and its table does not say of another node."""
+        rows = [match for line in self.table.lines if "local_rank: " in line and (match := _ROW.match(line))]
+        if any(row[1] != row[2] for row in rows):
+            return False
+        return any("local_rank: " in self.table.lines[place] for place in self.local or ())
+
+    def of_local(self, *, single_node: bool) -> dict[int, int]:
+        """Global rank by local rank: the same on a job's only node, else counted from the first rank of the file."""
+        if not self.local:
+            return {}
+        said = sorted({rank for rank in self.table.ranks if rank is not None})
+        first = 0 if single_node or not said else said[0]
+        if not single_node and (len(said) < 2 or said[-1] - first >= _MOST_LOCAL):
+            return {}
+        return {local: first + local for local in set(self.local.values())}
+
+
+def settled(read: Sequence[ReadLog], *, epoch: bool, single_node: bool) -> tuple[LogTable, ...]:
+    """The tables of a job's logs, once all of them are read."""
+    local = [log.of_local(single_node=single_node) for log in read]
+    processes = processes_of([log.table for log in read], local)
+    return tuple(
+        log.settled(epoch=epoch, of_local=of_local, processes=processes)
+        for log, of_local in zip(read, local, strict=True)
+    )

@@ -1,0 +1,160 @@
+"""What one torchrun knows of its job: its place, what it was told last, and what it says of itself. No torch here."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from trainwarden.torchrun.line import Endpoints, Fields, Line
+
+FORGET_S: Final = 0.5  # between two looks at whether to give up
+
+
+class Over(Exception):
+    """The job is over for all agents; `code` is torchrun's own exit code then."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Unreachable(Exception):
+    """No service serves us."""
+
+
+class Place(NamedTuple):
+    """Whose agent this is; `host` is where others find us, None: by the address that the service is reached from."""
+
+    job: str
+    node: str
+    least: int
+    most: int
+    host: str | None = None
+    last_call_s: float = 30.0
+
+
+class Begin(NamedTuple):
+    """Our place in a round."""
+
+    round: int
+    rank: int
+    world: int
+    host: str
+    port: int
+    resume: str | None
+
+
+class Agent:
+    """Takes part in the rendezvous.
+
+    Parameters
+    ----------
+    put_splits : callable
+        Called, in the line's own thread, with plans of micro-batches that are new.
+    watch : callable, optional
+        Called there with the bus to which this node is to be watched.
+    """
+
+    def __init__(
+        self, place: Place, endpoints: Endpoints, put_splits: Callable[[list[Fields]], None],
+        watch: Callable[[str], None] = lambda bus: None,
+    ) -> None:  # fmt: skip
+        self._place, self._put_splits, self._watch = place, put_splits, watch
+        self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._changed = threading.Condition()
+        self._beat: Fields = {"do": "beat"}
+        self._word: Fields = {}
+        self._memory: Fields | None = None
+        self.told_s: float | None = None  # since when our ranks are to end
+        self._line = Line(endpoints, self._hello, self._said, self._hear)
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._line.start()
+
+    def close(self) -> None:
+        """Say that we leave."""
+        self.say(left=True)
+        self._line.close()
+
+    def forget(self) -> None:
+        """In a forked child."""
+        self._line.forget()
+
+    def say(self, **fields: Any) -> None:
+        """Change what we say of ourselves, and say it now."""
+        with self._changed:
+            self._beat = {**self._beat, **fields}
+        self._line.wake()
+
+    @property
+    def round(self) -> int:
+        """The round that our ranks are of; 0 before the first."""
+        return int(self._beat.get("at", 0))
+
+    @property
+    def has_to_stop(self) -> bool:
+        """Whether our ranks are to end, as a new round is wanted or the job is over."""
+        with self._changed:
+            return bool(self._word.get("stop")) and not self._beat.get("waits")
+
+    def wait_for_round(self, port: int, patience_s: float) -> Begin:
+        """Our place in the next round; the store that others would use, were we the first, listens at `port`.
+
+        Raises
+        ------
+        Over
+            If there will be none.
+        Unreachable
+            If a service refuses us, or none has answered for `patience_s`.
+        """
+        self.say(waits=True, port=port, ranks=[], alive=[], failure=None, finished=False)
+        with self._changed:
+            while True:
+                code, begin = self._word.get("over"), self._word.get("begin")
+                if code is not None:
+                    raise Over(int(code), str(self._word.get("why", "")))
+                if begin is not None and begin["round"] > self.round:
+                    found = Begin(**{name: begin.get(name) for name in Begin._fields})
+                    break
+                if self._line.refused is not None:
+                    raise Unreachable(self._line.refused)
+                if time.monotonic() - self._line.answered_s > patience_s:
+                    raise Unreachable(f"no rendezvous service has answered for {patience_s:.0f} s")
+                self._changed.wait(FORGET_S)
+            self.told_s = None
+        self.say(at=found.round, waits=False)
+        return found
+
+    def _hello(self, own_host: str) -> Fields:
+        place = self._place
+        with self._changed:
+            hello = {
+                "do": "hello", "job": place.job, "life": self.life, "node": place.node, "least": place.least,
+                "most": place.most, "host": place.host or own_host, "last_call_s": place.last_call_s,
+                "beat": self._beat,
+            }  # fmt: skip
+            return hello if self._memory is None else {**hello, "memory": self._memory}
+
+    def _said(self) -> Fields:
+        with self._changed:
+            return self._beat
+
+    def _hear(self, word: Fields) -> None:
+        splits = word.get("splits")
+        with self._changed:
+            self._word = word
+            self._memory = word.get("memory") or self._memory
+            if not (word.get("stop") and not self._beat.get("waits")):
+                self.told_s = None
+            elif self.told_s is None:
+                self.told_s = time.monotonic()
+            self._changed.notify_all()
+        if splits:
+            self._put_splits(splits)
+        if bus := word.get("bus"):
+            self._watch(str(bus))

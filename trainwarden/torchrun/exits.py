@@ -1,0 +1,176 @@
+"""How the ranks of this node end, known before torchrun looks: a thread waits for each, and leaves it to be reaped.
+
+torchrun tells of its ranks by START events on a logger of its own; the format is private to it, so whatever is
+unlike what is known is passed over, and then only the ends are not known.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+EVENTS: Final = "torchelastic-events-{}"
+DESTINATIONS: Final = ("null", "console")
+_INFO: Final = struct.Struct("<QQ11Ii")  # linux/pidfd.h: pidfd_info, PIDFD_INFO_EXIT and PIDFD_GET_INFO
+_INFO_EXIT: Final = 1 << 3
+_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+Changed = Callable[[dict[str, Any]], None]
+
+
+class Exit(NamedTuple):
+    """The end of a rank; `code` and `signal` are both None if nobody could say."""
+
+    rank: int
+    pid: int
+    at_s: float
+    code: int | None
+    signal: str | None
+    asked: bool
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.signal is not None:
+            return f"was ended by {self.signal}"
+        return "ended, nobody knows how" if self.code is None else f"ended with code {self.code}"
+
+
+class Exits(logging.Handler):
+    """Hears of ranks, and says how they are.
+
+    Parameters
+    ----------
+    changed : callable
+        Told what has changed of ``ranks``, ``alive``, ``failure`` and ``finished`` (`words.Beat` of the service).
+    ended : callable
+        Told each `Exit`; it may wait for a disk.
+    """
+
+    def __init__(self, changed: Changed, ended: Callable[[Exit], None]) -> None:
+        super().__init__(logging.INFO)
+        self._changed, self._ended = changed, ended
+        self._guard = threading.Lock()
+        self._ranks: dict[int, int] = {}  # by pid, of this round
+        self._ends: dict[int, Exit] = {}
+        self._told = self._killed = False  # ranks were to end; torchrun ends what is left of them
+
+    def listen(self) -> None:
+        """Hear torchrun's events, also where it was told to log less: that destination writes nothing."""
+        for destination in (*DESTINATIONS, os.environ.get("PET_EVENT_LOG_HANDLER", "null")):
+            logger = logging.getLogger(EVENTS.format(destination))
+            if self not in logger.handlers:
+                logger.addHandler(self)
+            if destination == "null":
+                logger.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One event of torchrun's."""
+        try:
+            event = json.loads(record.getMessage())["metadata"]
+            if event["state"] == "START" and event["worker_id"] is not None:
+                more = json.loads(event["metadata"])
+                ranks = int(more["role_world_size"][0]) // int(more["group_world_size"])
+                self.started(int(event["worker_id"]), int(event["global_rank"]), ranks)
+        except Exception:
+            logging.getLogger("trainwarden.torchrun").debug("event not understood", exc_info=True)
+
+    def begin(self) -> None:
+        """Ranks of a new round come."""
+        with self._guard:
+            self._ranks, self._ends, self._told, self._killed = {}, {}, False, False
+
+    def end(self, *, told: bool) -> None:
+        """torchrun ends its ranks now: because it was `told` so, or as one of them has failed."""
+        with self._guard:
+            self._told, self._killed = self._told or told, True
+
+    def started(self, pid: int, rank: int, of: int) -> None:
+        """A rank was started, one of `of` on this node."""
+        with self._guard:
+            ranks = self._ranks
+            ranks[pid] = rank
+            whole = len(ranks) == of
+        threading.Thread(
+            target=self._wait, args=(pid, rank, ranks), name=f"trainwarden-rank-{rank}", daemon=True
+        ).start()
+        if whole:
+            self._say()
+
+    def running(self) -> list[int]:
+        """Pids of ranks that have not ended."""
+        with self._guard:
+            return [pid for pid in self._ranks if pid not in self._ends]
+
+    def _wait(self, pid: int, rank: int, ranks: dict[int, int]) -> None:
+        code, name = _end_of(pid)
+        with self._guard:
+            asked = self._told or (self._killed and name in ("SIGTERM", "SIGKILL"))
+            end = Exit(rank, pid, time.time(), code, name, asked)
+            ours = ranks is self._ranks
+            if ours:
+                self._ends[pid] = end
+                self._killed = self._killed or bool(code or name)
+        if ours:
+            self._say()
+        self._ended(end)
+
+    def _say(self) -> None:
+        with self._guard:
+            ranks = sorted(self._ranks.values())
+            alive = sorted(rank for pid, rank in self._ranks.items() if pid not in self._ends)
+            ends = list(self._ends.values())
+        finished = bool(ranks) and sum(end.code == 0 for end in ends) == len(ranks)
+        failed = next((end for end in ends if not end.asked and (end.code or end.signal)), None)
+        self._changed({
+            "ranks": ranks, "alive": alive, "finished": finished,
+            "failure": None if failed is None else {"rank": failed.rank, "how": failed.how},
+        })  # fmt: skip
+
+
+def _end_of(pid: int) -> tuple[int | None, str | None]:
+    """How the child `pid` ended: its code, or the signal's name; it stays to be reaped."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None, None  # no child of ours, or reaped already
+    try:
+        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+        if found is None:
+            return None, None
+        if found.si_code == os.CLD_EXITED:
+            return found.si_status, None
+        return None, _name(found.si_status)
+    except OSError:  # torchrun was quicker
+        return _remembered(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def _remembered(pidfd: int) -> tuple[int | None, str | None]:
+    """What the kernel (6.15 and newer) still knows of a process that was reaped."""
+    buffer = bytearray(_INFO.size)
+    _INFO.pack_into(buffer, 0, _INFO_EXIT, *[0] * 13)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, buffer)
+    except OSError:
+        return None, None
+    told, *_, status = _INFO.unpack(buffer)
+    if not told & _INFO_EXIT:
+        return None, None
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, _name(-code))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"  # real-time signals have no names

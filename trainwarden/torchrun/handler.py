@@ -1,0 +1,204 @@
+"""torchrun's rendezvous by our service: torch calls `Handler` for a place, and ten times a second whether to leave it.
+
+The ranks' store lies in the first node's torchrun, a new one for each round, so that nothing of an earlier round is in
+the way. Whatever becomes of the service, ranks that run go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import ssl
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
+from trainwarden.torchrun.exits import Exits
+from trainwarden.torchrun.line import Endpoints
+from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
+from trainwarden.torchrun.watching import NodeAgent
+
+log = logging.getLogger("trainwarden.torchrun")
+
+PORT: Final = 29_402
+JOIN_S: Final = 600.0  # as torch's own join_timeout
+STORE_S: Final = 10.0  # for one try to reach the first node's store
+STUBBORN_S: Final = 10.0  # a rank that ignores SIGTERM is killed after so long; torchrun alone takes 30
+LOOK_S: Final = 1.0
+
+
+class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always there
+    """One torchrun's part in the rendezvous.
+
+    Parameters
+    ----------
+    parameters : RendezvousParameters
+        ``--rdzv-conf`` may name ``token_file``, ``tls_ca``, ``tls_certificate``, ``tls_key``, and torch's own
+        ``join_timeout`` and ``last_call_timeout`` in seconds.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._backend, self._run_id = str(parameters.backend), str(parameters.run_id)
+        job, node = name_of(parameters.run_id, "job"), node_of(os.environ)
+        self._patience_s = float(parameters.get("join_timeout", JOIN_S))
+        place = Place(
+            job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
+            float(parameters.get("last_call_timeout", 30.0)),
+        )  # fmt: skip
+        os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
+        self._around = Surroundings(job, node, os.environ, lambda found: self._agent.say(checkpoint=found))
+        self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
+        self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch)
+        self._exits = Exits(lambda said: self._agent.say(**said), self._around.ended)
+        self._store: Any = None
+        self._over = threading.Event()
+        os.register_at_fork(after_in_child=self._forked)
+        self._agent.say(looks=self._around.looks)
+        self._agent.start()
+        self._around.start()
+        threading.Thread(target=self._end_stubborn, name="trainwarden-stop", daemon=True).start()
+
+    def get_backend(self) -> str:
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a round with a place for us; a torchrun that is not wanted any more ends here."""
+        self._exits.end(told=False)
+        while True:
+            own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            try:
+                begin = self._agent.wait_for_round(own.port, self._patience_s)
+            except Over as over:
+                if over.code:
+                    log.warning("trainwarden: the job is over: %s", over)
+                sys.exit(over.code)
+            except Unreachable as error:
+                raise RendezvousConnectionError(str(error)) from error
+            store = own if begin.rank == 0 else self._store_of(begin)
+            if store is not None:
+                break
+        self._store = store  # the ranks' too, where it is ours
+        self._exits.listen()
+        self._exits.begin()
+        self._around.prepare(begin.round - 1, begin.resume)
+        prefixed = PrefixStore(f"trainwarden/{begin.round}/", store)
+        return RendezvousInfo(prefixed, begin.rank, begin.world, RendezvousStoreInfo(begin.host, begin.port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """The service says when a job is over."""
+
+    def num_nodes_waiting(self) -> int:
+        """Whether our ranks are to end for another round; the answer is known, nobody is asked."""
+        if stop := self._agent.has_to_stop:
+            self._exits.end(told=True)
+        return int(stop)
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """This torchrun ends."""
+        self._over.set()
+        self._agent.close()
+        self._watching.close()
+        self._around.close()
+        return True
+
+    def _put_splits(self, splits: list[dict[str, Any]]) -> None:
+        self._around.put_splits(splits, lambda number: self._agent.say(split=number))
+
+    def _watch(self, bus: str) -> None:
+        if self._around.own:  # else somebody watches that folder
+            self._watching.watch(bus)
+
+    def _store_of(self, begin: Begin) -> Any:
+        """The first node's store; None if another round is wanted before it can be reached."""
+        until_s = time.monotonic() + self._patience_s
+        while not self._agent.has_to_stop:
+            try:
+                return TCPStore(begin.host, begin.port, is_master=False, timeout=timedelta(seconds=STORE_S))
+            except RuntimeError as error:
+                if time.monotonic() > until_s:
+                    where = f"{begin.host}:{begin.port}"
+                    raise RendezvousConnectionError(f"the first node's store at {where}: {error}") from error
+        return None
+
+    def _end_stubborn(self) -> None:
+        """Kill ranks that do not end though torchrun has asked them to, so that others need not wait for them."""
+        while not self._over.wait(LOOK_S):
+            told_s = self._agent.told_s
+            if told_s is not None and time.monotonic() - told_s > STUBBORN_S:
+                for pid in self._exits.running():
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except OSError:
+                        continue
+
+    def _forked(self) -> None:
+        """In a child that Python has forked: it must not answer signals as torchrun does, nor hold our connection."""
+        self._agent.forget()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _endpoints(parameters: RendezvousParameters) -> Endpoints:
+    """Where the service is; of several the first that answers.
+
+    Raises
+    ------
+    ValueError
+        With one sentence on what is wrong.
+    """
+    said = parameters.endpoint or (f"127.0.0.1:{PORT}" if parameters.max_nodes == 1 else "")
+    found = [_address(one.strip()) for one in said.split(",") if one.strip()]
+    if not found:
+        raise ValueError("--rdzv-endpoint (PET_RDZV_ENDPOINT) has to name the service: HOST:PORT[,HOST:PORT]")
+    file = parameters.get("token_file") or os.environ.get("TRAINWARDEN_TOKEN_FILE")
+    try:
+        token = Path(file).read_text(encoding="ascii").strip() if file else ""
+        tls = _tls(parameters)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--rdzv-conf: a file of token_file or tls cannot be used ({error})") from error
+    return Endpoints(tuple(found), token, tls)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or "]" in port:
+        host, port = text, str(PORT)
+    if not port.isdigit() or not 0 < int(port) < 65_536 or not host.strip("[]"):
+        raise ValueError(f"--rdzv-endpoint: '{text[:200]}' is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _tls(parameters: RendezvousParameters) -> ssl.SSLContext | None:
+    ca, certificate, key = (parameters.get(f"tls_{name}") for name in ("ca", "certificate", "key"))
+    if not ca and not certificate and not key:
+        return None
+    if not (ca and certificate and key):
+        raise ValueError("--rdzv-conf: tls_ca, tls_certificate and tls_key need each other")
+    context = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(certificate, key, password="")
+    return context

@@ -1,0 +1,176 @@
+"""What ranks find around them: the run folder, the hook's environment, plans of micro-batches, facts for the agent.
+
+A disk may be full or stand still for ever: what is written here, no rank and no beat waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import trainwarden
+from trainwarden import rundir
+from trainwarden.checkpoints.newest import Search, words
+from trainwarden.hook import read_header
+from trainwarden.torchrun.exits import Exit
+
+LOOK_S: Final = 2.0  # between two looks for a checkpoint
+SEARCH_S: Final = 60.0  # a look that has not ended by then is given up, and its thread left behind
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def name_of(text: str, otherwise: str) -> str:
+    """`text` as a name of a job or node in records.
+
+    Examples
+    --------
+    >>> name_of("llama 70b/run 3", "job"), name_of("--", "job")
+    ('llama-70b-run-3', 'job')
+    """
+    return _NO_NAME.sub("-", text).strip("-._")[:128] or otherwise
+
+
+def node_of(environ: MutableMapping[str, str]) -> str:
+    """This node's name, the same as in the records of its agent."""
+    return name_of(environ.get("TRAINWARDEN_NODE") or socket.gethostname(), "node")
+
+
+class Surroundings:
+    """The run folder of this node, one of `environ`'s or our own; and what is put there.
+
+    Parameters
+    ----------
+    environ : mapping
+        torchrun's own, which its ranks inherit.
+    checkpoint : callable
+        Told the newest whole checkpoint in the folder ``TRAINWARDEN_CHECKPOINTS``, whenever it is another one.
+    """
+
+    def __init__(
+        self, job: str, node: str, environ: MutableMapping[str, str], checkpoint: Callable[[dict[str, Any]], None]
+    ) -> None:
+        given = environ.get("TRAINWARDEN_RUN_DIR")
+        self.own = given is None
+        # Whoever watches a folder of theirs, as `trainwarden watch` does, has a name of its own for the job.
+        self.job = job if self.own else name_of(environ.get("TRAINWARDEN_JOB", job), job)
+        self.node, self._environ, self._checkpoint = node, environ, checkpoint
+        self.run_dir = Path(given) if given else _made(job)
+        self._over = threading.Event()
+        with suppress(OSError):
+            (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.run_dir / rundir.TORCHRUN).write_text(json.dumps({"pid": os.getpid()}))
+        self._folder = environ.get("TRAINWARDEN_CHECKPOINTS")
+
+    @property
+    def looks(self) -> bool:
+        """Whether a folder of checkpoints was named."""
+        return bool(self._folder)
+
+    def start(self) -> None:
+        """Look for checkpoints in the background."""
+        if self._folder:
+            threading.Thread(
+                target=self._look, args=(Path(self._folder),), name="trainwarden-look", daemon=True
+            ).start()
+
+    def prepare(self, attempt: int, resume: str | None) -> None:
+        """Set the environment of the ranks that start now."""
+        environ, inject = self._environ, str(Path(trainwarden.__file__).with_name("inject"))
+        paths = [inject, *(one for one in environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != inject)]
+        environ.update({
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TRAINWARDEN_JOB": self.job,
+            "TRAINWARDEN_NODE": self.node,
+            "TRAINWARDEN_RUN_DIR": str(self.run_dir.absolute()),
+            "TRAINWARDEN_HOOK_DIR": str((self.run_dir / rundir.HOOK).resolve()),
+            "TRAINWARDEN_ATTEMPT": str(attempt),
+            "TRAINWARDEN_ENDS_WITH": str(os.getpid()),
+        })  # fmt: skip
+        environ.pop("TRAINWARDEN_RESUME_FROM", None)
+        if resume is not None:
+            environ["TRAINWARDEN_RESUME_FROM"] = resume
+
+    def put_splits(self, splits: list[dict[str, Any]], done: Callable[[int], None]) -> None:
+        """Have ranks read the newest of `splits`; `done` is told its number once they can."""
+        *before, newest = splits
+        plan = {
+            **newest, "history": [{"number": one["number"], "micro_batches": one["micro_batches"]} for one in before],
+        }  # fmt: skip
+        threading.Thread(target=self._put, args=(plan, done), name="trainwarden-plan", daemon=True).start()
+
+    def _put(self, plan: dict[str, Any], done: Callable[[int], None]) -> None:
+        path = self.run_dir / rundir.PLAN
+        beside = path.with_suffix(f".{plan['number']}")
+        with suppress(OSError):
+            beside.write_text(json.dumps(plan), encoding="utf-8")
+            beside.replace(path)
+            done(plan["number"])
+
+    def ended(self, end: Exit) -> None:
+        """Tell the node's agent how a rank has ended."""
+        incarnation = self._incarnation(end)
+        fields: dict[str, Any] = {"pid": end.pid, "incarnation": incarnation}
+        fields.update(
+            {"signal": end.signal} if end.signal is not None else {} if end.code is None else {"code": end.code}
+        )
+        if end.asked:
+            fields["asked"] = True
+        event = {
+            "type": "event", "id": f"exit/{self.node}/{incarnation}", "job": self.job, "node": self.node,
+            "time_s": end.at_s, "kind": "process_exit", "rank": end.rank, "message": f"rank {end.rank} {end.how}",
+            "fields": fields,
+        }  # fmt: skip
+        with suppress(OSError):
+            file = os.open(self.run_dir / rundir.EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, json.dumps(event).encode() + b"\n")
+            finally:
+                os.close(file)
+
+    def close(self) -> None:
+        """Ranks have ended for good."""
+        self._over.set()
+        with suppress(OSError):
+            (self.run_dir / rundir.TORCHRUN).unlink()
+        if self.own:
+            rundir.leave_memory(self.run_dir)
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def _incarnation(self, end: Exit) -> str:
+        """The hook's own name for the process, so that all records agree; one of ours where it had no hook."""
+        found = (self.run_dir / rundir.HOOK).glob(f"rank-*-{end.pid}*.hook")
+        headers = [header for header in map(read_header, found) if header is not None and header.pid == end.pid]
+        newest = max(headers, key=lambda header: header.start_s, default=None)
+        return f"{end.pid}-{round(end.at_s * 1000)}" if newest is None else newest.incarnation
+
+    def _look(self, folder: Path) -> None:
+        """Say which checkpoint is the newest whole one, again and again."""
+        seen: tuple[int, str] | None = None
+        while not self._over.wait(LOOK_S if seen is not None else 0.0):
+            search = Search(folder)
+            search.wait(SEARCH_S)
+            found = search.found if search.done else None
+            if found is None:
+                self._over.wait(LOOK_S)
+            elif (now := (found.step, words(found.path.absolute()))) != seen:
+                seen = now
+                self._checkpoint({"step": found.step, "path": now[1]})
+
+
+def _made(job: str) -> Path:
+    """A run folder of our own; where none can be made, a name at which nothing can be written."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f"trainwarden-{job[:60]}-"))
+        rundir.create(made)
+    except OSError:
+        return Path(os.devnull, "run")
+    return made
