@@ -11,4 +11,5 @@ CATALOG: Final[dict[str, str]] = {
     "recorded table": "trainwarden.formats.tables.ours:OurTable",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
     "table": "trainwarden.formats.tables.plain:PlainTable",
+    "log text": "trainwarden.formats.text.log_text:LogText",
 }
