@@ -31,6 +31,7 @@ MAX_CALLS: Final = 131_072  # remembered: 65,536 ranks in two groups
 SCORE: Final = 0.9  # what a rank has not said may be lost
 # Numbers of these differ between the ranks of a group that does right, and what they wait for is a peer, not a group.
 _PAIRED: Final = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED", "UNKNOWN"})
+LAST_WORDS: Final = "last_words"  # kind of the event that says how a recorded job ended
 _STARTS: Final = frozenset({"restart", "job_start"})
 _ENDS: Final = frozenset({"process_exit", "fatal_signal"})
 
@@ -77,6 +78,7 @@ class WatchdogLines:
         self._said_s: dict[int, float] = {}  # newest line of any kind, by rank
         self._nodes: set[str] = set()  # whose ranks are heard
         self._ended_s: dict[int, float] = {}
+        self._explained = False  # all logs of a recording together say what the ranks waited for
         self._news_s: float | None = None  # by the service's clock; None once they are judged
         self.since_s: float | None = None
         self.last_s: float | None = None
@@ -89,7 +91,7 @@ class WatchdogLines:
             self._hear(line, window.now_s)
         if self.last_s is not None and len(window.ends_s) and float(window.ends_s[-1]) > self.last_s + LIVED_S:
             self._forget()
-        if self._news_s is None:
+        if self._news_s is None or self._explained:
             return []
         waited_s = window.now_s - self._news_s
         if not (window.last or window.finished or waited_s >= _patience_s(window)):
@@ -98,7 +100,9 @@ class WatchdogLines:
         return told(self._gave_up, self._enqueued, self._known(window))
 
     def _note(self, event: EventRecord) -> None:
-        if event.kind in _STARTS:
+        if event.kind == LAST_WORDS:
+            self._explained = bool(event.fields.get("explained")) or "kind" in event.fields
+        elif event.kind in _STARTS:
             self._forget()
             self._ended_s.clear()
         elif event.kind in _ENDS and event.rank is not None:

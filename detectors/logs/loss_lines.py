@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
+from trainwarden.formats.text.trainers import step_line
+
 Quantity = Literal["loss", "gradient norm"]
 MAX_CHARS: Final = 2_000  # of a line; no trainer's are longer
 # The word before "loss" says whose it is; these mean the training's own, any other (val, eval, aux) does not count.
@@ -39,3 +41,16 @@ def printed(line: str) -> list[tuple[Quantity, float]]:
         elif (owner or "").lower() in _OWN:
             found.append(("loss", float(number)))
     return found
+
+
+def goes_on(line: str) -> bool:
+    """Whether `line` shows that training goes on: a step of a known trainer, or a loss.
+
+    Examples
+    --------
+    >>> goes_on("{'loss': 2.5, 'epoch': 0.1}"), goes_on("step 3 loss 2.0"), goes_on("RuntimeError: loss is nan")
+    (True, True, False)
+    """
+    if "Error" in line or "Exception" in line:
+        return False
+    return step_line(line) is not None or bool(printed(line))

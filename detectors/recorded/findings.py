@@ -23,7 +23,8 @@ def job_object(result: ReplayResult) -> dict[str, Any]:
     for incident in incidents:
         for suspect in incident["suspects"]:
             suspect["node"] = suspect["node"] or None
-            if whole:
+            # Steps of the whole job name no rank; lines of its ranks do.
+            if whole and incident["votes"].get("log_window", 0.0) < 0.5:
                 suspect["rank"] = None
     return {
         "job": result.job.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 from detectors.recorded.facts import read_facts
 from detectors.recorded.replay import replay
 from tests.log_folders.writing import Truth, write
-from trainwarden.recorded.folder import read_folder
+from trainwarden.formats.reading import read_job
 from trainwarden.settings import DetectionSettings
 
 
@@ -34,7 +34,7 @@ def answers(at: Path, seeds: range, *, healthy: bool) -> Iterator[Answer]:
     for seed in seeds:
         folder = at / f"job{seed}"
         truth = write(folder, seed, healthy=healthy)
-        job = read_folder(folder)
+        job = read_job(folder)
         incidents = replay(job, DetectionSettings(), facts=read_facts(job)).incidents
         shutil.rmtree(folder)
         found = ((one.kind, one.suspects[0].rank if one.suspects else None) for one in incidents)

@@ -162,7 +162,9 @@ def write(to: Path, seed: int, *, healthy: bool) -> Truth:
         folder.noise()
     truth = _healthy(folder, seed) if healthy else _faulty(folder, seed)
     to.mkdir(parents=True, exist_ok=True)
-    (to / "logs.txt").write_text("".join(f"{line}\n" for line in folder.lines), encoding="utf-8")
+    (to / folder.random.choice(("logs.txt", "train.log", "slurm-4711.out"))).write_text(
+        "".join(f"{line}\n" for line in folder.lines), encoding="utf-8"
+    )
     return truth
 
 

@@ -24,5 +24,6 @@ CATALOG: Final[dict[str, str]] = {
     "one series": "trainwarden.formats.trackers.one_series:OneSeries",
     "json records": "trainwarden.formats.trackers.records:JsonRecords",
     "table": "trainwarden.formats.tables.plain:PlainTable",
+    "log text": "trainwarden.formats.text.log_text:LogText",
 }
 """Name of each format, and its class; of formats that are equally certain of a file the first one reads it."""

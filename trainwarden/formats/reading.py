@@ -17,6 +17,9 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
 from trainwarden.formats.survey import files_below, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
+from trainwarden.formats.text.log_text import NAME as TEXT
+from trainwarden.formats.text.log_text import with_logs
+from trainwarden.formats.text.step_times import steps_of
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.job import (
     CollectiveTable,
@@ -108,6 +111,10 @@ def read_job(path: Path, name: str | None = None, said: Mapping[str, str] | None
     _refuse_collapsed(job, path, said)
     _name_documented(gathered, job, path, foreign)
     known = {one.path for one in gathered.files} | set(recorded.documented(path)) - foreign
+    texts = [file for place, file in files_below(path) if file not in known and looked_at(place, file).format == TEXT]
+    job = with_logs(job, path, [one for one, kind in recorded.documented(path).items() if kind == "log"], texts)
+    gathered.files += [ReadFile(log.file, "log lines", len(log.lines)) for log in job.logs if log.file in texts]
+    known |= set(texts)
     for place, file in files_below(path):
         if file not in known:
             _read_file(gathered, place, file, said)
@@ -244,12 +251,16 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         collectives = gathered.collectives[0]
     dumps = {**gathered.dumps, **job.flight}
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
+    logs = (*job.logs, *gathered.logs)
+    if not iterations and logs and (told := steps_of(logs)) is not None:
+        iterations = [told]
+        gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
     return replace(
         job,
         metrics=joined_metrics(metrics),
         iterations=joined_iterations(iterations),
         collectives=collectives,
-        logs=(*job.logs, *gathered.logs),
+        logs=logs,
         flight=dict(sorted(dumps.items())),
         broken=broken,
         ras=tuple(gathered.ras),

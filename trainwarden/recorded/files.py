@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +56,20 @@ def reading(name: str) -> Iterator[None]:
 
 
 def opened(path: Path) -> BinaryIO:
-    """`path` for reading, unpacked if its name ends in ``.gz``."""
+    """`path` for reading, unpacked if its name ends in ``.gz`` or ``.zst``.
+
+    Raises
+    ------
+    DataError
+        If it needs zstandard, which is not installed.
+    """
+    if path.suffix == ".zst":
+        try:
+            import zstandard
+        except ModuleNotFoundError as error:
+            raise DataError(f"{path.name} needs zstandard: pip install 'trainwarden[compression]'") from error
+        # A reader of a stream without frames' sizes has no readline of its own.
+        return cast(BinaryIO, io.BufferedReader(zstandard.open(path, "rb")))
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from detectors.logs.ends.endings import shipped_endings
-from detectors.logs.ends.trainers import goes_on
+from detectors.logs.loss_lines import goes_on
 from detectors.logs.rules import shipped_rules
 from trainwarden.recorded.job import Floats, LogTable
 

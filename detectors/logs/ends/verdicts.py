@@ -102,16 +102,21 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         return Verdict(None, "the run is done", now_s)
     if first is None:
         if attempt.devices and attempt.followed:
-            return Verdict(None, "a device or node failed", now_s, explained=True)
+            return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
         quiet = attempt.warned and not attempt.followed and not attempt.devices
         return Verdict(None, "nothing but warnings", now_s) if quiet else None
     if attempt.stopped_by is not None and attempt.stopped_by < first:
         return Verdict(None, "it was ended from outside", now_s, explained=True)
     if any(time_s <= first[0] + NEAR_S for time_s, _ in attempt.devices):
-        return Verdict(None, "a device or node failed", now_s, explained=True)
+        return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
     return _by_ending(attempt, failed, now_s)
+
+
+def _since_s(attempt: Attempt, now_s: float) -> float:
+    """When the first consequence began: from then on it is explained."""
+    return min((order[0] for order, _ in attempt.followed), default=now_s)
 
 
 def _by_cause(attempt: Attempt, failed: Ends, now_s: float, *, at_end: bool) -> Verdict | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +37,9 @@ FOUND = (
 
 
 def detect(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[PATH]", help="As --data; - is standard input.", show_default=False)
+    ] = None,
     *,
     data: Annotated[
         Path | None, typer.Option("--data", help="A file or folder in any known format, or a folder of such folders.")
@@ -81,6 +88,8 @@ def detect(
 
     Example: trainwarden detect --data nvidia-smi.csv
 
+    Example: kubectl logs --prefix -l job=llama | trainwarden detect -
+
     Example: trainwarden detect --prometheus http://prometheus:9090 --since 30m
 
     Example: trainwarden detect --job llama-70b --since 2h
@@ -89,6 +98,9 @@ def detect(
     span = Span(match, since, from_, to, step, by)
     said = tuple(parsed_columns(columns).items())
     asked = Asked(normal_until, normal, models, detectors, scores is not None, columns=said)
+    if path is not None and data is not None:
+        raise ConfigError(f"'{path}' and --data '{data}': name what is to be judged once")
+    data = data if path is None else path
     if sum(source is not None for source in (data, prometheus, job)) != 1:
         raise ConfigError("say what is to be judged: --data DIR, --job NAME or --prometheus URL")
     if prometheus is not None:
@@ -103,7 +115,20 @@ def detect(
             return _recordings(folder, replace(asked, span_s=span_s), config, scores, voice)
     if span.timed or bus is not None or archive is not None:
         raise ConfigError("--since, --from, --to, --bus and --archive do not go with --data")
+    if str(data) == "-":
+        with standard_input() as file:
+            return _recordings(file, asked, config, scores, voice)
     return _recordings(Path(str(data)), asked, config, scores, voice)
+
+
+@contextmanager
+def standard_input() -> Iterator[Path]:
+    """What comes in by standard input, as a file that lives as long as it is judged."""
+    with TemporaryDirectory(prefix="trainwarden-") as folder:
+        file = Path(folder) / "stdin"
+        with file.open("wb") as out:
+            shutil.copyfileobj(sys.stdin.buffer, out)
+        yield file
 
 
 def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, voice: Voice) -> int:

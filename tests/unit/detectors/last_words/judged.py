@@ -7,7 +7,7 @@ from pathlib import Path
 
 from detectors.recorded.facts import read_facts
 from detectors.recorded.replay import replay
-from trainwarden.recorded.folder import read_folder
+from trainwarden.formats.reading import read_job
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
 
@@ -48,7 +48,7 @@ def judged(folder: Path, files: Mapping[str, list[str]]) -> list[IncidentRecord]
     """The incidents of a job that has left these files."""
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines))
-    job = read_folder(folder)
+    job = read_job(folder)
     return replay(job, DetectionSettings(), facts=read_facts(job)).incidents
 
 

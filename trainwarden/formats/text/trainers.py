@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.logs.loss_lines import MAX_CHARS, printed
-
+MAX_CHARS: Final = 2_000  # of a line; no trainer's are longer
 _N: Final = r"([0-9]{1,12}(?:\.[0-9]{1,9})?(?:[eE][-+]?[0-9]{1,3})?)"
 
 
@@ -111,16 +110,3 @@ def _said(name: str, groups: dict[str, str | None]) -> StepLine:
         rate = float(text.replace(",", ""))
     step = groups.get("step")
     return StepLine(name, None if step is None else int(step), duration_s, rate)
-
-
-def goes_on(line: str) -> bool:
-    """Whether `line` shows that training goes on: a step of a known trainer, or a loss.
-
-    Examples
-    --------
-    >>> goes_on("{'loss': 2.5, 'epoch': 0.1}"), goes_on("step 3 loss 2.0"), goes_on("RuntimeError: loss is nan")
-    (True, True, False)
-    """
-    if "Error" in line or "Exception" in line:
-        return False
-    return step_line(line) is not None or bool(printed(line))

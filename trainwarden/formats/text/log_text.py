@@ -1,0 +1,112 @@
+"""Format: a log under any name, packed or not; several logs of one job are read together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found
+from trainwarden.formats.source import Source
+from trainwarden.log_text import writer_of
+from trainwarden.recorded.job import LogTable, RecordedJob
+from trainwarden.recorded.joining.read_log import ReadLog, settled
+from trainwarden.recorded.log_stamps import Stamps
+from trainwarden.recorded.logs import is_epoch, read_logs
+
+NAME: Final = "log text"
+LOOKED_AT: Final = 400  # lines
+_NAMED: Final = re.compile(
+    r"\.(log|out|err|console|stdout|stderr)(\.[0-9]{1,4})?$|slurm-[0-9]|console|stdout|stderr|syslog|messages|dmesg|journal|kern"
+)
+_TEXT: Final = re.compile(r"\.(txt|text|log|out|err)(\.[0-9]{1,4})?$")
+# What no other kind of text says: steps, exceptions, launchers. Each branch is short and bounded: linear time.
+_SAYS: Final = re.compile(
+    r"Traceback \(most recent call last\)|\b[A-Z][A-Za-z]{2,40}Error: |\bloss['\"]?[ =:]{1,3}-?[0-9n]|\bNCCL (?:INFO|WARN)|"  # noqa: E501
+    r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:"
+)
+_FEWEST: Final = 0.05  # of the lines
+
+
+class LogText:
+    """Lines of any program, with stamps and prefixes where it writes them."""
+
+    name = NAME
+
+    def sniff(self, name: str, head: str) -> float:
+        """Likely where the name is a log's; more than generic where lines have stamps, prefixes or a trainer's words."""  # noqa: E501
+        if name.endswith(
+            (".csv", ".tsv", ".json", ".jsonl", ".toml", ".yaml", ".yml", ".md", ".parquet", ".py", ".rst")
+        ):
+            return NEVER
+        if "\0" in head or (head.lstrip()[:1] == "{" and not head.lstrip().startswith(("{'", '{"log":'))):
+            return NEVER
+        lines = [line for line in head.replace("\r", "\n").split("\n") if line.strip()][:LOOKED_AT]
+        telling = sum(_tells(line) for line in lines)
+        if not telling:
+            return NEVER
+        if _NAMED.search(name):
+            return LIKELY
+        often = telling >= _FEWEST * len(lines)
+        return GENERIC + 0.05 if often and (_TEXT.search(name) or "." not in name) else NEVER
+
+    def read(self, source: Source, columns: Mapping[str, str]) -> Found:
+        """See `trainwarden.formats.protocol.Format`."""
+        del columns
+        (log,) = _joined(read_logs(source.path.parent, [source.path.name], None), None, ())
+        return Found(rows=len(log.lines), logs=[replace(log, file=source.name)])
+
+
+def _tells(line: str) -> bool:
+    line = line[:400]
+    writer = writer_of(line)
+    return writer.named or bool(_SAYS.search(line)) or bool(Stamps().read(writer.rest).end)
+
+
+def with_logs(job: RecordedJob, folder: Path, documented: Sequence[str], others: Sequence[str]) -> RecordedJob:
+    """`job` with all its logs on one clock: those of the documented names and `others`, by their names in `folder`.
+
+    Logs that name no node are those of the folders in which they lie, where there are several.
+    """
+    if not others:
+        return job
+    reference_s = _reference_s(job)
+    read = read_logs(folder, [*documented, *others], reference_s)
+    places = {name.rpartition("/")[0] for name in others}
+    if len(places) > 1:
+        read = [_of_folder(log) for log in read]
+    tables = (*(job.metrics.nodes if job.metrics else ()), *(job.iterations.nodes if job.iterations else ()))
+    return replace(job, logs=_joined(read, reference_s, tables))
+
+
+def _of_folder(log: ReadLog) -> ReadLog:
+    node = log.table.file.rpartition("/")[0].rpartition("/")[2]
+    if not node or any(log.table.nodes):
+        return log
+    return replace(log, table=replace(log.table, nodes=(node,) * len(log.table.nodes)))
+
+
+def _joined(read: Sequence[ReadLog], reference_s: float | None, nodes: Sequence[str | None]) -> tuple[LogTable, ...]:
+    if reference_s is None:
+        times = [log.table.times_s[np.isfinite(log.table.times_s)] for log in read]
+        reference_s = max((float(one.max()) for one in times if one.size), default=0.0)
+    known = {node for node in (*nodes, *_nodes(read)) if node}
+    single_node = len(known) == 1 or (not known and len(read) == 1 and read[0].of_first_node)
+    return settled(read, epoch=is_epoch(reference_s), single_node=single_node)
+
+
+def _nodes(read: Sequence[ReadLog]) -> Iterator[str | None]:
+    for log in read:
+        yield from set(log.table.nodes)
+
+
+def _reference_s(job: RecordedJob) -> float | None:
+    if job.metrics is not None and job.metrics.times_s.size:
+        return float(job.metrics.times_s[0])
+    if job.iterations is not None and job.iterations.timed and job.iterations.end_s.size:
+        return float(job.iterations.end_s[0])
+    return None
