@@ -16,7 +16,7 @@ from trainwarden.bus.kafka.client import Clients, KafkaConfig
 from trainwarden.bus.kafka.consumer import GroupConsumer
 from trainwarden.bus.kafka.producer import OrderedProducer
 from trainwarden.bus.kafka.read import read_all
-from trainwarden.errors import BusError, BusUnavailable
+from trainwarden.errors import BusError
 from trainwarden.protocols import Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.topics import DEAD_LETTERS, TOPICS, Topic
@@ -80,14 +80,7 @@ class KafkaBus:
         self._producer.send(name, key, value)
 
     def flush(self, timeout_s: float = 30.0) -> None:
-        try:
-            self._producer.flush(timeout_s)
-        except BusUnavailable as error:
-            try:  # a topic that somebody has deleted keeps its records waiting for ever
-                self._make_topics(list(TOPICS.values()))
-            except BusError as also:
-                raise error from also
-            raise
+        self._producer.flush(timeout_s)
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> GroupConsumer:
         if start not in ("earliest", "latest"):

@@ -137,7 +137,7 @@ class OrderedProducer:
             count = self._partitions.get(record.topic)
             if count is None:
                 count = len(self._producer.partitions_for(record.topic) or ())
-                if not count:  # the topic is gone: `KafkaBus.flush` makes it again
+                if not count:  # the topic is gone
                     self._stalled = True
                     return
                 self._partitions[record.topic] = count
