@@ -19,7 +19,7 @@ from trainwarden.bus import address as buses
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS, ITERATIONS
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 RANK = str(ROOT / "tests" / "scripts" / "torchrun_rank.py")
 
 
