@@ -58,6 +58,8 @@ def time_of(text: str | None, option: str = "--normal-until") -> float | None:
     --------
     >>> time_of("3600"), time_of("1970-01-01T01:00:00"), time_of(None)
     (3600.0, 3600.0, None)
+    >>> time_of("1790000400000")
+    1790000400.0
     """
     if text is None:
         return None
@@ -65,9 +67,9 @@ def time_of(text: str | None, option: str = "--normal-until") -> float | None:
         seconds = float(text)
     except ValueError:
         return _iso_s(text, f"{option}: '{text}' is neither a number of seconds nor an ISO 8601 time")
-    if not math.isfinite(seconds):
+    if not math.isfinite(seconds) or abs(seconds) >= _EPOCHS[-1][0]:
         raise ConfigError(f"{option}: '{text}' is no time")
-    return seconds
+    return next(seconds * factor for most, factor in _EPOCHS if abs(seconds) < most)
 
 
 def since_of(text: str | None, now_s: float) -> float | None:
@@ -137,6 +139,8 @@ def _length_s(text: str) -> float | None:
 
 
 _DASK: Final = re.compile(r"(tcp|tls)://([^/\s:]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+# Milli-, micro- and nanoseconds since 1970, told by their magnitude as in recorded tables.
+_EPOCHS: Final = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6), (1e20, 1e-9))
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
