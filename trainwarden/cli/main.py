@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,7 +14,7 @@ from trainwarden.cli.shared.foreign_signals import foreign_signals
 from trainwarden.cli.shared.output import open_streams, with_json_target
 from trainwarden.errors import ConfigError, DataError, NotJudged, WardenError
 
-COMMANDS: Final[dict[str, Entry]] = {
+_COMMANDS: Final[dict[str, Entry]] = {
     "demo": Entry(
         "trainwarden.cli.run.demo:demo",
         "A real multi-process training job, a fault, detection, action, report.",
@@ -171,10 +171,31 @@ COMMANDS: Final[dict[str, Entry]] = {
 }
 
 
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "Start": ("watch", "launch", "up", "demo", "job"),
+    "Ask": ("status", "incidents", "explain", "report", "runs", "detect", "check", "serve"),
+    "Operate": ("actions", "nodes", "cordon", "uncordon", "set-healthy", "silences", "validate", "plan"),
+    "Train models": ("train", "models", "trainer", "archive", "annotate", "profile"),
+}
+"""Commands by purpose; all others set up."""
+_GROUPED: Final = tuple(name for names in GROUPS.values() for name in names)
+SET_UP: Final = tuple(name for name in _COMMANDS if name not in _GROUPED)
+COMMANDS: Final[dict[str, Entry]] = {name: _COMMANDS[name] for name in (*_GROUPED, *SET_UP)}
+
+
 class Commands(LazyGroup):
-    """The commands of the table."""
+    """The commands of the table, listed by purpose."""
 
     table = COMMANDS
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands, a section for each purpose."""
+        formatter.write("\nCommands:\n")
+        for title, names in {**GROUPS, "Set up": SET_UP}.items():
+            width = formatter.width - 6 - max(map(len, names))
+            shown = [name for name in names if not self.table[name].hidden]
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in shown])
 
 
 def _end(code: int, **_options: object) -> None:
