@@ -69,8 +69,8 @@ class Reading:
         """Begin with `gained`, now that `consumer` stands where their memory begins."""
         self._until = {place: offset for place, offset in committed.items() if place[1] in gained and offset > 0}
         self._had |= self._until
-        self.catching = gained if self._until else frozenset()
-        self._left = consumer.lag() if self.catching else 0
+        self._left = consumer.lag() if gained else 0
+        self.catching = gained if self._until or self._left else frozenset()
 
     def standing(self, message: Message) -> Standing:
         """What `message` is to this member, and note that it was handled."""

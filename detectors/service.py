@@ -99,7 +99,7 @@ class DetectionHandler:
         """Let go of jobs whose partition is another's now; for those that came, go on from their snapshots.
 
         What the group had handled after a snapshot, or in the last `rewind_s` where there is none, is read again
-        silently, and what it has missed is told late.
+        silently; what it has missed, from the first record where it has committed nothing, is told late.
         """
         committed = dict(consumer.committed())
         if not self._whole:
@@ -120,7 +120,9 @@ class DetectionHandler:
                 self._jobs[job].joiner.resume(record)
         if gained:
             consumer.seek_to_time(self._clock.now_s() - self._settings.rewind_s)
-        consumer.seek(self._reading.places(kept) | offsets)
+        # Where nobody has committed nobody has handled anything: that is read from its first record, however old.
+        unread = {place: 0 for place in consumer.assignment() if place[1] in gained and place not in committed}
+        consumer.seek(self._reading.places(kept) | offsets | unread)
         self._reading.catch_up(gained, committed, consumer)
         self._whole = True
 

@@ -7,7 +7,8 @@
     ├── DataError          a recorded folder or file that cannot be read (exit code 2)
     ├── RecordError        bytes on the bus that are no record of ours (dead letter, never fatal)
     ├── BusError           the bus refused or lost something
-    │   └── BusUnavailable     the bus is away; worth retrying later
+    │   ├── BusUnavailable     the bus is away; worth retrying later
+    │   └── RecordsRefused     the bus will never take these records; everything else goes on
     ├── NotJudged          a service of ours that a question needs was not there (exit code 3)
     ├── CollectorError     a source could not be read this time
     ├── DetectorError      a detector could not score this window
@@ -42,6 +43,20 @@ class BusError(WardenError):
 
 class BusUnavailable(BusError):
     """The bus cannot be reached now; nothing that was not acknowledged may be taken as kept."""
+
+
+class RecordsRefused(BusError):
+    """The bus refuses some records for good and has let go of them; all others stay queued.
+
+    Attributes
+    ----------
+    records : tuple of (topic, key, value)
+        What was refused, as it was encoded.
+    """
+
+    def __init__(self, text: str, records: tuple[tuple[str, str, bytes], ...]) -> None:
+        super().__init__(text)
+        self.records = records
 
 
 class NotJudged(WardenError):

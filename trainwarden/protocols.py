@@ -52,7 +52,8 @@ class Consumer(Protocol):
     def seek_to_time(self, time_s: float) -> None:
         """Read every assigned partition again from the first record written at or after `time_s`.
 
-        What the group has not handled yet is never passed over.
+        What the group has not handled since its commit is never passed over. Where it has committed nothing the time
+        alone decides: whoever has to handle everything seeks to the first record.
         """
         ...
 
@@ -102,6 +103,9 @@ class Bus(Protocol):
         BusUnavailable
             If something was not acknowledged in time. What was not acknowledged stays queued and the
             next `flush` tries it again, so a caller may simply call `flush` later.
+        RecordsRefused
+            If the bus will never take some records; it names them and has let go of them. Each is named once. All
+            others stay queued for the next `flush`.
         """
         ...
 

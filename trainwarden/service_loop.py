@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from trainwarden.clock import Clock
-from trainwarden.errors import BusUnavailable, RecordError, WardenError
+from trainwarden.errors import BusUnavailable, RecordError, RecordsRefused, WardenError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -211,7 +211,14 @@ class ServiceLoop:
 
     def _finish(self, consumer: Consumer) -> None:
         """Flush, then commit; if the bus is away both are tried again before anything new is read."""
-        self._bus.flush()
+        while True:
+            try:
+                self._bus.flush()
+                break
+            except RecordsRefused as error:  # it will never take them: everything else goes on
+                what = "Outputs that no topic takes."
+                self._metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
+                log.error("outputs refused", extra={"fields": {"error": str(error)}})
         consumer.commit()
         self._unflushed = False
 

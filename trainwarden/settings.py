@@ -165,12 +165,13 @@ class CommandsSettings(Config, frozen=True, kw_only=True):
 class RunsSettings(Config, frozen=True, kw_only=True):
     """Runs of watch, launch and demo that are kept for their user, and how large one may grow.
 
-    `keep` runs, for `keep_days`, in `total_bytes` at most, newest first. `log_bytes` is for the output of one job,
+    Runs stay for `keep_days`, in `total_bytes` at most, newest first, and `keep` in number where that is set.
+    `log_bytes` is for the output of one job,
     `bus_bytes` for an embedded bus (also that of `up`): above it the oldest records go. With `page`, watch and launch
     serve the page of their run on a free port of this machine.
     """
 
-    keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 50
+    keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 30
     total_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 8 * 1024**3
     log_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 256 * 1024**2

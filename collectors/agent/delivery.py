@@ -16,7 +16,7 @@ import msgspec
 from collectors.agent.connector import Connector
 from collectors.agent.spool import Spool
 from trainwarden.clock import Clock
-from trainwarden.errors import BusError, BusUnavailable, RecordError
+from trainwarden.errors import BusError, BusUnavailable, RecordError, RecordsRefused
 from trainwarden.protocols import Bus
 from trainwarden.records import Record
 from trainwarden.self_metrics import SelfMetrics
@@ -187,7 +187,7 @@ class Delivery:
                 if self._queue(self._bus, pair):
                     fit.append(pair)
                 tried += 1
-            self._bus.flush(timeout_s)
+            self._flush(self._bus, timeout_s)
         except BusError as error:
             queued = len(fit) if self._failed(error) else 0
             return _Failure(queued=queued, pairs=[*fit, *pairs[tried:]])
@@ -198,6 +198,18 @@ class Delivery:
             log.info("bus is back", extra={"fields": {"spooled": len(self.spool)}})
         self._retry_s = _FIRST_RETRY_S
         return None
+
+    def _flush(self, bus: Bus, timeout_s: float) -> None:
+        """Flush; what the bus will never take is counted and left, and everything else goes on."""
+        while True:
+            try:
+                bus.flush(timeout_s)
+                return
+            except RecordsRefused as error:
+                self._drop(len(error.records), "refused")
+                named = sorted({f"{topic} {key[:80]}" for topic, key, _ in error.records})[:5]
+                fields = {"records": len(error.records), "of": named, "error": str(error)}
+                log.warning("records refused", extra={"fields": fields})
 
     def _queue(self, bus: Bus, pair: Pair) -> bool:
         key, record = pair

@@ -142,9 +142,11 @@ def rank_usage(proc: str, pid: int) -> RankUsage | None:
         times_s |= {"ran": int(ran_ns) / 1e9, "waited": int(waited_ns) / 1e9}
     except ValueError:
         times_s = {"cpu": times_s["cpu"]}  # a kernel without scheduler statistics: the shares stay unknown
-    switches = numbered_lines(read_whole(f"{proc}/{pid}/status"), ("nonvoluntary_ctxt_switches",))
-    if switches:
-        values["rank_involuntary_switches_count"] = switches["nonvoluntary_ctxt_switches"]
+    status = numbered_lines(read_whole(f"{proc}/{pid}/status"), ("RssAnon", "nonvoluntary_ctxt_switches"))
+    if "RssAnon" in status:
+        values["rank_anonymous_memory_bytes"] = status["RssAnon"] * 1024.0
+    if "nonvoluntary_ctxt_switches" in status:
+        values["rank_involuntary_switches_count"] = status["nonvoluntary_ctxt_switches"]
     return RankUsage(values, times_s)
 
 

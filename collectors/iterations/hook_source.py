@@ -56,6 +56,11 @@ class Note(msgspec.Struct, frozen=True):
     types: str = ""
     causes: str = ""
     step: int | None = None
+    path: str = ""
+    mount: str = ""
+    file_system: str = ""
+    free_bytes: int | None = None
+    size_bytes: int | None = None
     plan: int = 0
     micro_batches: str = ""
 

@@ -18,6 +18,7 @@ from trainwarden.records import (
     Phase,
 )
 
+_DISK = ("path", "mount", "file_system", "free_bytes", "size_bytes")  # of a write that found no space
 _MOST_STEPS = 2000  # per record, far below the bus's limit
 
 
@@ -98,7 +99,11 @@ class HookRecords:
             return self._event(
                 "microbatch_plan", name, note, note.time_s, text, number=note.plan, micro_batches=shares, step=note.step
             )
-        fields = {"type": note.exception, "types": note.types, "causes": note.causes, "frame": note.frame}
+        fields: dict[str, str | int | float | bool | None] = {
+            "type": note.exception, "types": note.types, "causes": note.causes, "frame": note.frame,
+        }  # fmt: skip
+        if note.path:
+            fields |= {name: getattr(note, name) for name in _DISK}
         return self._event("exception", "exception", note, note.time_s, note.message, **fields, step=note.step)
 
     def fatal_signal(self, header: hook.Header, signal: str, frame: str, now_s: float) -> EventRecord:

@@ -13,7 +13,8 @@ import msgspec
 
 from collectors.kernel_log import KernelLog, boot_id, since_boot_s
 from collectors.logs.floods import collapse
-from collectors.logs.rotation import unrotated
+from collectors.logs.resting import GONE_S, MOST_PER_FILE, Resting
+from collectors.logs.rotation import stat_of, unrotated
 from collectors.logs.tail import Line, Tail
 from collectors.ranks import rank_processes
 from trainwarden import rundir
@@ -77,6 +78,8 @@ class LogsCollector:
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
         self._logs = str(self._run_dir / rundir.LOGS)
+        self._resting = Resting(MOST_PER_FILE * config.max_files)
+        self._rest_due_s = float("-inf")
         self._names: list[str] = []  # in the folder of logs, at the last look
         self._tails: dict[str, Tail] = {}
         self._kernel: KernelLog | None = KernelLog(config.kmsg_path, boot_id()) if config.kmsg else None
@@ -118,12 +121,13 @@ class LogsCollector:
     def position(self) -> JsonObject:
         files = {source: msgspec.to_builtins(tail.state) for source, tail in self._tails.items()}
         kernel = msgspec.to_builtins(self._kernel.state) if self._kernel is not None else None
-        return {"files": files, "kernel": kernel}
+        return {"files": files, "kernel": kernel, "resting": self._resting.position()}
 
     def restore(self, position: JsonObject) -> None:
         self._restored = True
         for source, state in dict(position.get("files", {})).items():
             self._tail(source, self._path_of(source)).restore(state)
+        self._resting.restore(dict(position.get("resting", {})), self._run_dir)
         if self._kernel is not None and position.get("kernel"):
             self._kernel.restore(position["kernel"])
 
@@ -145,10 +149,23 @@ class LogsCollector:
                 partial_wait_s=self._config.partial_wait_s,
                 rotated_too=not Path(source).is_absolute(),  # the run folder's logs are this run's from their start
             )
+            if (state := self._resting.take(source)) is not None:
+                self._tails[source].state = state
         return self._tails[source]
 
     def _discover(self, now_s: float) -> None:
-        """Take up files that have appeared."""
+        """Follow files that have appeared or grow again, and let go of those that are gone."""
+        if now_s >= self._rest_due_s:
+            self._rest_due_s = now_s + _GLOB_INTERVAL_S
+            self._let_go(now_s)
+            for source, path in self._resting.grown():
+                if self._room(now_s):
+                    self._tail(source, path)
+        self._discover_in_run(now_s)
+        if self._config.paths and now_s >= self._glob_due_s:
+            self._discover_paths(now_s)
+
+    def _discover_in_run(self, now_s: float) -> None:
         try:
             names = os.listdir(self._logs)
         except (FileNotFoundError, NotADirectoryError):
@@ -157,19 +174,40 @@ class LogsCollector:
             self._names = names
             for name in sorted({unrotated(name) for name in names}):
                 source = f"{rundir.LOGS}/{name}"
-                if name.endswith(".log") and source not in self._tails and len(self._tails) < self._config.max_files:
+                if name.endswith(".log") and self._is_new(source) and self._room(now_s):
                     self._tail(source, self._path_of(source))
-        if not self._config.paths or now_s < self._glob_due_s:
-            return
+
+    def _discover_paths(self, now_s: float) -> None:
         first = self._glob_due_s == float("-inf") and not self._restored
         self._glob_due_s = now_s + _GLOB_INTERVAL_S
         for pattern in self._config.paths:
             for name in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 - absolute patterns too
                 source = str(Path(name).absolute())
-                if source not in self._tails and len(self._tails) < self._config.max_files:
+                if self._is_new(source) and self._room(now_s):
                     tail = self._tail(source, Path(source))
                     if first and not self._config.from_start:
                         tail.skip_to_end()
+
+    def _is_new(self, source: str) -> bool:
+        return source not in self._tails and source not in self._resting
+
+    def _let_go(self, now_s: float) -> None:
+        """Close files that are at their paths no more and do not grow."""
+        for source, tail in list(self._tails.items()):
+            if tail.quiet_s(now_s) >= GONE_S and stat_of(tail.path) is None:
+                self._resting.lay(source, self._tails.pop(source))
+        self._resting.trim()
+
+    def _room(self, now_s: float) -> bool:
+        """Whether one more file may be followed; the one that has been quiet longest makes room, if that is long."""
+        if len(self._tails) < self._config.max_files:
+            return True
+        quietest = max(self._tails, key=lambda source: self._tails[source].quiet_s(now_s))
+        if self._tails[quietest].quiet_s(now_s) < GONE_S:
+            self._names = []  # it is looked at again
+            return False
+        self._resting.lay(quietest, self._tails.pop(quietest))
+        return True
 
     def _read(self, tail: Tail, now_s: float, limit_bytes: int) -> list[Line]:
         try:

@@ -66,6 +66,7 @@ class Tail:
         self._looked = False  # a file that a restarted agent knows may be there under a rotated name alone
         self._seen: tuple[int, int, int] | None = None
         self._rotated_since_s: float | None = None
+        self._quiet: tuple[int, float] | None = None  # how far it had been read, and since when
         self._partial: tuple[int, float] | None = None  # where the unfinished line ends, and since when
 
     def restore(self, raw: Any) -> None:
@@ -84,6 +85,14 @@ class Tail:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def quiet_s(self, now_s: float) -> float:
+        """For how long nothing has come, so that nothing waits to be read either; 0 where that is not known."""
+        place = self.state.base + self.state.offset
+        unread = self._fd is not None and os.fstat(self._fd).st_size > self.state.offset
+        if self.more or unread or self._quiet is None or self._quiet[0] != place:
+            self._quiet = (place, now_s)
+        return now_s - self._quiet[1]
 
     def read(self, now_s: float, limit_bytes: int) -> list[Line]:
         """Lines that are complete now, about `limit_bytes` of them; `more` says whether there are more.

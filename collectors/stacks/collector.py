@@ -76,7 +76,7 @@ class StacksCollector:
         # A hang is declared at three steps and ends with a restart: a look costs the ranks nothing, so it comes before.
         stalled_steps: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 2.0
         first_step_s: PositiveSeconds = 60.0
-        pause_s: PositiveSeconds = 60.0
+        pause_s: PositiveSeconds = 10.0
         most: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
         timeout_s: PositiveSeconds = 10.0
         command: str = "py-spy"

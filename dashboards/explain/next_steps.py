@@ -28,6 +28,7 @@ ON_NODE: Final[dict[IncidentKind, tuple[tuple[str, str], ...]]] = {
     "nic_error": (("ip -s link", "errors by port"),),
     "congestion": (("ip -s link", "drops by port"),),
     "host_contention": (("top -b -n 1", "who else computes there"), ("cat /proc/pressure/cpu", "how long ranks wait")),
+    "memory_leak": (("ps -eo pid,rss,etime,args --sort=-rss", "whose memory it is"), ("free -m", "what is left")),
     "out_of_memory": ((_KERNEL, "whom the kernel killed"), ("free -m", "what is left")),
     "cuda_out_of_memory": (("nvidia-smi", "who else holds its memory"),),
     "storage": (("df -h", "a full disk"), ("cat /proc/pressure/io", "how long processes wait for disks")),

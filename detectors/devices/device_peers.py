@@ -30,6 +30,7 @@ _SAYS: Final = {
     "hot": "{size:.0f} °C where its busy peers have {middle:.0f}",
     "throttled": "its clocks are held down",
     "narrow": "{size:.0f} PCIe lanes where its peers have {middle:.0f}",
+    "old_link": "PCIe generation {size:.0f} under load where its busy peers have {middle:.0f}",
     "down": "not active (state {size:.0f}) while the ports of this name on like nodes are",
     "slow_link": "runs at {size:.0f} Gb/s where the ports of this name on like nodes have {middle:.0f}",
 }
@@ -37,7 +38,8 @@ _UNIT: Final = {"clock_low": 1e6, "memory_clock_low": 1e6, "slow_link": 1.25e8}
 _METRIC: Final = {
     "clock_low": "gpu_sm_clock_hertz", "memory_clock_low": "gpu_memory_clock_hertz", "power_low": "gpu_power_watts",
     "hot": "gpu_temperature_celsius", "throttled": "gpu_throttle_hardware_state",
-    "narrow": "gpu_pcie_link_width_count", "down": NIC_METRICS[0], "slow_link": NIC_METRICS[1],
+    "narrow": "gpu_pcie_link_width_count", "old_link": "gpu_pcie_link_generation_version", "down": NIC_METRICS[0],
+    "slow_link": NIC_METRICS[1],
 }  # fmt: skip
 Accused = tuple[str, int, tuple[str, ...]]
 """A family, a row of it, and the signs."""
@@ -176,7 +178,7 @@ def _kinds(signs: tuple[str, ...]) -> list[tuple[IncidentKind, tuple[str, ...]]]
     statistical = tuple(sign for sign in signs if sign in {*_WORKS_LESS, "hot", "throttled"})
     if len(statistical) >= 2 and set(statistical) & set(_WORKS_LESS):
         found.append(("gpu_throttle", statistical))
-    kinds: tuple[tuple[str, IncidentKind], ...] = (
-        ("narrow", "pcie_error"), ("down", "nic_down"), ("slow_link", "nic_error"),
-    )  # fmt: skip
+    if links := tuple(sign for sign in signs if sign in ("narrow", "old_link")):
+        found.append(("pcie_error", links))
+    kinds: tuple[tuple[str, IncidentKind], ...] = (("down", "nic_down"), ("slow_link", "nic_error"))
     return found + [(kind, (sign,)) for sign, kind in kinds if sign in signs]

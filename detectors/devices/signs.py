@@ -28,9 +28,9 @@ UNLIKE: Final = (
 )
 THROTTLED: Final = ("gpu_throttle_thermal_state", "gpu_throttle_hardware_state")
 GPU_METRICS: Final = (
-    *AT_WORK, *(row[1] for row in UNLIKE), *THROTTLED, "gpu_pcie_link_width_count",
+    *AT_WORK, *(row[1] for row in UNLIKE), *THROTTLED, "gpu_pcie_link_width_count", "gpu_pcie_link_generation_version",
 )  # fmt: skip
-GPU_SIGNS: Final = (*(row[0] for row in UNLIKE), "throttled", "narrow")
+GPU_SIGNS: Final = (*(row[0] for row in UNLIKE), "throttled", "narrow", "old_link")
 NIC_METRICS: Final = ("nic_rdma_link_state", "nic_rdma_rate_bytes_per_second")
 NIC_SIGNS: Final = ("down", "slow_link")
 
@@ -55,6 +55,9 @@ def gpu_signs(now: dict[str, Floats], roles: list[str]) -> Found:
             _keep(found[sign], flags, now[metric], middle, peers)
         throttled = np.fmax(*(now[name] for name in THROTTLED)) > 0.5
         _keep(found["throttled"], throttled & peers, throttled.astype(np.float64), 0.0, peers)
+        # The generation falls with the load, so that only busy GPUs are compared.
+        flags, usual = below_usual(now["gpu_pcie_link_generation_version"], peers)
+        _keep(found["old_link"], flags, now["gpu_pcie_link_generation_version"], usual, peers, odd=False)
         own = codes == code
         flags, usual = below_usual(now["gpu_pcie_link_width_count"], own)
         _keep(found["narrow"], flags, now["gpu_pcie_link_width_count"], usual, own, odd=False)

@@ -16,6 +16,7 @@ LIFE: Final = "command"
 HOLD_S: Final = 0.6  # agents read output, ends of ranks and this fact every 0.2 to 0.4 s, in any order
 NEAR_S: Final = 60.0  # torchrun gives other ranks 30 s to end after the first has failed
 _BY_SIGNAL: Final = 128  # a shell's exit code for a command ended by signal n is 128 + n
+NOT_FOUND: Final = frozenset({126, 127})  # POSIX shells: a command that may not be run, or is not there
 _STOPS: Final = frozenset({1, 2, 15})  # SIGHUP, SIGINT, SIGTERM
 _STOPPED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
 _SIGNALS: Final = {number.value: number.name for number in signal.Signals}
@@ -63,19 +64,23 @@ class CommandEnd:
 
     def __init__(self) -> None:
         self._ended: Ended | None = None
+        self.has_ended_on_purpose = False
+        """Whether the command has ended well, or because somebody stopped it."""
 
     def take(self, event: EventRecord, now_s: float) -> None:
         """Take in an event of the job's."""
         code = event.fields.get("exit_code")
         if event.kind in {"job_start", "restart"}:
-            self._ended = None
-        elif event.kind == "job_end" and isinstance(code, int) and code and not event.fields.get("interrupted"):
-            self._ended = Ended(code, event.time_s, now_s, event.node)
+            self._ended, self.has_ended_on_purpose = None, False
+        elif event.kind == "job_end" and isinstance(code, int):
+            ended = Ended(code, event.time_s, now_s, event.node)
+            self.has_ended_on_purpose = not code or bool(event.fields.get("interrupted")) or ended.signal in _STOPS
+            self._ended = None if self.has_ended_on_purpose else ended
 
     def failed(self, now_s: float, output: Output, rules: LogRules) -> Ended | None:
         """The end, once what came with it has been read; None if there is none, or a scheduler or a person asked."""
         ended = self._ended
-        if ended is None or now_s - ended.seen_s < HOLD_S or ended.signal in _STOPS:
+        if ended is None or now_s - ended.seen_s < HOLD_S:
             return None
         said = (rules.match(text) for text in output.tails())
         return None if any(rule is not None and rule.id in _STOPPED for rule in said) else ended

@@ -9,6 +9,7 @@ from detectors.logs.rules import LogRule, LogRules
 from trainwarden.records import EventRecord
 
 DURING: Final = "during "  # in front of a cause that was only being handled when the next one was raised
+MAX_NAME: Final = 300
 _INTERRUPTS: Final = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException"})
 _NO_PROGRAM_AT_FAULT: Final = frozenset({"H", "N", "S"})
 _RANK: Final = {"root": 0, "phase": 1, "cascade": 2}
@@ -41,6 +42,35 @@ def nearest_cause(event: EventRecord) -> str:
     """What the exception was raised from on purpose, in one line; empty if from nothing."""
     cause = str(event.fields.get("causes") or "").partition("\n")[0]
     return "" if cause.startswith(DURING) else cause.partition("\v")[0]
+
+
+def full_disk(event: EventRecord) -> str:
+    """Which file system had no space for what, and how many bytes are free; empty where that is not known.
+
+    Examples
+    --------
+    >>> fields = {"path": "/ckpt/last.pt", "mount": "/ckpt", "file_system": "ext4", "free_bytes": 0, "size_bytes": 8e9}
+    >>> event = EventRecord(id="e", job="j", node="n", time_s=1.0, kind="exception", fields=fields)
+    >>> full_disk(event)
+    '/ckpt/last.pt is on /ckpt (ext4), where 0 B of 8.0 GB are free'
+    """
+    path, mount, kind = (_plain(event.fields.get(name)) for name in ("path", "mount", "file_system"))
+    free, size = event.fields.get("free_bytes"), event.fields.get("size_bytes")
+    if not path or not mount or not isinstance(free, int | float) or not isinstance(size, int | float):
+        return ""
+    return f"{path} is on {mount}{f' ({kind})' if kind else ''}, where {_bytes(free)} of {_bytes(size)} are free"
+
+
+def _plain(value: object) -> str:
+    """A name from another process as words of one line."""
+    return "".join(sign if sign.isprintable() else "?" for sign in value[:MAX_NAME]) if isinstance(value, str) else ""
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
 
 
 def interrupts(event: EventRecord) -> bool:

@@ -28,6 +28,7 @@ class Failure(msgspec.Struct):
     aborted: bool = False
     waited: bool = False  # for others, until PyTorch's watchdog ended it
     bare: bool = False  # an exit code alone: the output may hold the exception
+    unknown: bool = False  # nothing tells how it ended: by whoever ended the command, perhaps
     of_command: bool = False  # the command as a whole, not one of its ranks
 
 

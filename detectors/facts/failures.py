@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.facts.command import LIFE, NEAR_S, CommandEnd, Ended, cause_of, exception_event, last_cause
-from detectors.facts.exceptions import exception_rule, interrupts, nearest_cause, text_of
+from detectors.facts.command import LIFE, NEAR_S, NOT_FOUND, CommandEnd, Ended, cause_of, exception_event, last_cause
+from detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
 from detectors.facts.failure import Failure, Role, one_was_killed
 from detectors.facts.given_up import GivenUp
 from detectors.facts.output import Output
@@ -23,6 +23,7 @@ from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vo
 
 STOP_SIGNALS: Final = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 ABORTS: Final = frozenset({"SIGABRT", -6, 134})
+UNKNOWN_HOLD_S: Final = 1.5  # the end of the command tells whether it was stopped, or ended well
 ABORT_HOLD_S: Final = 0.5  # its log may tell that it only waited: agents read both within a fifth of a second
 MAX_SUSPECTS: Final = 16
 
@@ -170,7 +171,9 @@ class Failures:
                 self._take_exception(event, window)
 
     def _end_of_command(self, window: Window) -> None:
-        """A command that has failed is a failure, also where nothing is known of its ranks."""
+        """A command that has failed is a failure, also where nothing is known of its ranks; a stopped one is none."""
+        if self._command.has_ended_on_purpose:
+            self._failures = {life: one for life, one in self._failures.items() if not one.unknown}
         ended = self._command.failed(window.now_s, self._output, self._rules)
         if ended is None or any(one.role != "stop" and not one.of_command for one in self._failures.values()):
             return
@@ -192,17 +195,18 @@ class Failures:
         stopped = min((one for one in self._failures.values()), key=lambda one: one.time_s, default=None)
         rank = self._output.root_rank if stopped is None else stopped.rank
         said = last_cause(self._rules, self._output.tail(rank))
+        kind: IncidentKind = "user_error" if ended.code in NOT_FOUND else "crash"
         reason = ended.how if stopped is None else f"{ended.how} after {stopped.reason}"
         event = EventRecord(
             id=LIFE, job=window.job, node=ended.node, time_s=ended.time_s, kind="process_exit", rank=rank,
             fields={"incarnation": LIFE},
         )  # fmt: skip
         if said is None:
-            self._fail(event, window, "root", reason)
+            last = next(reversed(self._output.tail(rank)), "")
+            self._fail(event, window, "root", f"{reason}: {last[:200]}" if last else reason, kind=kind)
             return
         text, rule = said
-        kind = rule.kind or "crash"
-        self._fail(event, window, "root", f"{reason}: {text[:200]}", kind=kind, severity=rule.severity)
+        self._fail(event, window, "root", f"{reason}: {text[:200]}", kind=rule.kind or kind, severity=rule.severity)
 
     def _take_restart(self, event: EventRecord) -> None:
         if event.fields.get("stage") == "done":
@@ -259,6 +263,8 @@ class Failures:
         reason = f"{_who(event)} raised {text[:200]}" + (f" at {frame}" if frame else "")
         if cause := nearest_cause(event):
             reason += f", from {cause[:120]}"
+        if full := full_disk(event):
+            reason += f"; {full}"
         if rule is not None and rule.role == "cascade":
             self._fail(event, window, "cascade", reason, kind=rule.kind or "crash")
             return
@@ -284,6 +290,7 @@ class Failures:
             return  # the exit that follows an exception says nothing new
         step = _step_of(event, window)
         bare = event.kind == "process_exit" and role == "root" and not event.fields.get("signal")
+        unknown = bare and event.fields.get("code") is None and _life(event) != f"{event.node}/{LIFE}"
         aborted = not ABORTS.isdisjoint((event.fields.get("signal"), event.fields.get("code")))
         self._failures[_life(event)] = Failure(
             rank=event.rank,
@@ -296,9 +303,10 @@ class Failures:
             reason=reason,
             step=step,
             spoken=event.kind == "exception",
-            hold_s=ABORT_HOLD_S if aborted else self._words_patience_s if bare else 0.0,
+            hold_s=ABORT_HOLD_S if aborted else UNKNOWN_HOLD_S if unknown else self._words_patience_s if bare else 0.0,
             aborted=aborted,
             bare=bare,
+            unknown=unknown,
             of_command=_life(event) == f"{event.node}/{LIFE}",
         )
 

@@ -25,6 +25,8 @@ EXIT: Final = PHASE_CODE["exit"]
 MAX_COUNT: Final = 2**53  # larger numbers are damage
 KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
 _LONG_PAUSES: Final = np.array([*(phase in {"checkpoint", "evaluation"} for phase in PHASES), False])  # -1: unknown
+_DATA: Final = PHASE_CODE["data"]
+_LONG_LOAD_S: Final = 1.0  # of a data phase: after one that was as long as a pause the rank has gone on, too
 _GONE: Final = frozenset("ZX")
 
 
@@ -228,6 +230,8 @@ class HeartbeatBoard:
         moved |= np.isnan(self._moved_at_s[columns])
         # Who comes back from a long pause has gone on, though its first call and step are still to come.
         moved |= _LONG_PAUSES[self.phase[columns]] & ~_LONG_PAUSES[beats.phase]
+        loaded_s = self.time_s[columns] - self.phase_since_s[columns]
+        moved |= (self.phase[columns] == _DATA) & (beats.phase != _DATA) & (loaded_s > _LONG_LOAD_S)
         self._moved_at_s[columns] = np.where(moved, clock_s, self._moved_at_s[columns])
         self.cpu_at_progress_s[columns] = np.where(moved, cpu_s, self.cpu_at_progress_s[columns])
         begun = stopped & np.isnan(self._stopped_at_s[columns])

@@ -1,4 +1,4 @@
-"""A detector's state as plain data: MessagePack and npz, nothing that executes when it is read."""
+"""A detector's state as plain data: a checksum, MessagePack and npz, nothing that executes when it is read."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _DAMAGE = (
 )  # fmt: skip
 # 16,384 ranks with 20 metrics of each GPU need 0.78 GB, and their models 0.2; anything above is no state of ours.
 MAX_STATE_BYTES: Final = 1 << 30
+_CHECKSUM_BYTES: Final = 4
 
 
 def pack(kind: str, plain: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> bytes:
@@ -28,7 +29,11 @@ def pack(kind: str, plain: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[A
     file = io.BytesIO()
     if arrays:
         np.savez(file, allow_pickle=False, **dict(arrays))
-    return msgspec.msgpack.encode({"kind": kind, "plain": plain, "arrays": file.getvalue()}, enc_hook=list)
+    state = bytearray(_CHECKSUM_BYTES)
+    told = {"kind": kind, "plain": plain, "arrays": file.getvalue()}
+    msgspec.msgpack.Encoder(enc_hook=list).encode_into(told, state, _CHECKSUM_BYTES)
+    state[:_CHECKSUM_BYTES] = _checksum(state)
+    return bytes(state)
 
 
 def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -47,8 +52,10 @@ def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArr
     """
     if len(state) > MAX_STATE_BYTES:
         raise DetectorError(f"state of {len(state)} bytes is larger than {MAX_STATE_BYTES}")
+    if state[:_CHECKSUM_BYTES] != _checksum(state):
+        raise DetectorError(f"state of {kind} is damaged: its checksum is another")
     try:
-        raw = msgspec.msgpack.decode(state)
+        raw = msgspec.msgpack.decode(memoryview(state)[_CHECKSUM_BYTES:])
         if not isinstance(raw, dict) or raw.get("kind") != kind:
             raise DetectorError(f"this is not the state of a {kind} detector")
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -61,3 +68,7 @@ def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArr
         return dict(raw["plain"]), arrays
     except _DAMAGE as error:
         raise DetectorError(f"state of {kind} is damaged: {error}") from error
+
+
+def _checksum(state: bytes | bytearray) -> bytes:
+    return zlib.crc32(memoryview(state)[_CHECKSUM_BYTES:]).to_bytes(_CHECKSUM_BYTES, "big")

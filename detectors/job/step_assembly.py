@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from detectors.job.beats import EXIT, PHASE_CODE, Ints
 from detectors.job.common_mode import quiet_median
 from detectors.job.rings import COLUMNS, StepRing
+from detectors.job.step_numbers import MAX_SKIP, StepNumbers, widened
 
 WARM_UP_STEPS: Final = 10  # first steps of an incarnation: allocator, autotuning, lazy initialisation
 LATE_S: Final = 2.0  # a step is not waited for longer than this after a rank has ended it, by that rank's own clock
@@ -57,7 +58,7 @@ class StepAssembly:
         self._pending: dict[tuple[int, int], Pending] = {}
         self._closed: tuple[int, int] = (-1, -1)
         self._epoch = np.zeros(0, dtype=np.int64)
-        self._high = np.zeros(0, dtype=np.int64)
+        self._numbers = StepNumbers()
         self._last_end_s = np.zeros(0)
         self._begun = np.zeros(0, dtype=np.bool_)
         self._absent = np.zeros(0, dtype=np.bool_)
@@ -70,7 +71,7 @@ class StepAssembly:
     def widen(self, room: int) -> None:
         """Make room for `room` columns."""
         self._epoch = widened(self._epoch, room, int(self._epoch.max(initial=0)))
-        self._high = widened(self._high, room, -1)
+        self._numbers.widen(room)
         self._last_end_s = widened(self._last_end_s, room, np.nan)
         self._begun = widened(self._begun, room, False)
         self._absent = widened(self._absent, room, False)
@@ -87,18 +88,24 @@ class StepAssembly:
         self.quiet_left, self._sampled = WARM_UP_STEPS, []
 
     def feed(self, column: int, step: int, end_s: float, cell: list[float]) -> None:
-        """Take in one step of one rank; `cell` as in `COLUMNS`."""
+        """Add one step of one rank, which its script calls `step`; `cell` as in `COLUMNS`."""
         if not 0 <= step < MAX_STEP:
             self.counts["odd"] += 1
             return
         if not self._begun[column]:
             self._begin(column, step)
         self._absent[column] = False
-        self._high[column] = max(int(self._high[column]), step)
-        key = (int(self._epoch[column]), step)
+        before = int(self._numbers.high[column])
+        number = self._numbers.of(column, step, end_s)
+        if number is None:
+            self.counts["duplicates"] += 1
+            return
+        if int(self._numbers.high[column]) < before:
+            self._forget(column, number)
+        key = (int(self._epoch[column]), number)
         pending = self._pending.get(key)
         if pending is None and key <= self._closed:
-            late = self.ring.fill(key[0], step, column, cell)
+            late = self.ring.fill(key[0], number, column, cell)
             self.counts["late" if late else "duplicates"] += 1
             return
         if pending is None:
@@ -143,12 +150,19 @@ class StepAssembly:
 
     def _begin(self, column: int, step: int) -> None:
         self._begun[column] = True
-        if step <= self._high[column]:  # gone back to a checkpoint: the same step numbers come again
+        if step <= self._numbers.high[column]:  # gone back to a checkpoint: the same step numbers come again
             newest = int(self._epoch.max(initial=0))
             behind = newest > self._epoch[column]  # other ranks have gone back already
             self._epoch[column] = newest if behind else self._epoch[column] + 1
-        self._high[column] = step - 1
+        self._numbers.begin(column, step)
         self._last_end_s[column] = np.nan
+
+    def _forget(self, column: int, number: int) -> None:
+        """Steps that are far ahead of `number`, of the rank of `column` alone, bore a number that was a mistake."""
+        for key, pending in list(self._pending.items()):
+            if key[1] > number + MAX_SKIP and pending.seen[column] and pending.seen.sum() == 1:
+                del self._pending[key]
+                self.counts["odd"] += 1
 
     def _append(self, key: tuple[int, int], pending: Pending, alive: npt.NDArray[np.bool_]) -> None:
         if not pending.seen[: len(alive)][alive].all():
@@ -185,10 +199,3 @@ def phase(steps: StepAssembly, alive: Ints, finished: bool, manned: bool) -> str
         if (alive == PHASE_CODE[name]).any():
             return name
     return ""
-
-
-def widened(array: npt.NDArray[Any], room: int, empty: object) -> npt.NDArray[Any]:
-    """`array` with `room` elements, new ones `empty`."""
-    fresh = np.full(room, empty, dtype=array.dtype)
-    fresh[: array.size] = array
-    return fresh

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from detectors.collectives import ras as nccl_ras
 from detectors.collectives.findings import to_event
 from detectors.collectives.flight_recorder import analyse
 from detectors.logs.ends.last_words import last_word_events
@@ -50,6 +51,8 @@ def read_facts(job: RecordedJob) -> list[Fact]:
 
 def _collectives(job: RecordedJob) -> list[EventRecord]:
     """One event for each broken collective, at the end of the recording: dumps are written when all is over."""
+    if job.ras:
+        return _of_ras(job)
     if not job.flight:
         return []
     table = job.iterations
@@ -62,6 +65,16 @@ def _collectives(job: RecordedJob) -> list[EventRecord]:
         to_event(finding, job=job.name, time_s=end_s if end_s is not None else finding.time_s or 0.0, nodes=nodes)
         for finding in findings
     ]
+
+
+def _of_ras(job: RecordedJob) -> list[EventRecord]:
+    """What answers of NCCL's RAS service say, each beside the one before it."""
+    end_s = job.end_s or 0.0
+    found: dict[tuple[str, tuple[int, ...]], EventRecord] = {}
+    for before, answer in zip((None, *job.ras), job.ras, strict=False):
+        for finding in nccl_ras.analyse(answer, before):
+            found[finding.group, finding.ranks] = to_event(finding, job=job.name, time_s=end_s, source="nccl_ras")
+    return list(found.values())
 
 
 def _lines(path: Path, kind: type[R]) -> list[R]:

@@ -102,8 +102,9 @@ class Job:
         phases: Mapping[int, str] | None = None,
         cpu_s: Mapping[int, float] | None = None,
         begun: Mapping[int, int] | None = None,
+        since_s: float | None = None,
     ) -> None:
-        """One heartbeat of every node."""
+        """One heartbeat of every node; phases last since `since_s`, by default since this moment."""
         nodes: dict[str, list[int]] = {}
         for rank in range(self.ranks):
             nodes.setdefault(self.node(rank), []).append(rank)
@@ -116,7 +117,8 @@ class Job:
                         incarnations=tuple(self.incarnation(r) for r in ranks), steps=(step,) * len(ranks),
                         step_end_s=(None,) * len(ranks),
                         phases=tuple((phases or {}).get(r, phase) for r in ranks),  # type: ignore[misc]
-                        phase_since_s=(at_s,) * len(ranks), calls=tuple((begun or {}).get(r, calls) for r in ranks),
+                        phase_since_s=(at_s if since_s is None else since_s,) * len(ranks),
+                        calls=tuple((begun or {}).get(r, calls) for r in ranks),
                         states=tuple((states or {}).get(r, "S") for r in ranks),
                         cpu_s=tuple((cpu_s or {}).get(r, at_s - START_S) for r in ranks),
                     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -45,6 +46,7 @@ def _kept(window: Window, scorer: MetricScorer) -> Window:
     }
     for array in found.values():
         array.flags.writeable = False
+    found["beats"] = deepcopy(window.beats)  # one object for all windows of a job, which goes on
     if scorer.bundle is not None:
         found["scored"] = scorer.score(window.samples, window.end_s)
         found |= {"unscored": scorer.abstained, "model_versions": scorer.bundle.versions,

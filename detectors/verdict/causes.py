@@ -1,4 +1,4 @@
-"""What an incident carries beside its votes: of slowness numbers and what took a rank's time, of a hang stacks."""
+"""What an incident carries beside its votes: of slowness numbers and what took a rank's time, of standstills stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from detectors.verdict.evidence import slowness
 from detectors.verdict.stacks import with_stacks
 from trainwarden.records import IncidentRecord
 
-_HANGS: Final = frozenset({"hang", "collective_mismatch"})
+_HANGS: Final = frozenset({"hang", "collective_mismatch", "data_stall", "checkpoint"})
 
 
 def evidenced(record: IncidentRecord, window: Window) -> IncidentRecord:

@@ -27,7 +27,8 @@ KIND_ORDER: Final[tuple[IncidentKind, ...]] = (
     "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
     "cuda_out_of_memory", "out_of_memory", "data_stall", "checkpoint", "collective_mismatch", "silent_corruption",
     "user_error", "exception", "crash", "restart_loop", "hang", "gpu_throttle", "slow_link", "congestion",
-    "host_contention", "slow_compute", "log_storm", "slow_job", "data_quality", "pipeline", "metric_anomaly",
+    "host_contention", "memory_leak", "slow_compute", "log_storm", "slow_job", "data_quality", "pipeline",
+    "metric_anomaly",
 )  # fmt: skip
 SLOW_KINDS: Final = frozenset({"slow_compute", "slow_link", "slow_job", "metric_anomaly", "congestion", "gpu_throttle"})
 FAILURE_KINDS: Final = frozenset(

@@ -17,16 +17,22 @@ LONG_AFTER_S: Final = 120.0  # onsets that are told by samples of half a minute 
 DEVICE_KINDS: Final = frozenset(
     {
         "gpu_lost", "gpu_memory_error", "node_lost", "nvlink_error", "pcie_error", "nic_down", "nic_error", "storage",
-        "host_contention",
+        "host_contention", "memory_leak",
     }
 )  # fmt: skip
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
+PAUSE: Final = "rank_pause_seconds"
+"""The metric that votes on phases blame: by it an incident of a stalled phase is known from one of a log line."""
 
 
 def better(record: IncidentRecord, candidate: Candidate, known: bool) -> IncidentRecord | None:
     """`record` with what `candidate` knows better; None if that is nothing. `known`: it rests on facts already."""
     more_specific = KIND_ORDER.index(candidate.kind) < KIND_ORDER.index(record.kind)
     same_family = family_of(record.kind) == candidate.family
+    if PAUSE in candidate.metrics and same_family:
+        return _of_phase(record, candidate)
+    if PAUSE in record.metrics and candidate.kind == "hang":
+        return _with(record, candidate)
     if known and same_family and follows(record, candidate):
         return _followed(record, candidate) if candidate.hard else None
     if candidate.hard and same_family and record.kind != candidate.kind:
@@ -48,6 +54,15 @@ def better(record: IncidentRecord, candidate: Candidate, known: bool) -> Inciden
     if record.kind == candidate.kind and (new or surer):
         return _with(record, candidate)
     return None
+
+
+def _of_phase(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | None:
+    """`record` by what a phase says: its whole length, once it is over. It explains no failure of another kind."""
+    whole = " spent " in candidate.reason and " spent " not in record.reason
+    if record.kind != candidate.kind or not whole or PAUSE not in record.metrics:
+        return None
+    stood = [part for part in record.reason.split("; ") if " stands in " in part]  # the rank has gone on since
+    return msgspec.structs.replace(record, reason="; ".join([candidate.reason, *stood]).replace(" stands ", " stood "))
 
 
 def follows(record: IncidentRecord, candidate: Candidate) -> bool:

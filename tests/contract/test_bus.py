@@ -7,7 +7,9 @@ import signal
 import time
 from collections import defaultdict
 
+import msgspec
 import pytest
+from kafka import KafkaAdminClient
 
 from tests.contract.bus_harness import (
     DEADLINE_S,
@@ -20,7 +22,7 @@ from tests.contract.bus_harness import (
     poll_until,
     wait_until,
 )
-from trainwarden.errors import BusError, RecordError
+from trainwarden.errors import BusError, RecordError, RecordsRefused
 from trainwarden.protocols import Message
 from trainwarden.records import CommandRecord, EventRecord, LogRecord
 from trainwarden.topics import DEAD_LETTERS, EVENTS, LOGS, MAX_RECORD_BYTES, Topic
@@ -456,3 +458,28 @@ def test_a_member_that_was_put_out_sees_its_loss_though_the_same_partitions_come
         while worker.read_lines(len(worker.lines) + 1)[-1] != f"owns {PARTITIONS}":
             pass
         assert "owns 0" in worker.lines[before:]
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param("kafka", marks=[pytest.mark.system, pytest.mark.kafka])], indirect=True
+)
+def test_a_record_that_its_topic_refuses_for_good_is_named_and_takes_no_other_with_it(engine: Engine) -> None:
+    """The broker refuses a whole batch; the embedded bus has no limit but that of `publish`."""
+    admin = KafkaAdminClient(bootstrap_servers=[engine.place])
+    limit = {"max.message.bytes": "8000"}
+    made = {"num_partitions": PARTITIONS, "replication_factor": 1, "configs": limit}
+    admin.create_topics({engine.prefix + EVENTS.name: made})
+    admin.close()
+    bus = engine.open()
+    for number in range(40):
+        bus.publish(EVENTS, "a", event("a", number, os.urandom(20_000 if number == 7 else 100).hex()))
+    named: list[bytes] = []
+    for _ in range(10):
+        try:
+            bus.flush()
+            break
+        except RecordsRefused as error:
+            named += [value for _, _, value in error.records]
+    assert [msgspec.json.decode(value)["id"] for value in named] == ["a/7"]
+    found = ids(list(bus.read(EVENTS)))
+    assert sorted(set(found)) == sorted(f"a/{number}" for number in range(40) if number != 7)

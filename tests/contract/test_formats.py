@@ -14,20 +14,27 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.survey import made, sniffed
 
 SAMPLES = ROOT / "tests" / "data" / "formats"
+
+
+def kind(path: Path) -> str:
+    """The folder of a sample."""
+    return path.relative_to(SAMPLES).parts[0]
+
+
 FILES = [path for path in sorted(SAMPLES.rglob("*")) if path.is_file() and path.name != "README.md"]
 
 
 def test_samples_and_the_catalogue_are_the_same_set():
     assert {path.name for path in SAMPLES.iterdir() if path.is_dir()} == {name.replace(" ", "_") for name in CATALOG}
-    assert all(any(path.parent.name == name.replace(" ", "_") for path in FILES) for name in CATALOG)
+    assert all(any(kind(path) == name.replace(" ", "_") for path in FILES) for name in CATALOG)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{kind(path)}/{path.name}")
 def test_a_sample_is_taken_for_its_format_and_read(path: Path):
-    source = Source(path, path.name)
+    source = Source(path, str(path.relative_to(SAMPLES / kind(path))))
     found, confidence = sniffed(source)
     assert found is not None
-    assert (found.replace(" ", "_"), confidence >= LIKELY) == (path.parent.name, True)
+    assert (found.replace(" ", "_"), confidence >= LIKELY) == (kind(path), True)
     content = made(found).read(source, {})
     assert content.rows > 0
     assert content.metrics or content.iterations or content.dumps or content.collectives or content.ras \
@@ -45,7 +52,7 @@ def test_junk_is_not_claimed(name: str, head: str):
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_what_is_cut_short_is_read_or_refused_with_one_sentence(name: str, tmp_path: Path):
-    sample = next(path for path in FILES if path.parent.name == name.replace(" ", "_"))
+    sample = next(path for path in FILES if kind(path) == name.replace(" ", "_"))
     data = sample.read_bytes()
     for share in (0.2, 0.5, 0.8):
         path = tmp_path / sample.name

@@ -29,13 +29,14 @@ def test_what_was_signed_counts_however_it_is_read_and_nothing_else_does(engine:
     for word in words:
         bus.publish(COMMANDS, word.job, word)
     bus.flush()
+    an_hour_old = ANN.sign(on_job("resume", "llama", "ann", time.time()), time.time() - 3_600.0)
     bad = [
         (words[0].job, words[0]),  # a replay
         ("vit", words[1]),  # a replay under another job's key
         ("bert", signed("llama")),  # put where another job's words are
         ("llama", msgspec.structs.replace(signed("llama"), job="bert")),
         ("llama", on_job("resume", "llama", "ann", time.time())),
-        ("llama", ANN.sign(words[1], time.time() - 3_600.0)),  # an hour old, as the bus's own clock says
+        ("llama", an_hour_old),  # as the bus's own clock says
     ]
     for key, word in bad:
         bus.publish(COMMANDS, key, word)

@@ -154,7 +154,8 @@ def test_up_brings_every_service_and_the_page(installed: Installed) -> None:
                 line = up.stdout.readline()
                 assert line, "up has ended"
                 page = line.partition("page: ")[2].strip()
-            with urllib.request.urlopen(page, timeout=30) as answer:
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(page, timeout=30) as answer:
                 assert b"trainwarden" in answer.read()
         finally:
             up.send_signal(signal.SIGINT)

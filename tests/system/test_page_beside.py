@@ -19,7 +19,11 @@ import pytest
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
-PAGE = re.compile(r"^(?:trainwarden: )?page: (http://localhost:(\d+)/enter\?token=\S+)$", re.MULTILINE)
+# No terminal is listening to a job, so the file that holds the token is said instead.
+PAGE_OF_UP = re.compile(r"^page: http://localhost:(\d+)/enter\?token=\S+$", re.MULTILINE)
+PAGE = re.compile(
+    r"^(?:trainwarden: )?page: http://localhost:(\d+)/ \(its address with the token: (\S+)\)$", re.MULTILINE
+)
 # A stand-in for an environment without the extra: the first of its imports fails.
 MISSING = "raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')"
 
@@ -57,7 +61,11 @@ def answers(port: str) -> bool:
 def test_watch_has_a_page_as_long_as_it_runs(tmp_path: Path) -> None:
     command = ["watch", "--job", "seen", "--", "sh", "-c", "while [ ! -e enough ]; do sleep 0.1; done; exit 3"]
     with running(tmp_path, command, {}) as process:
-        entrance, port = said(tmp_path, PAGE).groups()
+        port, kept = said(tmp_path, PAGE).groups()
+        entrance = Path(kept).read_text().strip()
+        assert entrance.startswith(f"http://localhost:{port}/enter?token=")
+        assert Path(kept).stat().st_mode & 0o777 == 0o600
+        assert "token=" not in (tmp_path / "said").read_text()
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with browser.open(entrance, timeout=20) as first:
             assert (first.url, first.status) == (f"http://localhost:{port}/", 200)
@@ -91,7 +99,7 @@ def test_up_prints_its_page_and_lives_without_one_where_the_port_is_taken(tmp_pa
         (tmp_path / name).mkdir()
     up = ["up", "--run-dir", "run"]
     with running(tmp_path / "one", up, {"TRAINWARDEN_SERVE_LISTEN": "'127.0.0.1:0'"}):
-        port = said(tmp_path / "one", PAGE)[2]
+        port = said(tmp_path / "one", PAGE_OF_UP)[1]
         with running(tmp_path / "two", up, {"TRAINWARDEN_SERVE_LISTEN": f"'127.0.0.1:{port}'"}) as second:
             said(
                 tmp_path / "two",

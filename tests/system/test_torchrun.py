@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,12 @@ from actions.launchers.torchrun.asked import STOPPED_CODE
 from actions.launchers.torchrun.table import GAVE_UP_CODE
 from tests.places import ROOT
 from tests.system.torchrun_nodes import TorchrunNodes, until
-from trainwarden import hook, rundir
+from trainwarden import rundir
+from trainwarden.bus import address as buses
 from trainwarden.records import EventRecord
-from trainwarden.topics import EVENTS
+from trainwarden.topics import EVENTS, ITERATIONS
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 RANK = str(ROOT / "tests" / "scripts" / "torchrun_rank.py")
 
 
@@ -25,7 +27,7 @@ RANK = str(ROOT / "tests" / "scripts" / "torchrun_rank.py")
 def made(tmp_path: Path) -> Iterator[Callable[..., TorchrunNodes]]:
     made: list[TorchrunNodes] = []
 
-    def make(*script: str, **more: int) -> TorchrunNodes:
+    def make(*script: str, **more: Any) -> TorchrunNodes:
         made.append(TorchrunNodes(tmp_path, *(script or (RANK, str(tmp_path / "out"))), **more))
         return made[-1]
 
@@ -40,21 +42,23 @@ def exits(nodes: TorchrunNodes, node: str) -> list[EventRecord]:
     return [event for line in lines if (event := EVENTS.decode(line)).kind == "process_exit"]
 
 
-def test_ranks_are_watched_and_a_spare_ends_well_with_the_job(
+def test_every_node_is_watched_and_a_spare_ends_well_with_the_job(
     tmp_path: Path, made: Callable[..., TorchrunNodes]
 ) -> None:
-    script = ROOT / "tests" / "scripts" / "gloo_steps.py"
-    nodes = made(str(script), "20", str(tmp_path / "steps"))
+    """Nothing but torchrun is started on the nodes; the service names the bus."""
+    script, address = ROOT / "tests" / "scripts" / "gloo_steps.py", f"embedded:{tmp_path / 'bus.db'}"
+    nodes = made(str(script), "100", str(tmp_path / "steps"), bus=address)
     nodes.start("a", "b", "c", TRAINWARDEN_CHECKPOINTS=str(tmp_path))
     assert set(nodes.codes().values()) == {0}
-    reported = {event.rank: event.fields for node in "abc" for event in exits(nodes, node)}
-    assert {rank: fields["code"] for rank, fields in reported.items()} == {0: 0, 1: 0}
-    hooks = [hook.read_header(path) for node in "abc" for path in nodes.run_dir(node).glob("hook/*.hook")]
-    headers = {header.rank: header for header in hooks if header is not None}
-    assert {rank: header.incarnation for rank, header in headers.items()} == {
-        rank: fields["incarnation"] for rank, fields in reported.items()
-    }
-    assert all(header.step > 10 for header in headers.values())
+    bus = buses.connect(address, {})
+    try:
+        ends = [message.record for message in bus.read(EVENTS) if message.record.kind == "process_exit"]
+        steps = [message.record for message in bus.read(ITERATIONS)]
+    finally:
+        bus.close()
+    assert {(event.job, event.rank, event.fields["code"]) for event in ends} == {("job", 0, 0), ("job", 1, 0)}
+    assert {record.job for record in steps} == {"job"}
+    assert len({record.node for record in steps}) == 2
 
 
 def test_a_job_is_restarted_replanned_and_stopped_and_a_node_evicted(made: Callable[..., TorchrunNodes]) -> None:

@@ -18,7 +18,7 @@ from trainwarden import plugins
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 from trainwarden.protocols import Scope
 
-PATIENCE_S = 120.0
+PATIENCE_S = 200.0
 TOKEN = "a-token-of-twenty-chars"
 ENTRY_POINTS = "[torchrun.handlers]\ntrainwarden = trainwarden.torchrun:handler\n"
 
@@ -33,8 +33,9 @@ def until(true: Callable[[], object], what: str) -> None:
 class TorchrunNodes:
     """A job of `nodes` nodes, one rank each, and whatever more wait; started by torchrun as people start it."""
 
-    def __init__(self, tmp_path: Path, *script: str, nodes: int = 2, lost_after_s: float = 20.0) -> None:
+    def __init__(self, tmp_path: Path, *script: str, nodes: int = 2, lost_after_s: float = 20.0, bus: str = "") -> None:
         self.path, self._script, self._nodes, self._lost_after_s = tmp_path, script, nodes, lost_after_s
+        self._bus = ("--bus", bus) if bus else ()
         self.out = tmp_path / "out"
         self.out.mkdir()
         self._token = tmp_path / "token"
@@ -54,7 +55,15 @@ class TorchrunNodes:
 
     def serve(self) -> subprocess.Popen[bytes]:
         """The service, an empty one."""
-        words = ("--token-file", str(self._token), "--lost-after", str(self._lost_after_s), "--with-parent")
+        words = (
+            "--token-file",
+            str(self._token),
+            "--lost-after",
+            str(self._lost_after_s),
+            "--with-parent",
+            str(os.getpid()),
+            *self._bus,
+        )
         listen = ("rendezvous", "--listen", f"127.0.0.1:{self.port}")
         with (self.path / "rendezvous.log").open("ab") as log:
             command = [sys.executable, "-m", "trainwarden", *listen, *words]
@@ -68,12 +77,14 @@ class TorchrunNodes:
         """torchrun on each of `nodes`."""
         for node in nodes:
             environ = {
-                **os.environ, "TRAINWARDEN_NODE": node, "TRAINWARDEN_RUN_DIR": str(self.run_dir(node)),
+                **os.environ, "TRAINWARDEN_NODE": node,
                 "PYTHONPATH": f"{self.path / 'entry'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
                 "PET_RDZV_BACKEND": "trainwarden", "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}", "PET_RDZV_ID": "job",
                 "PET_RDZV_CONF": f"token_file={self._token}", "PET_NNODES": f"{self._nodes}:{self._nodes}",
                 "PET_NPROC_PER_NODE": "1", **more,
             }  # fmt: skip
+            if not self._bus:
+                environ["TRAINWARDEN_RUN_DIR"] = str(self.run_dir(node))
             log: IO[bytes] = (self.path / f"{node}.log").open("ab")
             with log:
                 command = [sys.executable, "-m", "torch.distributed.run", *self._script]

@@ -1,7 +1,8 @@
 """A job of the archive as a recorded folder that `detect --data` and `train --data` read; streaming, in bounded memory.
 
 Facts that the bus holds twice (it delivers at least once, and an agent that was killed reads its sources again) are
-written once: metrics rows that are equal, steps by (rank, incarnation, step), log lines by their place in the source.
+written once: metrics rows that are equal, steps by (rank, incarnation, step) and, where a script's numbers begin again,
+by their ends, log lines by their place in the source.
 Collective calls carry their number, by which whoever joins them knows one that comes twice.
 """
 
@@ -111,10 +112,35 @@ class Steps:
         return True
 
 
+class Laps:
+    """Which steps of one process were there already, though its script's numbers may begin again, as in each epoch.
+
+    Examples
+    --------
+    >>> laps = Laps()
+    >>> [laps.add(step, at) for step, at in ((0, 1.0), (1, 2.0), (0, 3.0), (1, 4.0), (1, 2.0), (0, 3.0), (2, 5.0))]
+    [True, True, True, True, False, False, True]
+    """
+
+    def __init__(self) -> None:
+        self._from_s: list[float] = []
+        self._steps: list[Steps] = []
+        self._newest_s, self._newest = float("-inf"), -1
+
+    def add(self, step: int, end_s: float) -> bool:
+        """Note `step`, which ended at `end_s`; whether it is new."""
+        if end_s > self._newest_s:
+            if step <= self._newest or not self._steps:
+                self._from_s.append(end_s)
+                self._steps.append(Steps())
+            self._newest_s, self._newest = end_s, step
+        return self._steps[max(0, bisect_right(self._from_s, end_s) - 1)].add(step)
+
+
 def export_iterations(folder: Path, job: str, path: Path, days: Sequence[str] | None = None) -> int:
     """One row for each step of each process; how many, and no file if there are none."""
     found = batches(folder, "iterations", job, days=days, columns=_STEP_COLUMNS)
-    seen: dict[tuple[int, str], Steps] = {}
+    seen: dict[tuple[int, str], Laps] = {}
     rows = 0
     first = next(found, None)
     if first is None:
@@ -124,8 +150,9 @@ def export_iterations(folder: Path, job: str, path: Path, days: Sequence[str] | 
     )
     with whole_file(path) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for batch in _chained(first, found):
-            keys = zip(*(batch.column(name).to_pylist() for name in ("rank", "incarnation", "step")), strict=True)
-            new = [seen.setdefault((rank, process), Steps()).add(step) for rank, process, step in keys]
+            named = ("rank", "incarnation", "step", "time_s")
+            keys = zip(*(batch.column(name).to_pylist() for name in named), strict=True)
+            new = [seen.setdefault((rank, process), Laps()).add(step, end_s) for rank, process, step, end_s in keys]
             table = pa.Table.from_batches([batch]).cast(schema).filter(pa.array(new, pa.bool_()))
             writer.write_table(table)
             rows += table.num_rows

@@ -80,6 +80,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.ask.incidents:incidents",
         "Incidents, oldest first; exit codes 0 there is none, 1 there is one, 3 no detector has judged anything.",
     ),
+    "runs": Entry(
+        "trainwarden.cli.ask.runs:runs",
+        "The kept runs of watch, launch, demo and detect, newest first, with their size; age and bytes limit them.",
+    ),
     "check": Entry(
         "trainwarden.cli.ask.check:check",
         "A Nagios or Icinga check: open incidents, silent jobs; exit codes 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",

@@ -10,6 +10,20 @@ from typing import Final
 CATALOG: Final[dict[str, str]] = {
     "recorded table": "trainwarden.formats.tables.ours:OurTable",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
+    "nvidia-smi csv": "trainwarden.formats.gpu.smi_csv:NvidiaSmiCsv",
+    "nvidia-smi text": "trainwarden.formats.gpu.smi_text:NvidiaSmiText",
+    "amd-smi json": "trainwarden.formats.gpu.amd_json:AmdJson",
+    "nccl ras": "trainwarden.formats.dumps.ras:RasAnswer",
+    "nccl inspector": "trainwarden.formats.dumps.inspector:Inspector",
+    "kineto trace": "trainwarden.formats.dumps.kineto:Kineto",
+    "port counters": "trainwarden.formats.fabric.ports:Ports",
+    "slurm table": "trainwarden.formats.scheduler.slurm:SlurmTable",
+    "dmon": "trainwarden.formats.gpu.monitors:Monitor",
+    "exporter text": "trainwarden.formats.exporters.exposition:Exposition",
+    "prometheus json": "trainwarden.formats.exporters.query_range:QueryRange",
+    "one series": "trainwarden.formats.trackers.one_series:OneSeries",
+    "json records": "trainwarden.formats.trackers.records:JsonRecords",
     "table": "trainwarden.formats.tables.plain:PlainTable",
     "log text": "trainwarden.formats.text.log_text:LogText",
 }
+"""Name of each format, and its class; of formats that are equally certain of a file the first one reads it."""

@@ -56,7 +56,7 @@ def metric_table(frame: pd.DataFrame) -> MetricTable | None:
     return MetricTable(
         times_s=times_s, entity=once.index.get_level_values(1).to_numpy(dtype=np.int64), nodes=tuple(owners["node"]),
         ranks=ranks, devices=tuple(owners["device"]), names=table_names, values=values,
-        replaced=len(frame) - len(once), models=models if any(models) else (),
+        replaced=contradicted(frame) if len(once) < len(frame) else 0, models=models if any(models) else (),
         last_rank=max((rank for rank in ranks if rank is not None), default=None),
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,7 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.recorded.columns import MAX_CELLS
 
+_QUOTED: Final = re.compile(r'"(?:[^"]|""){0,4000}"')
 DELIMITERS: Final = ("\t", ";", "|", ",")
 PROBED_LINES: Final = 200
 MAX_COLUMNS: Final = 50_000
@@ -50,7 +52,7 @@ def delimiter_of(text: str) -> str:
     >>> [delimiter_of(text) for text in ("a;b\\n1,5;2,5\\n", "a,b\\n1,2\\n", "a\\tb\\n1\\t2", "one")]
     [';', ',', '\\t', '']
     """
-    lines = [line for line in text[:200_000].split("\n")[:PROBED_LINES] if line.strip()]
+    lines = [_unquoted(line) for line in text[:200_000].split("\n")[:PROBED_LINES] if line.strip()]
     best, score = "", 0.0
     for delimiter in DELIMITERS:
         counts = Counter(line.count(delimiter) for line in lines)
@@ -65,12 +67,29 @@ def delimiter_of(text: str) -> str:
 
 def header_line(text: str, delimiter: str) -> int:
     """Place of the first line that has as many cells as most lines have."""
-    lines = text[:400_000].split("\n")[:PROBED_LINES]
+    lines = [_unquoted(line) for line in text[:400_000].split("\n")[:PROBED_LINES]]
     counts = Counter(line.count(delimiter) for line in lines if line.strip() and delimiter in line)
     usual = counts.most_common(1)[0][0] if counts else 0
     if len(counts) > 1 and len(lines) < 4:
         usual = lines[0].count(delimiter)
     return next((place for place, line in enumerate(lines) if line.count(delimiter) == usual and line.strip()), 0)
+
+
+def header_cells(head: str) -> list[str]:
+    """Names of the columns of the table that `head` begins; empty where it is none."""
+    delimiter = delimiter_of(head)
+    if not delimiter:
+        return []
+    line = head.split("\n")[header_line(head, delimiter)]
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])]
+    except csv.Error:
+        return []
+
+
+def _unquoted(line: str) -> str:
+    """`line` without what stands in quotes, where delimiters part nothing."""
+    return _QUOTED.sub('""', line) if '"' in line else line
 
 
 def read_cells(text: str, name: str) -> Cells:

@@ -13,7 +13,7 @@ from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
 from trainwarden.formats.series import by_series, numbered
 from trainwarden.formats.stamps import Times
 from trainwarden.formats.steps import steps_found
-from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, owners
+from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, owners, tag_of
 from trainwarden.recorded.files import shown
 from trainwarden.recorded.job import Floats
 
@@ -35,6 +35,10 @@ def interpreted(table: Table) -> Found:
         found.notes.append("a header and no rows")
         return found
     times = _times(table, roles)
+    if roles.series is None and roles.value is not None and roles.value not in roles.as_metric:
+        tag = tag_of(table.file)
+        frame = table.frame = frame.rename(columns={roles.value: tag})
+        roles.value = None
     if roles.series is not None and roles.value is not None:
         _into(found, by_series(table, roles, times))
     elif (steps := steps_found(table, roles, times)) is not None:

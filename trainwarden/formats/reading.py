@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from trainwarden.errors import DataError
 from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.source import Source
+from trainwarden.formats.steps import DERIVED
 from trainwarden.formats.survey import files_below, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
 from trainwarden.formats.text.log_text import NAME as TEXT
@@ -177,12 +179,30 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     if sniffed.format is None:
         gathered.unread.append(UnreadFile(name, _why(path, name)))
         return
+    kind = sniffed.format
     try:
-        found = made(sniffed.format).read(Source(path, name), said)
+        found = made(kind).read(Source(path, name), said)
     except DataError as error:
-        gathered.fail(name, sniffed.format, error)
+        lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
+        if lenient is None:
+            gathered.fail(name, kind, error)
+            return
+        found, kind = lenient, "table"
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # A file that no reader foresaw must not end the answer about the others with a traceback.
+        what = f"it cannot be read as {kind} ({type(error).__name__}: {str(error)[:120]})"
+        gathered.fail(name, kind, DataError(f"{name}: {what}"))
         return
-    gathered.add(name, sniffed.format, found)
+    gathered.add(name, kind, found)
+
+
+def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
+    """What the lenient reader makes of a table that the strict one refuses; None where it refuses it too."""
+    try:
+        found = made("table").read(Source(path, name), said)
+    except DataError:
+        return None
+    return found if found.metrics or found.iterations else None
 
 
 def _why(path: Path, name: str) -> str:
@@ -224,8 +244,8 @@ def _name_documented(gathered: _Gathered, job: RecordedJob, folder: Path, foreig
 def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     """`job` with what other files hold."""
     metrics = _apart([("", job.metrics)] if job.metrics is not None else [], gathered)
-    iterations = [job.iterations] if job.iterations is not None else []
-    iterations += [table for _, table in gathered.iterations]
+    iterations = _written_first([*([job.iterations] if job.iterations is not None else []),
+                                 *(table for _, table in gathered.iterations)])  # fmt: skip
     collectives = job.collectives
     if collectives is None and gathered.collectives:
         collectives = gathered.collectives[0]
@@ -251,6 +271,15 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     )
 
 
+def _written_first(tables: list[IterationTable]) -> list[IterationTable]:
+    """Tables of written durations; where there is none the longest of those that follow from something else.
+
+    A tracker keeps each metric in a file of its own, and each of them tells when the steps were.
+    """
+    written = [table for table in tables if DERIVED not in table.notes]
+    return written or sorted(tables, key=lambda table: -table.step.size)[:1]
+
+
 def _apart(first: list[tuple[str, MetricTable]], gathered: _Gathered) -> list[MetricTable]:
     """Tables of metrics; those of the same devices that name no node are of one node each, by their paths."""
     named = [*first, *gathered.metrics]
@@ -266,7 +295,10 @@ def _apart(first: list[tuple[str, MetricTable]], gathered: _Gathered) -> list[Me
 
 
 def _overlap(tables: Sequence[MetricTable]) -> bool:
-    """Whether two tables tell the same metric of the same device."""
+    """Whether two tables tell the same metric of the same device in the same time."""
+    spans = sorted((float(table.times_s[0]), float(table.times_s[-1])) for table in tables)
+    if all(before[1] < after[0] for before, after in itertools.pairwise(spans)):
+        return False  # one after the other: files of one node
     seen: set[tuple[str | None, int | None, str]] = set()
     for table in tables:
         own = {(device, rank, name) for device, rank in zip(table.devices, table.ranks, strict=True)

@@ -67,8 +67,8 @@ def series_of(text: str) -> Series:
     if found is None:
         return Series(names.metric_of(text), None, None)
     before, after = text[: found.start()].strip(_EDGE), text[found.end() :].strip(_EDGE)
-    if before.lower() in ("system", "system/node", "node", "system.node"):
-        before = ""
+    if before.lower().endswith(("system", "system/node", "node")):
+        before = ""  # a tracker's own word
     metric = _metric(after) or _metric(before) or _metric(f"{before} {after}".strip())
     rest = before if metric is not None and _metric(before) is None else "" if metric is not None else before
     node = rest if rest and not rest.lower().startswith(("gpu", "system")) else None
@@ -158,7 +158,7 @@ def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
     columns = [one for one in table.frame.columns if one not in (roles.time, roles.date, roles.step)]
     told = {one: series_of(str(one)) for one in columns}
     told = {one: series for one, series in told.items() if series.device is not None or "{" in str(one)}
-    if len(told) < 2 or times is None:
+    if times is None or not told or (len(told) == 1 and not any(series.metric for series in told.values())):
         return None
     default = _default(table, [series.metric for series in told.values()])
     parts: dict[tuple[str | None, str | None, int | None], dict[str, Any]] = {}

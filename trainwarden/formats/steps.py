@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,10 +16,12 @@ from trainwarden.formats.roles import Roles
 from trainwarden.formats.table import Table
 from trainwarden.recorded.job import Floats, LogTable
 
+DERIVED: Final = "step times"  # that follow from something else, as notes of them begin
 PAUSE: Final = 8.0  # times the usual distance of rows: an evaluation or a restart lies between
 _PARTS: Final = {"compute_s": "compute_s", "compute_time": "compute_s", "wait_s": "wait_s", "wait_time": "wait_s",
                  "pause_s": "pause_s"}  # fmt: skip
 _LOSSES: Final = ("loss", "lm_loss", "train_loss", "training_loss", "lm loss", "grad_norm", "gnorm", "grad norm")
+_NO_NUMBERS: Final = ("nan", "-nan", "inf", "-inf", "infinity", "-infinity")
 _NO_LOSS: Final = ("val", "eval", "valid", "test", "aux", "validation")
 
 
@@ -37,7 +40,10 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
             continue
         if roles.duration == column or _of_interest(str(column)):
             numbers = Numbers(table.frame[column].tolist(), comma=table.comma)
-            columns["duration" if roles.duration == column else str(column)] = numbers.values
+            values: object = numbers.values
+            if is_loss(str(column)):
+                values = _losses_of(table.frame[column].tolist(), numbers.values)
+            columns["duration" if roles.duration == column else str(column)] = values
             for row, text in numbers.bad:
                 table.problem(row, str(column), f"{text[:60]!r} is not a number", "leave the cell empty")
     ids = {}
@@ -48,17 +54,33 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
     return steps_from(frame, table.notes)
 
 
+def _losses_of(cells: list[object], values: Floats) -> list[object]:
+    """Losses; one that is written as no number is a loss that is none, and no hole."""
+    found: list[object] = []
+    for cell, value in zip(cells, values.tolist(), strict=True):
+        said = cell.strip().strip('"').lower() if isinstance(cell, str) else ""
+        found.append(said if said in _NO_NUMBERS else None if np.isnan(value) else value)
+    return found
+
+
 def _of_interest(name: str) -> bool:
     bare = names.plain(name)
     return (
-        names.duration_factor(name) is not None or names.is_rate(name) or _is_loss(name)
+        names.duration_factor(name) is not None or names.is_rate(name) or is_loss(name)
         or bare in _PARTS or bare in ("steps", "_runtime")
     )  # fmt: skip
 
 
-def _is_loss(name: str) -> bool:
+def is_loss(name: str) -> bool:
+    """Whether a column holds the training's loss or its gradient norm.
+
+    Examples
+    --------
+    >>> [is_loss(name) for name in ("train/loss", "run-1 - loss", "val/loss", "grad_norm", "lr")]
+    [True, True, False, True, False]
+    """
     bare = names.plain(name)
-    words = bare.replace("-", "_").split("/")
+    words = bare.rsplit(" - ", 1)[-1].replace("-", "_").split("/")
     return words[-1] in _LOSSES and not any(word in _NO_LOSS or word.startswith(_NO_LOSS) for word in words)
 
 
@@ -82,7 +104,7 @@ def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:
             if (part := _PARTS.get(names.plain(str(column)))) is not None:
                 columns[part] = frame[column].to_numpy()
         if (iterations := iteration_table(pd.DataFrame(columns))) is not None:
-            found.iterations.append(iterations)
+            found.iterations.append(replace(iterations, notes=(DERIVED,) if note.startswith(DERIVED) else ()))
     return found if found.iterations or found.logs else None
 
 
@@ -104,7 +126,8 @@ def _durations(frame: pd.DataFrame) -> tuple[Floats | None, str]:
             scale = float(np.nanmedian(usual)) if usual is not None and np.isfinite(usual).any() else 1.0
             with np.errstate(divide="ignore"):
                 return scale * level / np.where(values > 0, values, np.nan), f"step times follow from {column}"
-    between = _between(frame)
+    # A system metric has a count of its own samples, which are no steps: only who tells a loss tells of steps.
+    between = _between(frame) if any(is_loss(str(one)) for one in frame.columns) else None
     if between is not None:
         return between, "step times taken from the times between rows"
     return None, ""
@@ -134,7 +157,7 @@ def _between(frame: pd.DataFrame) -> Floats | None:
 
 def _losses(frame: pd.DataFrame) -> list[LogTable]:
     """Losses and gradient norms as the lines that a trainer would have printed, so that they are judged alike."""
-    columns = [one for one in frame.columns if _is_loss(str(one))]
+    columns = [one for one in frame.columns if is_loss(str(one))]
     if not columns:
         return []
     lines, times = [], []
@@ -142,7 +165,7 @@ def _losses(frame: pd.DataFrame) -> list[LogTable]:
     for row, step in enumerate(frame["step"].to_numpy()):
         told = [(names.plain(str(one)).split("/")[-1].replace("_", " ").replace("train ", "").replace("training ", ""),
                  frame[one].iloc[row]) for one in columns]  # fmt: skip
-        said = [f"{name}: {value!r}" for name, value in told if value is not None and not _hole(value)]
+        said = [f"{name}: {value}" for name, value in told if value is not None and not _hole(value)]
         if said:
             lines.append(f"step {int(step)} | " + " | ".join(said))
             times.append(clock[row])

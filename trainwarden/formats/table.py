@@ -108,3 +108,25 @@ def _ranks(table: Table, column: str) -> list[str | None]:
 def _host(cell: object) -> str | None:
     text = "" if cell is None else str(cell).strip().strip('"')
     return without_port(text) or None
+
+
+def tag_of(file: str) -> str:
+    """The name of a series that only the file's name tells; the longest end of it that is known.
+
+    Examples
+    --------
+    >>> tag_of("mlruns/0/ab/metrics/train/step_time"), tag_of("run-x-tag-perf_step_time.csv"), tag_of("train_loss.csv")
+    ('train/step_time', 'step_time', 'train_loss')
+    >>> tag_of("metrics/system/gpu_0_power_usage_watts")
+    'system/gpu_0_power_usage_watts'
+    """
+    name = re.sub(r"(?i)\.(?:csv|json|txt|tsv)(?:\.gz)?$", "", file.rsplit("metrics/", maxsplit=1)[-1])
+    if "/metrics/" not in f"/{file}":
+        name = name.rsplit("/", 1)[-1]
+    name = name.split("-tag-")[-1]
+    words = name.split("_")
+    for start in range(len(words)):
+        end = "_".join(words[start:])
+        if names.duration_factor(end) is not None or names.is_rate(end):
+            return name if "/" in name and start == 0 else end
+    return name

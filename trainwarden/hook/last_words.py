@@ -23,6 +23,7 @@ from typing import Any
 from .ends import ByHand
 from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
 from .memory import Memory, checked, let_through
+from .pauses import lack_of_space
 from .thread import TrainingThread, clock
 
 _MAX_CAUSES = 8
@@ -142,6 +143,7 @@ class LastWords:
                     "message": text[:2000],
                     "frame": user_frame(trace),
                     "step": memory.words[AT_STEP],
+                    **lack_of_space(error, memory.saving),
                 }
             )
         except Exception:

@@ -50,6 +50,7 @@ class Memory:
         "owner",
         "path",
         "rank_known",
+        "saving",
         "shared",
         "ticks",
         "uneven",
@@ -65,6 +66,7 @@ class Memory:
         self.buffer: Any = None
         self.offset_ns = 0  # wall time less monotonic time
         self.rank_known = False
+        self.saving = ""  # path of the newest checkpoint whose writing failed
         self.ticks = 0  # start of this process by the kernel's reckoning
         self.uneven = ""  # why this rank must run as many micro-batches as all others, if it has said so
         self.owner = -1  # of files that this process makes in the folder, as the file system names it

@@ -33,6 +33,7 @@ from .memory import Memory
 from .thread import Mark, Tally, TrainingThread, clock
 
 _SETTLING_STEPS = 64
+_MOST_SKIPPED = 1000  # a number further ahead is a mistake, unless the next one goes on from there
 _RARELY = 1023  # after those, one step in so many is looked at for what came late
 _pack = STEP_WORDS.pack_into
 
@@ -51,8 +52,8 @@ class Steps:
     """
 
     __slots__ = (
-        "control", "count", "events", "install", "mark", "memory", "micro", "numbered", "source", "step", "tally",
-        "thread",
+        "control", "count", "events", "install", "label", "labelled", "last", "mark", "memory", "micro", "numbered",
+        "odd", "shift", "source", "step", "tally", "thread",
     )  # fmt: skip
 
     def __init__(self, memory: Memory, thread: TrainingThread, tally: Tally, install: Callable[[], None]) -> None:
@@ -65,6 +66,11 @@ class Steps:
         self.count = 0  # steps recorded
         self.step = 0  # number of the step in progress
         self.numbered = False  # by the script itself
+        self.label: int | None = None  # what the script calls the step in progress
+        self.last = -1  # number of the step before
+        self.labelled = False  # a step has had a number of the script
+        self.shift = 0  # a step's number less the script's
+        self.odd: int | None = None  # the script's number before, where it did not fit
         self.events: Any = None  # the device's (`Events`), once there are any
         self.micro = 0  # micro-batches of a step as declared; 0: count backward passes
         self.control: Any = [0] * (NCCL_AT_STEP + 1)  # of NCCL's plug-in; until there is one, nobody's
@@ -79,11 +85,12 @@ class Steps:
         compute_ns = now - began - wait_ns - pause_ns
         memory = self.memory
         tally = self.tally
-        step = self.step if number is None else number
+        label = self.label if number is None else number
+        step = self.step if label is None else self._count(label)
         before = self.count
         serial = before + 1
         if serial <= _SETTLING_STEPS or not serial & 15:
-            self._settle(step)
+            self._settle(step if label is None else label)
         _pack(
             memory.buffer, HEADER_BYTES + (before % RING) * STEP_BYTES, serial, step, now + memory.offset_ns,
             now - began, compute_ns if compute_ns > 0 else 0, wait_ns, pause_ns,
@@ -91,6 +98,7 @@ class Steps:
         )  # fmt: skip
         words = memory.words
         words[AT_RECORDED] = self.count = serial
+        self.label, self.last = None, step
         words[AT_STEP] = self.step = step + 1
         self.control[NCCL_AT_STEP] = step + 2
         words[AT_STEP_END] = now
@@ -115,15 +123,39 @@ class Steps:
             thread.phase = COMPUTE
             words[AT_PHASE] = clock() << 3 | COMPUTE
 
+    def _count(self, label: int) -> int:
+        """The number of the step that ends and that the script calls `label`."""
+        if not 0 <= label < 2**62:
+            return self.step
+        number, self.shift, self.odd = self._numbered(label)
+        self.labelled = True
+        return number
+
+    def _numbered(self, label: int) -> tuple[int, int, int | None]:
+        """Number, shift and odd label of a step that the script calls `label`.
+
+        The script's numbers are kept as long as they rise. Where they begin again, as in each epoch, or jump ahead for
+        once, steps are counted on: no two of this process have one number.
+        """
+        following, number, odd = self.last + 1, label + self.shift, self.odd
+        if following <= number and (number < following + _MOST_SKIPPED or not self.labelled):
+            return number, self.shift, None
+        if self.labelled and not (odd is not None and 0 < label - odd <= _MOST_SKIPPED):
+            return following, self.shift, label
+        if number >= following:
+            return number, self.shift, None  # the script has gone on from there
+        return following, following - label, None
+
     def believe(self, source: int) -> None:
         """From now on `source` ends steps."""
         self.source = self.memory.words[AT_SOURCE] = source
 
     def number(self, step: int) -> None:
         """The step in progress is the job's own `step`."""
-        if step >= 2**62:
+        if not 0 <= step < 2**62:
             return
-        self.step, self.numbered = step, True
+        self.label, self.numbered = step, True
+        step = self.step = self._numbered(step)[0]
         if self.memory.live:
             self.memory.words[AT_STEP] = step
             self.control[NCCL_AT_STEP] = step + 1

@@ -26,6 +26,9 @@ class MetricsRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
 class IterationRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="iterations"):
     """A batch of training steps of one rank, columnar; `(rank, incarnation, step)` is the identity of a step.
 
+    Numbers of the hook rise within an incarnation; a script's own are kept as long as they do. Those of other sources
+    may begin again, with later ends.
+
     `end_s` are wall times of the steps' ends; duration = compute + wait + pause, each None if unknown.
     `basis` is where the split comes from: ``host`` (waits seen there), ``device_step`` (events of the device at the
     ends of steps), ``marks`` (explicit calls), ``log`` (none there). `accelerator` names a device that the process

@@ -15,7 +15,7 @@ Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 IncidentKind = Literal[
     "crash", "exception", "hang", "slow_compute", "slow_link", "slow_job", "node_lost", "gpu_lost",
     "gpu_memory_error", "gpu_throttle", "nvlink_error", "pcie_error", "nic_down", "nic_error", "congestion",
-    "host_contention", "out_of_memory", "cuda_out_of_memory", "storage", "data_stall", "checkpoint",
+    "host_contention", "memory_leak", "out_of_memory", "cuda_out_of_memory", "storage", "data_stall", "checkpoint",
     "collective_mismatch", "silent_corruption", "log_storm", "user_error", "restart_loop", "metric_anomaly",
     "data_quality", "pipeline",
 ]  # fmt: skip

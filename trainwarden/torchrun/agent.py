@@ -55,10 +55,15 @@ class Agent:
     ----------
     put_splits : callable
         Called, in the line's own thread, with plans of micro-batches that are new.
+    watch : callable, optional
+        Called there with the bus to which this node is to be watched.
     """
 
-    def __init__(self, place: Place, endpoints: Endpoints, put_splits: Callable[[list[Fields]], None]) -> None:
-        self._place, self._put_splits = place, put_splits
+    def __init__(
+        self, place: Place, endpoints: Endpoints, put_splits: Callable[[list[Fields]], None],
+        watch: Callable[[str], None] = lambda bus: None,
+    ) -> None:  # fmt: skip
+        self._place, self._put_splits, self._watch = place, put_splits, watch
         self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
         self._beat: Fields = {"do": "beat"}
@@ -151,3 +156,5 @@ class Agent:
             self._changed.notify_all()
         if splits:
             self._put_splits(splits)
+        if bus := word.get("bus"):
+            self._watch(str(bus))

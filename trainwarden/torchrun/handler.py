@@ -30,6 +30,7 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
+from trainwarden.torchrun.watching import NodeAgent
 
 log = logging.getLogger("trainwarden.torchrun")
 
@@ -60,7 +61,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
         self._around = Surroundings(job, node, os.environ, lambda found: self._agent.say(checkpoint=found))
-        self._agent = Agent(place, _endpoints(parameters), self._put_splits)
+        self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
+        self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch)
         self._exits = Exits(lambda said: self._agent.say(**said), self._around.ended)
         self._store: Any = None
         self._over = threading.Event()
@@ -119,11 +121,16 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         """This torchrun ends."""
         self._over.set()
         self._agent.close()
+        self._watching.close()
         self._around.close()
         return True
 
     def _put_splits(self, splits: list[dict[str, Any]]) -> None:
         self._around.put_splits(splits, lambda number: self._agent.say(split=number))
+
+    def _watch(self, bus: str) -> None:
+        if self._around.own:  # else somebody watches that folder
+            self._watching.watch(bus)
 
     def _store_of(self, begin: Begin) -> Any:
         """The first node's store; None if another round is wanted before it can be reached."""
@@ -164,12 +171,17 @@ def _endpoints(parameters: RendezvousParameters) -> Endpoints:
     ValueError
         With one sentence on what is wrong.
     """
-    found = [_address(one.strip()) for one in parameters.endpoint.split(",") if one.strip()]
+    said = parameters.endpoint or (f"127.0.0.1:{PORT}" if parameters.max_nodes == 1 else "")
+    found = [_address(one.strip()) for one in said.split(",") if one.strip()]
     if not found:
         raise ValueError("--rdzv-endpoint (PET_RDZV_ENDPOINT) has to name the service: HOST:PORT[,HOST:PORT]")
-    file = parameters.get("token_file")
-    token = Path(file).read_text(encoding="ascii").strip() if file else ""
-    return Endpoints(tuple(found), token, _tls(parameters))
+    file = parameters.get("token_file") or os.environ.get("TRAINWARDEN_TOKEN_FILE")
+    try:
+        token = Path(file).read_text(encoding="ascii").strip() if file else ""
+        tls = _tls(parameters)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--rdzv-conf: a file of token_file or tls cannot be used ({error})") from error
+    return Endpoints(tuple(found), token, tls)
 
 
 def _address(text: str) -> tuple[str, int]:

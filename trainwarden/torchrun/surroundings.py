@@ -58,9 +58,11 @@ class Surroundings:
     def __init__(
         self, job: str, node: str, environ: MutableMapping[str, str], checkpoint: Callable[[dict[str, Any]], None]
     ) -> None:
-        self.job, self.node, self._environ, self._checkpoint = job, node, environ, checkpoint
         given = environ.get("TRAINWARDEN_RUN_DIR")
-        self._own = given is None
+        self.own = given is None
+        # Whoever watches a folder of theirs, as `trainwarden watch` does, has a name of its own for the job.
+        self.job = job if self.own else name_of(environ.get("TRAINWARDEN_JOB", job), job)
+        self.node, self._environ, self._checkpoint = node, environ, checkpoint
         self.run_dir = Path(given) if given else _made(job)
         self._over = threading.Event()
         with suppress(OSError):
@@ -139,7 +141,7 @@ class Surroundings:
         self._over.set()
         with suppress(OSError):
             (self.run_dir / rundir.TORCHRUN).unlink()
-        if self._own:
+        if self.own:
             rundir.leave_memory(self.run_dir)
             shutil.rmtree(self.run_dir, ignore_errors=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from actions.launchers.cluster.control import Question
 from actions.launchers.cluster.words import MAX_BYTES
@@ -66,6 +66,8 @@ class LeaderClient:
 
     @staticmethod
     def _report(reply: Reply) -> Report:
+        if reply.later is not None:
+            raise LauncherUnavailable(reply.later)
         if reply.report is None:
             raise LauncherError(reply.error or "the leader answered without a report")
         return reply.report
@@ -81,10 +83,26 @@ class LeaderClient:
         return reply
 
 
+class Asked(Protocol):
+    """Whoever answers for one job: the leader of one on several nodes, or another launcher."""
+
+    def state(self) -> LauncherState:
+        """What is true of the job."""
+        ...
+
+    def submit(self, operation: Operation) -> Report:
+        """Have `operation` carried out, once by its id."""
+        ...
+
+    def poll(self, operation: str) -> Report:
+        """How far that operation is."""
+        ...
+
+
 class Patient:
     """Asks again for as long as `wait_s` lasts, counted from when it was made, while nobody can be reached."""
 
-    def __init__(self, client: LeaderClient, clock: Clock, wait_s: float) -> None:
+    def __init__(self, client: Asked, clock: Clock, wait_s: float) -> None:
         self._client, self._clock = client, clock
         self._until_s = clock.monotonic_s() + wait_s
 

@@ -77,7 +77,10 @@ def answered(request: Request, job: str, table: LeaderTable, now_s: float) -> Re
         case Poll():
             return Reply(report=table.asked.report(request.operation))
         case Submit():
-            return Reply(report=_submit(request.operation, table, now_s))
+            report = _submit(request.operation, table, now_s)
+            if report.reason == "unfit" and _leaves_too_few(request.operation, table, now_s) and table.expects(now_s):
+                return Reply(later=f"{report.text}; nodes that were asked for are still starting")
+            return Reply(report=report)
 
 
 def _submit(operation: Operation, table: LeaderTable, now_s: float) -> Report:
@@ -148,15 +151,26 @@ def _misfit_of_node(operation: Operation, table: LeaderTable, now_s: float) -> R
         return refused(operation, "unknown_target", said)
     if len(set(named)) > 1:
         return refused(operation, "unfit", "one node after the other: name one")
-    node, back, left = named[0], operation.kind == "uncordon", there - aside - {named[0]}
+    node, back, left = named[0], operation.kind == "uncordon", _left(operation, table, now_s)
     if back and node in aside and len(left) >= shape.nodes + shape.spares:
         return refused(operation, "unfit", f"the job has its {shape.nodes} nodes and {shape.spares} spares without it")
-    if not back and node not in aside and len(left) < shape.least_nodes:
+    if _leaves_too_few(operation, table, now_s):
         said = f"without {node} {len(left)} nodes are left, and the job needs {shape.least_nodes}"
         return refused(operation, "unfit", said)
     if not back and node not in aside and len(aside) >= MOST_ASIDE:
         return refused(operation, "unfit", f"{MOST_ASIDE} nodes are set aside already")
     return None
+
+
+def _left(operation: Operation, table: LeaderTable, now_s: float) -> set[str]:
+    """The nodes that could take part without those that `operation` names."""
+    return {one.node for one in table.living(now_s)} - table.asked.aside_then - set(operation.targets.nodes)
+
+
+def _leaves_too_few(operation: Operation, table: LeaderTable, now_s: float) -> bool:
+    """Whether `operation` takes a node out without which the job has not enough."""
+    takes_out = operation.kind in ("cordon", "evict") and not table.asked.aside_then.issuperset(operation.targets.nodes)
+    return takes_out and len(_left(operation, table, now_s)) < table.shape.least_nodes
 
 
 def state_of(job: str, table: LeaderTable, now_s: float) -> LauncherState:

@@ -208,6 +208,8 @@ class NodeLauncher:
                 self._start_s = self._clock.monotonic_s() - self._began_s
             self._ranks, self._first_step = ranks, first
             todo = self._orders.decide(ranks, self._clock.monotonic_s())
+            if isinstance(todo, Attempt):  # a report may be made before its ranks start: the old step is none of theirs
+                self._first_step, self._awaits_step = None, False
             changed = before != (self._orders.state, ranks, first)
             obeys, trial = self._orders.obeys, self._orders.trial if self._orders.over is None else None
             ledger = self._orders.ledger

@@ -57,6 +57,7 @@ class LeaderTable:
         self.epoch, self.shape, self._patience = epoch, shape, patience
         self._began_s = self._gathering_s = self._over_s = self._rested_s = now_s
         self._members: dict[str, _Member] = {}
+        self._seen: set[str] = set()  # names of nodes that were ever heard of
         self._join_s, self._growing = patience.join_s, Growing(shape.grow)
         self._news: list[str] = []
         self.asked = LedgerKeeper(epoch)
@@ -81,8 +82,10 @@ class LeaderTable:
         if report.life in self._members or (self.attempt is not None and report.life in self.attempt.roster):
             return None
         # Two of one name are a process that was killed, and is not lost yet, and the one after it.
-        others = self.usable(now_s) - {report.node}
-        if report.node not in self.asked.aside and len(others) >= self.shape.nodes + self.shape.spares:
+        if (
+            report.node not in self.asked.aside
+            and len(self.usable(now_s) - {report.node}) >= self.shape.nodes + self.shape.spares
+        ):
             return Over(MISFIT_CODE, f"the job has its {self.shape.nodes} nodes and {self.shape.spares} spares")
         return None
 
@@ -91,6 +94,7 @@ class LeaderTable:
         if report.life not in self._members:
             self._news.append(f"{report.node} is there ({report.life})")
         self._members[report.life] = _Member(report, now_s)
+        self._seen.add(report.node)
         self.asked.hear(report.ledger)
         newest = report.newest
         if newest is not None and newest.epoch < self.epoch and (self.attempt is None or newest.id > self.attempt.id):
@@ -112,7 +116,7 @@ class LeaderTable:
         elif self.asked.holds:
             self._gathering_s = now_s  # nobody is waited for
         elif now_s - self._gathering_s >= self._patience.give_up_s and not self.ready(now_s):
-            there = len(self._free(now_s))
+            there = len(self.free(now_s))
             why = f"{there} of {self.shape.nodes} nodes were there within {self._patience.give_up_s:.0f} s"
             self._end(Over(LOST_JOB_CODE, why), now_s)
 
@@ -123,7 +127,7 @@ class LeaderTable:
         if self._may_run_still(now_s) or not self.asked.known(self._ledgers(now_s)):
             return False
         waited = now_s - self._gathering_s >= self._join_s
-        free = self._free(now_s)
+        free = self.free(now_s)
         first = [] if waited or self.attempt is not None else free[: self.shape.nodes]
         if any((one.node_rank or 0) >= self.shape.nodes for one in first):
             return False  # that is a spare's rank
@@ -167,6 +171,11 @@ class LeaderTable:
         """Whether this leader has heard all that a leader before it may have begun."""
         heard = self.attempt is not None and all(life in self._members for life in self.attempt.roster)
         return self.epoch == 1 or heard or now_s - self._began_s >= self._lost_s
+
+    def expects(self, now_s: float) -> bool:
+        """Whether nodes that the job was started for were never heard of, and still have time to start."""
+        late = now_s - self._began_s >= self._patience.give_up_s
+        return not late and len(self._seen) < self.shape.nodes + self.shape.spares
 
     def _obey(self, now_s: float) -> None:
         """Take what was asked for, and has its turn, as far as it goes now."""
@@ -242,10 +251,6 @@ class LeaderTable:
         return {one.node for one in self.living(now_s)}.difference(self.asked.aside)
 
     def free(self, now_s: float) -> list[Report]:
-        """Nodes that could take part now, those that would first."""
-        return self._free(now_s)
-
-    def _free(self, now_s: float) -> list[Report]:
         """Nodes that could take part: those of the attempt before in their order, then by rank or name, 2 before 10."""
         place = {life: number for number, life in enumerate(order_after(self.asked, self.attempt))}
         aside = self.asked.aside
@@ -259,7 +264,7 @@ class LeaderTable:
     def _waiting(self, now_s: float) -> list[Report]:
         """Nodes that a job with too few could take in now."""
         placed = self._placed
-        wait = [one for one in self._free(now_s) if one.life not in placed]
+        wait = [one for one in self.free(now_s) if one.life not in placed]
         return wait[: max(0, self.shape.nodes - len(placed))]
 
     def _may_run_still(self, now_s: float) -> bool:

@@ -57,11 +57,12 @@ Request = AskState | Submit | Poll
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A state, or a report; else `error` is one sentence why there is neither."""
+    """A state, or a report; else `error` is one sentence why there is neither, or `later` why not yet: ask again."""
 
     state: LauncherState | None = None
     report: Report | None = None
     error: str | None = None
+    later: str | None = None
 
 
 _DECODER = msgspec.json.Decoder(Request)

@@ -13,7 +13,7 @@ import msgspec
 from actions.launchers.leases.server import read_token
 from actions.launchers.local.control import AskState, Poll, Reply, Submit
 from actions.launchers.torchrun.asked import CAPABILITIES
-from actions.launchers.torchrun.words import ENCODE, MAX_BYTES, Question, Refused
+from actions.launchers.torchrun.words import ENCODE, MAX_BYTES, Question
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused
 from trainwarden.metrics_http.tls import peer_tls, trouble
@@ -109,9 +109,9 @@ class TorchrunLauncher:
             try:
                 said = self._exchange(host, port, ENCODE(Question(ask=ask, token=self._token)))
                 answer = msgspec.json.decode(said, type=Reply)
-                if answer != Reply():
+                if answer.error is None:
                     return answer
-                why.append(f"{host}:{port}: {msgspec.json.decode(said, type=Refused).error[:300]}")
+                why.append(f"{host}:{port}: {answer.error[:300]}")
             except (OSError, msgspec.DecodeError, ValueError) as error:
                 why.append(f"{host}:{port}: {trouble(error)[:300]}")
         raise LauncherUnavailable(f"rendezvous service at {'; '.join(why)}")
@@ -134,3 +134,22 @@ class TorchrunLauncher:
             with suppress(OSError):
                 connection.close()
         return bytes(said[: said.index(b"\n")])
+
+
+class JobClient:
+    """`launcher` for its one job, as a person asks it."""
+
+    def __init__(self, launcher: TorchrunLauncher) -> None:
+        self._launcher = launcher
+
+    def state(self) -> LauncherState:
+        """What is true of the job."""
+        return self._launcher.state(self._launcher.job)
+
+    def submit(self, operation: Operation) -> Report:
+        """Have `operation` carried out, once by its id."""
+        return self._launcher.submit(operation)
+
+    def poll(self, operation: str) -> Report:
+        """How far that operation is; ``unknown`` if nothing of it was begun."""
+        return self._launcher.poll(self._launcher.job, operation)

@@ -40,8 +40,8 @@ _WHO: Final = Person("", "act")  # the agents' own token may do all
 class _Line:
     """The connection of one agent, and what was said to it last."""
 
-    def __init__(self, life: str, writer: asyncio.StreamWriter) -> None:
-        self.life, self.writer = life, writer
+    def __init__(self, life: str, writer: asyncio.StreamWriter, bus: str | None) -> None:
+        self.life, self.writer, self._bus = life, writer, bus
         self._serial, self._splits = -1, 0
         self._last = b""
 
@@ -55,7 +55,7 @@ class _Line:
             return
         splits = memory.splits if number != self._splits else None
         self._serial, self._splits, self._last = memory.serial, number, plain
-        line = ENCODE(msgspec.structs.replace(word, memory=memory, splits=splits)) if news else plain
+        line = ENCODE(msgspec.structs.replace(word, memory=memory, splits=splits, bus=self._bus)) if news else plain
         if self.writer.transport.get_write_buffer_size() > _UNREAD_BYTES:
             self.writer.transport.abort()
         else:
@@ -75,6 +75,8 @@ class RendezvousService:
         Serves those alone whose certificate the same authority has signed.
     lost_after_s : float
         An agent that is silent for so long is lost.
+    bus : str, optional
+        To which nodes that nobody watches are to be watched.
 
     Raises
     ------
@@ -91,6 +93,7 @@ class RendezvousService:
         people: Tokens | None = None,
         tls: PeerTls | None = None,
         lost_after_s: float = LOST_AFTER_S,
+        bus: str | None = None,
     ) -> None:
         self._host, self._port = host_and_port(listen, "--listen", least_port=0)
         if token is None and self._host not in _LOOPBACK:
@@ -99,7 +102,7 @@ class RendezvousService:
             )
         self._clock, self._token, self._people = clock, token, people
         self._tls = None if tls is None else tls.serving()
-        self._lost_after_s = lost_after_s
+        self._lost_after_s, self._bus = lost_after_s, bus
         self._tables: dict[str, JobTable] = {}
         self._lines: dict[str, dict[str, _Line]] = {}  # by job and life
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -196,7 +199,7 @@ class RendezvousService:
     async def _follow(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear one agent until its connection ends."""
         table = self._table(hello.job)
-        line = self._lines[hello.job][hello.life] = _Line(hello.life, writer)
+        line = self._lines[hello.job][hello.life] = _Line(hello.life, writer, self._bus)
         table.hello(hello, self._clock.monotonic_s())
         self._wake.set()
         line.say(table, answer=True)

@@ -143,8 +143,8 @@ class JobTable:
         if all(one is not None and one.beat.finished and one.beat.at == memory.round for one in ours):
             self.end(0, "all ranks have ended well")
             return
-        if self.runs(now_s) and (world := sum(len(one.beat.ranks) for one in seated.values())) != memory.world:
-            self.change(world=world)
+        if self.runs(now_s) and not self._same_size(list(seated.values())):
+            return
         if not self.majority(now_s):
             return
         # Ranks fail where a node of theirs is lost: while a connection's end is not judged yet, no failure is.
@@ -158,6 +158,18 @@ class JobTable:
             return
         if len(memory.roster) < self.most and (more := len(self.spares(now_s))):
             self.come_back(now_s, f"{more} more nodes wait")
+
+    def _same_size(self, seated: Sequence[Member]) -> bool:
+        """Whether all nodes have as many ranks; else two ranks may have one number, so the job ends."""
+        sizes = {len(one.beat.ranks): one.node for one in seated}
+        if len(sizes) > 1:
+            (most, one), (least, other) = max(sizes.items()), min(sizes.items())
+            self.end(CANNOT_CODE, f"{one} has {most} ranks and {other} {least}: all need the same --nproc-per-node")
+            return False
+        world = len(seated) * next(iter(sizes), 0)
+        if world != self.memory.world:
+            self.change(world=world)
+        return True
 
     def _undecided(self, member: Member, now_s: float) -> bool:
         waited = member.closed_s is not None and self.members.absence(member.life, now_s) is None

@@ -162,7 +162,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the service says to an agent, whenever it changes and as the answer to each `Beat`.
 
-    `memory` and `split` come where they have changed. `stop`: the agent's ranks have to end, as a new round is wanted.
+    `memory` and `splits` come where they have changed, with the `bus` to which a node is to be watched. `stop`: the
+    agent's ranks have to end, as a new round is wanted.
     """
 
     begin: Begin | None = None
@@ -171,6 +172,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     memory: Memory | None = None
     splits: tuple[Split, ...] | None = None
+    bus: str | None = None
 
 
 FIRST: Final = msgspec.json.Decoder(Hello | Question)

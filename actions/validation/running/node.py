@@ -20,6 +20,7 @@ from actions.validation import programme
 from actions.validation.baseline import Baseline
 from actions.validation.results import Finding, Validation
 from actions.validation.running import rank
+from actions.validation.running.listening import listen
 from actions.validation.running.node_checks import NodeChecks
 from actions.validation.running.store import ANSWER_S, Board, Limited, StoreGone, StoreTalk, connect
 from trainwarden.errors import ConfigError
@@ -79,7 +80,7 @@ class Node:
         """
         place = self._place
         leads = place.first_rank == 0
-        listening = _listen(place) if leads else None
+        listening = listen(place.address, place.port, alone=place.world_size == place.ranks) if leads else None
         try:
             if place.number is not None:
                 self._checks = NodeChecks(place.node, self._wanted.checks, place.checkpoints, _DISK_S)
@@ -210,23 +211,6 @@ class Node:
                     raise
             if self._stop():
                 raise Stopped
-
-
-def _listen(place: Place) -> socket.socket:
-    """The socket of the store: of this machine alone where all ranks are here.
-
-    Raises
-    ------
-    ConfigError
-        If its port is taken.
-    """
-    alone = place.world_size == place.ranks
-    try:
-        if alone:
-            return socket.create_server(("127.0.0.1", place.port))
-        return socket.create_server(("", place.port), family=socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(f"validate: port {place.port} cannot be listened on ({error.strerror})") from error
 
 
 def _how(code: int) -> str:

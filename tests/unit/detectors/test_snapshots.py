@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,16 +19,20 @@ from detectors.job.window import Window
 from detectors.job_watch import JobWatch
 from detectors.pace.change_point import ChangePoint
 from detectors.reading import Reading
+from detectors.service import DetectionHandler
 from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
 from detectors.testing.streams import JOB, START_S, Job, event
-from tests.doubles import metric_value
+from tests.doubles import ManualClock, metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.errors import DetectorError, RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, MetricsRecord, Record, SnapshotRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import DetectionSettings
-from trainwarden.topics import ITERATIONS, SNAPSHOTS, topic_of
+from trainwarden.topics import INCIDENTS, ITERATIONS, SNAPSHOTS, topic_of
 
 SHORT = DetectionSettings(rewind_s=5.0)  # what is read again without a snapshot holds nothing but slow steps
 
@@ -436,3 +441,25 @@ def test_a_record_at_which_handling_broke_is_handled_when_it_comes_again() -> No
     assert run.bus.position <= place
     run.handler.handle(run.bus.poll(1_000))
     assert len(run.handler._jobs[JOB].state._steps.ring.steps) > steps
+
+
+@pytest.mark.parametrize("away_s", [60.0, 7_200.0])
+def test_the_first_detection_service_reads_from_the_first_record_however_late_it_comes(
+    tmp_path: Path, away_s: float
+) -> None:
+    """No commit means that nobody has handled anything: `rewind_s` is about what somebody has handled."""
+    clock = ManualClock(START_S)
+    bus = EmbeddedBus(str(tmp_path / "bus.db"), clock=clock)
+    for at_s, record in sorted(crash(Job().run(60)).records, key=lambda entry: entry[0]):
+        clock.set_s(max(clock.now_s(), at_s))
+        bus.publish(topic_of(record), JOB, topic_of(record).decode(msgspec.json.encode(record, enc_hook=int)))
+        bus.flush()
+    clock.sleep(away_s)
+    metrics = SelfMetrics("detector")
+    loop = ServiceLoop(bus, DetectionHandler(DetectionSettings(), clock, metrics), clock, metrics, poll_timeout_s=0.0)
+    for _ in range(5):
+        loop.step()
+    opened = {message.record.kind: message.record.told_late_s for message in bus.read(INCIDENTS)}  # type: ignore[attr-defined]
+    bus.close()
+    assert opened.keys() == {"crash"}
+    assert opened["crash"] == pytest.approx(away_s, abs=5.0)

@@ -10,27 +10,38 @@ from collections import deque
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
+from kafka.errors import (
+    InvalidRecordError,
+    InvalidTimestampError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    RecordListTooLargeError,
+)
 
 from trainwarden.bus.kafka.client import Clients
-from trainwarden.errors import BusError, BusUnavailable, RecordError
+from trainwarden.errors import BusError, BusUnavailable, RecordError, RecordsRefused
 
 log = logging.getLogger("trainwarden.bus")
 
 _JOIN_TIMEOUT_S = 2.0
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+_FOR_GOOD = (*_TOO_LARGE, InvalidRecordError, InvalidTimestampError, PolicyViolationError)
+_ALONE_S = 5.0  # for one record that is sent by itself, so that nothing else shares its refusal
 
 
 class _Sent:
     """One record until it is acknowledged."""
 
-    __slots__ = ("future", "key", "topic", "value")
+    __slots__ = ("alone", "future", "key", "topic", "value")
 
     def __init__(self, topic: str, key: bytes, value: bytes) -> None:
         self.topic = topic
         self.key = key
         self.value = value
         self.future: Any = None
+        self.alone = False  # its batch was refused for good, by its own fault or by a neighbour's
 
 
 class OrderedProducer:
@@ -91,8 +102,8 @@ class OrderedProducer:
         ------
         BusUnavailable
             If it is not in time; all of it stays queued.
-        BusError
-            If the broker refuses a record for good (larger than the topic allows); that record is dropped.
+        RecordsRefused
+            If the broker refuses records for good (larger than the topic allows, against a policy); they are dropped.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._flush_lock:
@@ -125,7 +136,11 @@ class OrderedProducer:
         try:
             count = self._partitions.get(record.topic)
             if count is None:
-                count = self._partitions[record.topic] = len(self._producer.partitions_for(record.topic))
+                count = len(self._producer.partitions_for(record.topic) or ())
+                if not count:  # the topic is gone
+                    self._stalled = True
+                    return
+                self._partitions[record.topic] = count
             # The same stable hash as the embedded engine; the library's own is slow and in pure Python.
             record.future = self._producer.send(
                 record.topic, record.value, key=record.key, partition=zlib.crc32(record.key) % count
@@ -149,6 +164,8 @@ class OrderedProducer:
             for record in self._pending:
                 if record.future is None and not self._stalled:
                     self._hand_over(record)
+                    if record.alone:
+                        self._stalled = self._stalled or not _came_through(record)  # then a new producer takes the rest
 
     def _new_producer(self) -> KafkaProducer:
         self._clients.reach()
@@ -174,29 +191,35 @@ class OrderedProducer:
         if producer is not None:
             try:
                 producer.flush(timeout=timeout_s)
-            except KafkaTimeoutError:
-                return
+            except KafkaError as error:  # whose records it is about is for their futures to say
+                log.debug("flush is not done", extra={"fields": {"error": str(error)}})
 
     def _settle(self) -> BaseException | None:
         """Forget what is acknowledged; the first error among the rest."""
         with self._lock:
             first: BaseException | None = None
-            refused: BaseException | None = None
+            refused: list[_Sent] = []
+            said: BaseException | None = None
             kept: deque[_Sent] = deque()
             for record in self._pending:
                 future = record.future
                 if future is not None and future.is_done:
                     if future.exception is None:
                         continue
-                    if isinstance(future.exception, _TOO_LARGE):
-                        refused = future.exception
-                        continue
+                    if isinstance(future.exception, _FOR_GOOD):
+                        if record.alone:
+                            refused.append(record)
+                            said = future.exception
+                            continue
+                        record.alone = True  # the broker refuses whole batches: try each of its records by itself
                     first = first or future.exception
                 kept.append(record)
             self._pending = kept
             self._pending_bytes = sum(len(record.value) for record in kept)
-        if refused is not None:
-            raise BusError(f"kafka: the broker refuses a record for good: {refused}")
+        if refused:
+            self._drop_producer()  # what was in one batch with them has their fault too
+            text = f"kafka: the broker refuses {len(refused)} records for good: {said}"
+            raise RecordsRefused(text, tuple((one.topic, one.key.decode(), one.value) for one in refused))
         return first
 
     def _forget_acknowledged(self) -> None:
@@ -206,3 +229,12 @@ class OrderedProducer:
             if future is None or not future.is_done or future.exception is not None:
                 return
             self._pending_bytes -= len(pending.popleft().value)
+
+
+def _came_through(record: _Sent) -> bool:
+    """Whether `record`, which was handed over by itself, has been acknowledged."""
+    try:
+        record.future.get(timeout=_ALONE_S)
+    except KafkaError:
+        return False
+    return True

@@ -167,6 +167,8 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     name = work.name or work.folder.resolve().name
     add(work.metrics)
     try:
+        import numpy as np
+
         from detectors.choice import chosen, ensemble
         from detectors.recorded.facts import read_facts
         from detectors.recorded.findings import job_object
@@ -191,7 +193,11 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    judged_by = judges(result.detectors, result.abstained, facts=bool(facts))
+    lines = found["input"]["log_lines"] > 0
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts), lines=lines)
+    if job.metrics is not None and job.metrics.times_s.size and not float(np.ptp(job.metrics.times_s)):
+        # Of a single moment nobody can say whether it lasts.
+        judged_by = [one for one in judged_by if result.detectors[one].role.reads != "samples"]
     found["judged"]["detectors"] = judged_by
     return Judged(found | answered(found, judged_by), columns, records=list(result.incidents))
 

@@ -10,6 +10,7 @@ import msgspec
 
 from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
 from trainwarden.cli.ask.judging.job_state import JobState, state_of, table
+from trainwarden.cli.ask.runs import run_line, run_object
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import EXIT_CODES, worst
 from trainwarden.cli.shared.follow import JobView, incident_line
@@ -47,9 +48,9 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
         if not rows:
             voice.say("NOT JUDGED: no job on this bus yet; begin one: trainwarden watch -- COMMAND")
     for run in runs:
-        voice.say(_run_line(run))
+        voice.say(run_line(run))
     answer = worst([state.answer for state in states])
-    voice.answer({"answer": answer, "jobs": rows, "runs": [_run_object(run) for run in runs]})
+    voice.answer({"answer": answer, "jobs": rows, "runs": [run_object(run) for run in runs]})
     return EXIT_CODES[answer]
 
 
@@ -93,23 +94,6 @@ def measured(actions: Iterable[ActionRecord], incident: IncidentRecord) -> list[
 def _layout_object(layout: Layout) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.structs.asdict(layout)
     return found | {"whole": layout.whole, "said": layout.said()}
-
-
-def _run_object(run: kept_runs.KeptRun) -> dict[str, Any]:
-    about: dict[str, Any] = msgspec.to_builtins(run.about)
-    return {"path": str(run.path), "running": run.running, **about}
-
-
-def _run_line(run: kept_runs.KeptRun) -> str:
-    begun = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run.about.started_at_s))
-    if (result := run.about.result) is None:
-        said = "running" if run.running else "its command was killed"
-    else:
-        steps = "steps not counted" if result["steps"] is None else f"{result['steps']} steps"
-        incidents = len(result["incidents"])
-        judged = f"{incidents} incident(s)" if incidents else result.get("answer", "0 incident(s)")
-        said = f"exit code {result['exit_code']}, {steps}, {judged}"
-    return f"run {begun} {run.about.job}: {said}; {run.path}"
 
 
 def _row(view: JobView, state: JobState) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import typer
@@ -14,7 +14,11 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.launching import NODE_VERBS, LauncherState, Report, Verb
 from trainwarden.network.host_port import host_and_port
-from trainwarden.settings import load
+from trainwarden.settings import LaunchSettings, load
+
+if TYPE_CHECKING:  # the command line's start and its help need none of them
+    from actions.launchers.cluster.client import LeaderClient
+    from actions.launchers.torchrun.client import JobClient
 
 VERBS: Final[dict[str, Verb]] = {
     "suspend": "pause", "resume": "resume", "restart": "restart", "stop": "stop",
@@ -37,6 +41,9 @@ def job(
     wait: Annotated[
         float, typer.Option(min=0.0, max=3600.0, metavar="SECONDS", help="For a leader, and for the end.")
     ] = 60.0,
+    torchrun: Annotated[
+        bool, typer.Option("--torchrun", help="It is torchrun's; --rdzv names its `trainwarden rendezvous`.")
+    ] = False,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
@@ -46,19 +53,15 @@ def job(
 
     Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29401 --token-file token --why "the room is hot"
     """
-    from actions.launchers.cluster.client import LeaderClient, Patient
-    from actions.launchers.leases.server import read_token
+    from actions.launchers.cluster.client import Patient
     from trainwarden.clock import SystemClock
-    from trainwarden.metrics_http.tls import peer_tls
 
     if (node is not None) != (VERBS.get(word) in NODE_VERBS):
         wrong = f"'{node[:80]}' is one word too much" if node is not None else "name the node"
         raise ConfigError(f"job {word}: {wrong}")
     voice, settings = Voice(json), load(config)
-    host_and_port(rdzv, "--rdzv")
-    tls = peer_tls(settings.launch.tls_ca, settings.launch.tls_certificate, settings.launch.tls_key)
-    token = None if token_file is None else read_token(token_file)
-    asked = Patient(LeaderClient(name, rdzv, token, tls=tls), SystemClock(), wait)
+    client = (_rendezvous if torchrun else _leader)(name, rdzv, token_file, settings.launch)
+    asked = Patient(client, SystemClock(), wait)
     if word == "status":
         state = asked.state()
         for line in lines(state):
@@ -69,6 +72,29 @@ def job(
     voice.say(said(word, report, wait))
     voice.answer(msgspec.to_builtins(report))
     return 0 if report.state == "done" else 1
+
+
+def _leader(name: str, rdzv: str, token_file: Path | None, launch: LaunchSettings) -> LeaderClient:
+    from actions.launchers.cluster.client import LeaderClient
+    from actions.launchers.leases.server import read_token
+    from trainwarden.metrics_http.tls import peer_tls
+
+    host_and_port(rdzv, "--rdzv")
+    tls = peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key)
+    return LeaderClient(name, rdzv, None if token_file is None else read_token(token_file), tls=tls)
+
+
+def _rendezvous(name: str, rdzv: str, token_file: Path | None, launch: LaunchSettings) -> JobClient:
+    from actions.launchers.torchrun.client import JobClient, TorchrunConfig, TorchrunLauncher
+    from trainwarden.protocols import Scope
+
+    for one in rdzv.split(","):
+        host_and_port(one.strip(), "--rdzv")
+    config = TorchrunConfig(
+        endpoint=rdzv, token_file=None if token_file is None else str(token_file), tls_ca=launch.tls_ca,
+        tls_certificate=launch.tls_certificate, tls_key=launch.tls_key,
+    )  # fmt: skip
+    return JobClient(TorchrunLauncher(config, Scope(job=name, node="", run_dir="")))
 
 
 def said(word: str, report: Report, wait_s: float) -> str:

@@ -59,7 +59,13 @@ def settings_for(config: Path | None, job: str | None, prefix: str) -> Settings:
     if job is None and config is None:
         job = f"{prefix}-{uuid.uuid4().hex[:8]}"
     if job is not None:
-        settings = msgspec.convert({**msgspec.structs.asdict(settings), "job": job}, Settings, from_attributes=True)
+        try:
+            settings = msgspec.convert({**msgspec.structs.asdict(settings), "job": job}, Settings, from_attributes=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"--job '{job[:140]}': a job's name has up to 128 letters, digits, dots, dashes and underscores, "
+                "a letter or digit first"
+            ) from error
     return settings
 
 
@@ -246,7 +252,7 @@ class JobRun:
         self._miss_services(voice)
         self._orphans.bury(self.beside | self.stack.pids())
         with suppress(OSError):
-            if self._page is not None and (sentence := self._page.news()) is not None:
+            if self._page is not None and (sentence := self._page.news(terminal=voice.terminal)) is not None:
                 voice.say(f"trainwarden: {sentence}")
         if self._blind:
             time.sleep(LOOK_S)

@@ -28,7 +28,10 @@ def rendezvous(
     lost_after: Annotated[
         float, typer.Option(min=0.5, max=600.0, metavar="SECONDS", help="A silent node is lost after so long.")
     ] = 2.0,
-    with_parent: WithParent = False,
+    bus: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Watch all nodes by agents that send to this bus.")
+    ] = None,
+    with_parent: WithParent = None,
 ) -> int:
     """The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.
 
@@ -50,6 +53,8 @@ def rendezvous(
         raise ConfigError("--tokens: without --token-file this machine may do all anyway")
     people = None if tokens is None else Tokens.of_files([tokens])
     tls = peer_tls(tls_ca, tls_certificate, tls_key)
-    service = RendezvousService(listen, BootClock(), token=token, people=people, tls=tls, lost_after_s=lost_after)
+    service = RendezvousService(
+        listen, BootClock(), token=token, people=people, tls=tls, lost_after_s=lost_after, bus=bus
+    )
     service.run(stop, lambda address: Voice().say(f"rendezvous at {address}"))
     return 0

@@ -42,7 +42,7 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
         while not stop():
             time.sleep(0.2)
             stack.check(names)
-            if (sentence := page.news()) is not None:
+            if (sentence := page.news(terminal=True)) is not None:
                 voice.say(sentence)
     finally:
         stack.stop()

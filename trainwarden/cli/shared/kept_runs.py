@@ -184,15 +184,17 @@ def expire(limits: RunsSettings) -> list[str]:
     for count, run in enumerate(kept(), start=1):
         if not run.running:
             rundir.leave_memory(run.path)  # its command was killed
-        size += _size(run.path)
+        size += size_of(run.path)
         too_old = now_s - run.about.started_at_s > limits.keep_days * 86_400.0
-        if not run.running and (too_old or count > limits.keep or size > limits.total_bytes):
+        too_many = limits.keep is not None and count > limits.keep
+        if not run.running and (too_old or too_many or size > limits.total_bytes):
             shutil.rmtree(run.path, ignore_errors=True)
             removed += 1
     return [f"{removed} earlier run(s) expired in {place()} (settings: runs)"] if removed else []
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes on the disk of everything in `path`."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:

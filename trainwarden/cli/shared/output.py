@@ -148,6 +148,14 @@ class Voice:
                 self.say(f"trainwarden: {error}")
 
     @property
+    def terminal(self) -> bool:
+        """Whether the lines go to a terminal."""
+        try:
+            return self._stream.isatty()
+        except (OSError, ValueError):
+            return False
+
+    @property
     def stream(self) -> IO[str]:
         """Where the lines go."""
         return self._stream

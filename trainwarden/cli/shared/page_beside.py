@@ -30,13 +30,19 @@ class PageBeside:
         with suppress(OSError):  # it has ended already
             os.setpriority(os.PRIO_PROCESS, stack.pid(_SERVICE), NICE)
 
-    def news(self) -> str | None:
-        """One sentence, once: where the page is, or why there is none."""
+    def news(self, *, terminal: bool) -> str | None:
+        """One sentence, once: where the page is, or why there is none.
+
+        Without a `terminal` the token is left out: what a scheduler writes down may be read by everybody.
+        """
         if self._said:
             return None
         text = self._address.read_text(errors="replace") if self._address.exists() else ""
         if text.endswith("\n"):
             self._said = True
+            address, entrance, _ = text.strip()[:_MOST_CHARS].partition("enter?token=")
+            if entrance and not terminal:
+                return f"page: {address} (its address with the token: {self._address.absolute()})"
             return f"page: {text.strip()[:_MOST_CHARS]}"
         if self._stack.returncode(_SERVICE) is not None:
             self._said = True

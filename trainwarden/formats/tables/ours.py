@@ -11,6 +11,7 @@ from trainwarden.formats.building import too_many
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import series_of
 from trainwarden.formats.source import Source
+from trainwarden.formats.steps import is_loss
 from trainwarden.formats.tables.plain import PlainTable
 from trainwarden.formats.vocabulary import SHORT
 from trainwarden.recorded.columns import ID_COLUMNS, TIME_COLUMNS
@@ -106,4 +107,7 @@ def kind_of(header: Sequence[str]) -> str:
                                          and (gpus or names.plain(name) not in SHORT))
         for name in rest
     )  # fmt: skip
-    return "" if foreign or wide > 1 else "metrics"
+    steps = any(names.known(name, names.STEP) for name in rest) and any(
+        names.duration_factor(name) is not None or names.is_rate(name) or is_loss(name) for name in rest
+    )
+    return "" if foreign or wide > 1 or steps else "metrics"

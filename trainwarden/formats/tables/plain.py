@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainwarden.formats import names
 from trainwarden.formats.cells import decimal_comma
-from trainwarden.formats.frames import delimiter_of, header_line, read_cells
+from trainwarden.formats.frames import header_cells, read_cells
 from trainwarden.formats.interpret import interpreted
 from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found, Misfit, Problem
 from trainwarden.formats.series import series_of
@@ -21,11 +21,9 @@ class PlainTable:
 
     def sniff(self, name: str, head: str) -> float:
         """Likely where the header names a time and something known."""
-        delimiter = delimiter_of(head)
-        if not delimiter or head.lstrip()[:1] in "{[":
+        if head.lstrip()[:1] in "{[":
             return NEVER
-        lines = head.split("\n")
-        header = [cell.strip().strip('"') for cell in lines[header_line(head, delimiter)].split(delimiter)]
+        header = header_cells(head)
         timed = any(names.known(cell, (*names.TIME, *names.STEP)) for cell in header)
         told = any(
             names.metric_of(cell) or names.duration_factor(cell) or names.is_rate(cell)

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ..layout import CHECKPOINT, DATA
-from ..pauses import Evaluation, Pauses
+from ..pauses import Evaluation, Pauses, path_of_save
 from ..thread import thread_id
 from . import hide, loaded
 
@@ -56,6 +56,11 @@ def _pausing(pauses: Pauses, inner: Any, phase: int) -> Any:
         except BaseException:
             if thread.paused > depth:
                 pauses.abandon(depth, before)
+            if phase == CHECKPOINT:
+                try:
+                    pauses.memory.saving = path_of_save(args, kwargs)
+                except Exception:
+                    pauses.memory.failed()
             raise
 
     return hide(paused)

@@ -17,7 +17,7 @@ SLOW: Final = frozenset({"slow_compute", "slow_job", "metric_anomaly"})
 RIGHT_KINDS: Final[Mapping[str, frozenset[str]]] = {
     "starved": SLOW | {"host_contention"},
     "stopped": SLOW | {"hang"},
-    "leak": frozenset({"metric_anomaly", "host_contention"}),
+    "leak": frozenset({"metric_anomaly", "host_contention", "memory_leak"}),
     "threads": SLOW | {"host_contention"},
     "data_stall": SLOW | {"slow_data", "storage"},
     "log_storm": frozenset({"log_storm"}),

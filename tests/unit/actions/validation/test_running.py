@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from actions.validation.results import Joined, NodeReport
 from actions.validation.running import disk_child, memory_child, processor
+from actions.validation.running.listening import listen
 from actions.validation.running.node_checks import NodeChecks
 
 
@@ -142,3 +144,25 @@ def test_a_rank_waits_for_the_leader_as_long_as_its_node_does(monkeypatch):
     monkeypatch.setattr(rank, "connect", nobody)
     assert rank.serve(2, "n", 0, ("127.0.0.1", 1), 600.0) == 0
     assert asked == [600.0]
+
+
+@pytest.mark.parametrize(
+    ("address", "alone", "listens"),
+    [
+        ("127.0.0.2", False, "127.0.0.2"),
+        ("localhost", False, "127.0.0.1"),
+        ("10.0.0.1", True, "127.0.0.1"),
+        ("192.0.2.1", False, "0.0.0.0"),  # forwarded to this host
+        ("no-such-host.invalid", False, "0.0.0.0"),
+    ],
+)
+def test_the_store_listens_at_the_ranks_address_and_no_other(address, alone, listens):
+    with listen(address, 0, alone=alone) as listening:
+        assert listening.getsockname()[0] == listens
+
+
+def test_a_name_that_this_host_alone_takes_for_its_loopback_is_reached_by_others(monkeypatch):
+    told = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
+    with listen("n0", 0, alone=False) as listening:
+        assert listening.getsockname()[0] == "0.0.0.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from collectors.kernel_log import KernelLog
 from collectors.logs.collector import LogsCollector
 from collectors.logs.floods import collapse
+from collectors.logs.resting import GONE_S
 from collectors.logs.tail import MAX_PARTIAL_BYTES
 from tests.doubles import ManualClock
 from trainwarden.log_text import clean, rank_prefix
@@ -280,6 +282,71 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:
     (rig.logs / "dangling.log").symlink_to("nowhere")
     rig.write("fine\n")
     assert rig.lines() == ["fine"]
+
+
+def open_logs(rig: Rig) -> int:
+    """How many files below the run folder this process has open, deleted ones too."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum(link.startswith(str(rig.logs)) for link in links)
+
+
+def test_a_deleted_file_is_let_go_of_and_its_places_go_on_growing(rig: Rig) -> None:
+    rig.write("one\n")
+    (before,) = rig.read()
+    (rig.logs / "rank-0.log").unlink()
+    assert rig.lines() == []
+    assert open_logs(rig) == 1, "its writer may not be done yet"
+    for _ in range(3):
+        assert rig.lines(GONE_S) == []
+    assert open_logs(rig) == 0
+    for restarted in (False, True):
+        if restarted:
+            rig.restart()
+        rig.write("two\n")
+        (after,) = rig.read(5.0)
+        assert after.lines == ("two",)
+        assert after.ends[0] > before.ends[-1]
+        before = after
+        (rig.logs / "rank-0.log").unlink()
+        for _ in range(3):
+            assert rig.lines(GONE_S) == []
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_new_names_are_followed_however_many_there_were(rig: Rig, deleted: bool) -> None:
+    """The collector was deaf once it had seen as many names as files may be followed."""
+    rig.restart(max_files=4)
+    for number in range(20):
+        rig.write("a line\n", f"attempt-{number}.log")
+        assert rig.lines() == ["a line"], number
+        if deleted:
+            (rig.logs / f"attempt-{number}.log").unlink()
+        for _ in range(3):
+            assert rig.lines(GONE_S) == []
+        assert open_logs(rig) <= 4
+    if not deleted:
+        rig.write("and one more\n", "attempt-0.log")
+        assert rig.lines(5.0) == ["and one more"]
+        rig.restart()
+        rig.write("and more\n", "attempt-5.log")
+        assert rig.lines(5.0) == [], "whatever else is followed has only just been read"
+        assert rig.lines(GONE_S) == ["and more"]
+
+
+def test_a_file_that_finds_no_room_is_read_from_its_start_once_there_is_some(rig: Rig) -> None:
+    rig.restart(max_files=2)
+    for number in range(3):
+        rig.write("a line\n", f"rank-{number}.log")
+    assert rig.lines() == ["a line", "a line"]
+    for _ in range(3):
+        rig.write("more\n", "rank-1.log")
+        if "a line" in rig.lines(GONE_S):
+            break
+    else:
+        pytest.fail("it was never read")
 
 
 def test_kernel_messages_are_read_once_and_places_grow_over_reboots() -> None:

@@ -109,8 +109,8 @@ def test_a_pause_and_a_first_step_get_more_time(node: Node, rank: Callable[..., 
     assert node.events(node.now_s() + 50.0) == []
     built.marked(None)
     assert built.begin_pause(CHECKPOINT) is not None
-    assert node.events(node.now_s() + 50.0) == []
-    assert len(node.events(node.now_s() + 61.0)) == 1
+    assert node.events(node.now_s() + 9.0) == []
+    assert len(node.events(node.now_s() + 11.0)) == 1
 
 
 def test_after_a_restart_nobody_is_looked_at_twice(node: Node, rank: Callable[..., hook.Hook]) -> None:

@@ -67,6 +67,21 @@ def test_a_rank_without_a_dump_or_entries_is_missed() -> None:
     assert analyse({**dumps, 2: {"entries": []}})[0].ranks == (2,)
 
 
+def test_ranks_whose_dumps_were_not_collected_are_no_suspects() -> None:
+    dumps: dict[int, Any] = {rank: dump(*done(4), call(5)) for rank in (0, 1)}
+    (found,) = analyse(dumps, world_size=4)
+    assert (found.kind, found.ranks, found.waiting) == ("hang", (), (0, 1))
+    assert "of ranks 2, 3 there is no dump" in found.reason
+
+
+def test_of_a_rank_whose_dump_is_broken_nothing_is_known() -> None:
+    dumps: dict[int, Any] = {rank: dump(*done(4), call(5)) for rank in (0, 1)}
+    (found,) = analyse({**dumps, 2: dump(*done(4))}, world_size=4, broken=(3,))
+    assert found.ranks == (2,)
+    assert "the dump of rank 3 is cut short or damaged" in found.reason
+    assert analyse(dumps, world_size=3, broken=(2,))[0].ranks == ()
+
+
 def test_another_operation_size_or_type_is_a_mismatch() -> None:
     for odd, what in ((call(5, "broadcast"), "operation"), (call(5, size=9), "size"), (call(5, dtype="Half"), "type")):
         dumps = {rank: dump(*done(4), call(5)) for rank in range(4)} | {3: dump(*done(4), odd)}

@@ -77,6 +77,29 @@ def test_one_heavy_job_among_many_light_ones_accuses_nobody():
         assert detector.score(window).opinion == "normal"
 
 
+@pytest.mark.parametrize(
+    ("metric", "well", "ill", "words"),
+    [
+        ("gpu_pcie_link_generation_version", 5.0, 3.0, "PCIe generation 3 under load where its busy peers have 5"),
+        ("gpu_pcie_link_width_count", 16.0, 8.0, "8 PCIe lanes where its peers have 16"),
+    ],
+)
+@pytest.mark.parametrize("busy", [0.98, 0.0])
+def test_a_link_below_its_peers_is_a_pcie_error_and_an_idle_one_may_be_slow(metric, well, ill, words, busy):
+    detector = DevicePeers(DevicePeers.Config())
+    for tick in range(12):
+        values = {"gpu_utilization_ratio": [busy, *[0.98] * 7], metric: [ill, *[well] * 7]}
+        time_s = START_S + EVERY_S * tick
+        detector.update(window := window_of(samples_of("gpu", values, time_s), now_s=time_s))
+        vote = detector.score(window)
+    if busy or metric == "gpu_pcie_link_width_count":
+        assert vote.kind == "pcie_error"
+        assert words in vote.reason
+        assert [one.device for one in vote.suspects] == ["0"]
+    else:
+        assert vote.opinion == "normal"
+
+
 def ports(states, rates, ticks=10, gpus=None, models=None):
     """The vote on ports of one name, one a node; `gpus` by node."""
     detector = DevicePeers(DevicePeers.Config())

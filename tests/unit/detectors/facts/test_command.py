@@ -77,6 +77,7 @@ def test_what_only_followed_is_told_where_nothing_else_is_known() -> None:
         ((), 3, "crash", "the command ended with exit code 3"),
         (("step 1",), 137, "crash", "the command was killed by SIGKILL"),
         (("train.sh: line 3: pyton: command not found",), 127, "user_error", "line 3: pyton: command not found"),
+        (("sh: 1: pyton: not found",), 127, "user_error", "exit code 127: sh: 1: pyton: not found"),
         (("usage: train.py", "train.py: error: unrecognized arguments: --lr2"), 2, "user_error", "unrecognized"),
         (("OSError: [Errno 98] Address already in use",), 1, "user_error", "Address already in use"),
         (("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",), 1, "cuda_out_of_memory", "2.00 GiB"),
@@ -115,7 +116,8 @@ def test_an_exception_that_was_survived_long_ago_is_not_the_cause() -> None:
     end_s = START_S + 90.0
     job.add(end_s, event("job_end", end_s, exit_code=4))
     (incident,) = Run().play(job.records, end_s + 5.0).incidents
-    assert incident.reason == "the command ended with exit code 4"
+    assert incident.kind == "crash"
+    assert incident.reason.startswith("the command ended with exit code 4")
 
 
 def test_a_rank_that_ends_without_a_hook_is_named_by_what_it_printed() -> None:
@@ -137,3 +139,22 @@ def test_the_end_of_the_command_adds_nothing_to_a_known_failure() -> None:
     (incident,) = Run().play(job.records, at_s + 6.0).incidents
     assert (incident.kind, incident.suspects[0].rank) == ("crash", 2)
     assert incident.state == "closed"
+
+
+@pytest.mark.parametrize(("code", "stopped"), [(143, "SIGTERM"), (0, None), (1, "SIGINT")])
+def test_a_rank_whose_end_nobody_saw_has_not_failed_where_the_command_was_stopped_or_ended_well(
+    code: int, stopped: str | None
+) -> None:
+    job = Job().run(10)
+    at_s = job.end_s + 0.1
+    job.add(at_s, event("process_exit", at_s, 2))
+    job.add(at_s + 0.8, event("job_end", at_s + 0.8, exit_code=code, interrupted=stopped))
+    assert Run().play(job.records, at_s + 6.0).incidents == []
+
+
+def test_a_rank_whose_end_nobody_saw_has_failed_where_the_others_go_on() -> None:
+    job = Job().run(10)
+    at_s = job.end_s + 0.1
+    job.add(at_s, event("process_exit", at_s, 2))
+    (incident,) = Run().play(job.records, at_s + 2.5).incidents
+    assert (incident.kind, incident.suspects[0].rank) == ("crash", 2)

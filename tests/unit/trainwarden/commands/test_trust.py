@@ -104,7 +104,7 @@ def test_a_bus_whose_clock_was_set_back_keeps_the_order_of_a_partition() -> None
 @pytest.mark.parametrize("late_s", [FRESH_S + 1.0, -FRESH_S - 1.0, 1e9, -1e9])
 def test_what_was_signed_at_another_time_is_not_heard_whenever_it_is_read(late_s: float) -> None:
     trust = Trust([trusted("stop", "latch")])
-    assert reason(trust, on_bus(ANN.sign(command(), NOW_S), time_s=NOW_S + late_s)) == "stale"
+    assert reason(trust, on_bus(ANN.sign(command("resume"), NOW_S), time_s=NOW_S + late_s)) == "stale"
     waited = ANN.sign(command("latch", by="engine"), NOW_S)
     assert reason(trust, on_bus(waited, time_s=NOW_S + late_s)) is None  # the bus was away
 
@@ -122,6 +122,15 @@ def test_keys_are_changed_without_a_gap_and_what_an_old_one_said_still_counts() 
     assert reason(trust, on_bus(before, 0)) is None
     assert reason(trust, on_bus(new.sign(command(), NOW_S + 1.0), 1)) is None
     assert reason(trust, on_bus(after, 2)) == "expired"
-    back_dated = ANN.sign(command(), NOW_S - 1.0)  # a stolen old key
+    back_dated = ANN.sign(command("resume"), NOW_S - 1.0)  # a stolen old key
     assert reason(trust, on_bus(back_dated, 3, time_s=NOW_S + FRESH_S + 1.0)) == "stale"
+    assert reason(trust, on_bus(ANN.sign(command("stop"), NOW_S - 1.0), 4, time_s=NOW_S + FRESH_S + 1.0)) == "stale"
     assert reason(Trust([trusted("stop", signer=new)]), on_bus(before)) == "forged"
+
+
+@pytest.mark.parametrize("late_s", [FRESH_S + 1.0, -FRESH_S - 1.0, 3_600.0, -3_600.0])
+def test_a_stop_is_never_refused_for_a_clock(late_s: float) -> None:
+    """A clock that stood an hour ahead for one record leaves the embedded bus's stamps there for an hour."""
+    trust, said = Trust([trusted("stop")]), ANN.sign(command("stop"), NOW_S)
+    assert reason(trust, on_bus(said, time_s=NOW_S + late_s)) is None
+    assert reason(trust, on_bus(said, 9, time_s=NOW_S + late_s)) == "replayed"

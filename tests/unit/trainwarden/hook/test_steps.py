@@ -127,3 +127,42 @@ def test_a_mark_with_a_number_tells_the_first_step_too(make: Callable[..., Hook]
     assert header_of(target).first_step is None
     hook.iteration(0)
     assert header_of(target).first_step == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        ([7, 8, 9, 20, 21], [7, 8, 9, 20, 21]),
+        ([0, 1, 2, 0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ([0, 1, 2, 0, 1, 4], [0, 1, 2, 3, 4, 7]),
+        ([0, 1, 10**12, 3, 4], [0, 1, 2, 3, 4]),
+        ([10**12, 1, 2], [10**12, 10**12 + 1, 10**12 + 2]),
+        ([0, 50_000, 50_001, 50_002], [0, 1, 50_001, 50_002]),
+        ([3, 3, 3], [3, 4, 5]),
+        ([0, -5, 2**62, 3], [0, 1, 2, 3]),
+    ],
+)
+@pytest.mark.parametrize("by_mark", [True, False])
+def test_the_scripts_numbers_are_labels_and_no_two_steps_have_one_number(
+    make: Callable[..., Hook], clock: HandClock, labels: list[int], numbers: list[int], by_mark: bool
+) -> None:
+    target = make()
+    for label in labels:
+        clock.pass_ms(10)
+        if by_mark:
+            hook.iteration(label)
+        else:
+            hook.set_step(label)
+            hook.set_step(label)  # of one step, said twice
+            hook.iteration()
+    assert [row.step for row in steps_of(target)] == numbers
+    assert header_of(target).step == numbers[-1] + 1
+
+
+def test_numbers_that_begin_late_go_on_from_what_was_counted(make: Callable[..., Hook], clock: HandClock) -> None:
+    target = make()
+    for label in (None, None, None, 0, 1, None, 3):
+        clock.pass_ms(10)
+        hook.iteration(label)
+    assert [row.step for row in steps_of(target)] == [0, 1, 2, 3, 4, 5, 6]
+    assert header_of(target).first_step == 0

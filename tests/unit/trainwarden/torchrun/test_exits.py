@@ -175,6 +175,13 @@ def test_an_end_is_an_event_of_ours_named_as_the_hook_names_the_process(tmp_path
     around.close()
 
 
+def test_in_a_folder_that_somebody_watches_the_job_bears_their_name_for_it(tmp_path):
+    around = surroundings(tmp_path, TRAINWARDEN_JOB="watch-1")
+    around.ended(Exit(0, 1, 1.0, 3, None, False))
+    assert EVENTS.decode((tmp_path / "run" / EVENTS_FILE).read_bytes().strip()).job == "watch-1"
+    around.close()
+
+
 def test_ranks_find_their_surroundings(tmp_path):
     environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), "PYTHONPATH": "mine", "TRAINWARDEN_RESUME_FROM": "old"}
     around = Surroundings("j", "n", environ, print)

@@ -12,6 +12,7 @@ from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer
 from trainwarden.cli.shared.words import counted
 
 MOST_REASONS: Final = 3
+AMOUNTS: Final = ("iterations", "metrics_rows", "log_lines", "collectives", "nodes", "entities", "dumps", "events")
 NORMAL: Final = "nothing says what is normal"
 _REMEDIES: Final = (
     (NORMAL, "name normal rows (--normal-until T), a normal recording (--normal DIR) or models (--models URI)"),
@@ -21,7 +22,7 @@ _REMEDIES: Final = (
 )
 
 
-def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts: bool) -> list[str]:
+def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts: bool, lines: bool = True) -> list[str]:
     """The detectors that had something to judge: neither an absent fact nor a clock that ticks is input.
 
     Parameters
@@ -29,11 +30,13 @@ def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts:
     detectors : mapping of str to Detector
     facts : bool
         Whether the recording holds any fact, such as the end of a process.
+    lines : bool
+        Whether it holds any log line: an empty file is no input.
     """
     found = []
     for name, detector in detectors.items():
         role = detector.role
-        idle = role.reads == "events" and not facts
+        idle = (role.reads == "events" and not facts) or (role.reads == "logs" and not lines)
         only_moves = role.reads == "samples" and not role.past  # sees whether values change at all
         if name not in abstained and not idle and not only_moves:
             found.append(name)
@@ -80,6 +83,9 @@ def _watched(amounts: Mapping[str, Any]) -> str:
 
 def _blind(job: Mapping[str, Any]) -> list[Blind]:
     """The most frequent reasons of abstention, those about input that is there first."""
+    amounts = job.get("input")
+    if amounts is not None and not any(amounts.get(key) for key in AMOUNTS):
+        return [Blind("everything that was read is empty", "record metrics, iterations or logs (docs/data.md)")]
     reasons = Counter(reason.partition(": give")[0] for reason in job["abstained"].values())
     present = [(one, count) for one, count in reasons.items() if not one.endswith("were recorded")]
     ordered = sorted(present or reasons.items(), key=lambda pair: (not pair[0].startswith(NORMAL), -pair[1]))

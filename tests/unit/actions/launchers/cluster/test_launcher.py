@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from actions.launchers.cluster import orders
+from actions.launchers.cluster.attempts import found
 from actions.launchers.cluster.launcher import Meeting, NodeLauncher
 from actions.launchers.cluster.ledger import Ledger, LedgerEntry
-from actions.launchers.cluster.words import Shape
+from actions.launchers.cluster.words import Attempt, Report, Shape
 from actions.launchers.local.ranks import Place
 from tests.doubles import ManualClock
 from trainwarden.errors import ConfigError
@@ -109,3 +110,18 @@ def test_a_disk_that_takes_nothing_holds_no_word_up(tmp_path: Path, monkeypatch:
     hears(node, ASIDE)
     assert node.report().ledger == ASIDE
     assert launcher(tmp_path).report().ledger is None
+
+
+def test_a_report_before_the_ranks_of_an_attempt_start_tells_no_first_step_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader took it for a job that started over, and ended a healthy one for good."""
+    node = launcher(tmp_path)
+    node._first_step, node._awaits_step = 40, True
+    attempt = Attempt(epoch=1, number=2, roster=(node._life,), master="n", port=1, checkpoint="step-60", step=60)
+    node._orders._wanted = attempt
+    told: list[Report] = []
+    monkeypatch.setattr(node, "_start", lambda _attempt: told.append(node.report()))
+    node._advance()
+    assert [(one.ran, one.first_step) for one in told] == [((1, 2), None)]
+    assert found(attempt, told) is None

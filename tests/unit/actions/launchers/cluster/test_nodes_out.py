@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
+from actions.launchers.cluster.client import LeaderClient
+from actions.launchers.cluster.control import answered
+from actions.launchers.cluster.words import Shape
+from actions.launchers.local.control import AskState, Reply, Submit
 from tests.examples import examples
 from tests.unit.actions.launchers.cluster.test_control import Asked, follow
-from tests.unit.actions.launchers.cluster.test_leader import LOST_S
+from tests.unit.actions.launchers.cluster.test_leader import LOST_S, PATIENCE, Job
+from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import Operation, Report, Targets, Verb
+
+TIGHT: Final = Shape(nodes=3, least_nodes=3, spares=1)
 
 
 class Nodes(Asked):
@@ -76,6 +84,51 @@ def test_without_a_spare_fewer_go_on_and_not_fewer_than_are_needed() -> None:
     refused = job.take("evict", "a")
     assert (refused.reason, refused.text) == ("unfit", "without a 1 nodes are left, and the job needs 2")
     assert job.take("cordon", "a").reason == "unfit"
+
+
+def test_an_eviction_while_a_spare_is_starting_is_asked_for_again_and_done_once_it_is_there() -> None:
+    job = Job("a", "b", "c", shape=TIGHT)
+    job.run()
+    job.pass_s(1.0)
+
+    def asked() -> Reply:
+        state = answered(AskState("j"), "j", job.table, job.now_s).state
+        assert state is not None
+        evict = Operation(
+            id="o", job="j", kind="evict", expected_generation=state.generation, targets=Targets(nodes=("b",))
+        )
+        return answered(Submit(evict), "j", job.table, job.now_s)
+
+    reply = asked()
+    assert reply.report is None
+    assert reply.later is not None
+    assert (
+        "without b 2 nodes are left, and the job needs 3; nodes that were asked for are still starting" in reply.later
+    )
+    with pytest.raises(LauncherUnavailable, match="still starting"):
+        LeaderClient._report(reply)
+    job.say("d")
+    report = asked().report
+    assert report is not None
+    assert report.state == "accepted"
+
+
+def test_an_eviction_is_refused_where_a_spare_never_comes_or_was_lost() -> None:
+    job = Job("a", "b", "c", shape=TIGHT)
+    job.run()
+    job.pass_s(PATIENCE.give_up_s + 1.0)
+    lost = Job("a", "b", "c", "d", shape=TIGHT)
+    lost.run()
+    del lost.said["d"]
+    lost.pass_s(LOST_S + 1.0)
+    for one in (job, lost):
+        evict = Operation(id="o", job="j", kind="evict", expected_generation=0, targets=Targets(nodes=("b",)))
+        now = answered(AskState("j"), "j", one.table, one.now_s).state
+        assert now is not None
+        evict = msgspec.structs.replace(evict, expected_generation=now.generation)
+        report = answered(Submit(evict), "j", one.table, one.now_s).report
+        assert report is not None
+        assert (report.reason, report.text) == ("unfit", "without b 2 nodes are left, and the job needs 3")
 
 
 def test_words_that_wait_for_their_turn_and_nodes_that_are_silent_are_reckoned_with() -> None:

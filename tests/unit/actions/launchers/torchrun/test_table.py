@@ -50,6 +50,15 @@ def test_more_nodes_join_an_elastic_job_and_a_lost_one_shrinks_it():
     assert world.state().failures == 0
 
 
+def test_nodes_with_unequal_numbers_of_ranks_end_the_job_in_one_sentence():
+    world = World("a", least=2, most=2)
+    world.start("b").ranks = 3
+    world.pass_s(0.5)
+    assert (world.table.memory.over, world.table.memory.reason) == (
+        CANNOT_CODE, "b has 3 ranks and a 2: all need the same --nproc-per-node",
+    )  # fmt: skip
+
+
 def test_a_spare_inherits_the_slot_of_a_killed_node_at_once():
     world = with_spare()
     world.kill("a")

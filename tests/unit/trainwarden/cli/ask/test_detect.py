@@ -70,6 +70,18 @@ def test_nothing_found_is_exit_code_0(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (job["incidents"], job["change_points"]) == ([], [])
 
 
+@pytest.mark.parametrize(("name", "text"), [("logs.txt", ""), ("metrics.csv", "time_s,metric,value\n")])
+def test_what_holds_nothing_is_not_judged(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / name).write_text(text)
+    assert run(monkeypatch, "--data", tmp_path / "job", "--json", tmp_path / "out.json") == 3
+    (job,) = answer(tmp_path / "out.json")["jobs"]
+    assert (job["answer"], job["judged_by"]) == ("not judged", [])
+    assert [one["reason"] for one in job["not_judged"]] == ["everything that was read is empty"]
+
+
 @pytest.mark.thorough
 def test_a_batch_goes_on_past_a_folder_that_cannot_be_read(
     slow_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

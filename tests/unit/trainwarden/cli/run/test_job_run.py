@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from trainwarden import rundir
-from trainwarden.cli.ask import status
+from trainwarden.cli.ask import runs
 from trainwarden.cli.run import job_run
-from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.run.job_run import JobRun, settings_for
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import Settings
 from trainwarden.topics import INCIDENTS
@@ -74,7 +75,7 @@ def test_steps_that_nobody_has_followed_are_not_none_but_unknown(
     with JobRun(Settings(job="j", bus="embedded"), own_services=()) as run:
         assert run.result(0)["steps"] is None
         (kept,) = kept_runs.kept()
-        assert "exit code 0, steps not counted, not judged" in status._run_line(kept)
+        assert "exit code 0, steps not counted, not judged" in runs.run_line(kept)
         run.look(Voice(stream=io.StringIO()))
         assert run.result(0)["steps"] == 0
 
@@ -177,3 +178,10 @@ def test_incidents_of_a_run_that_is_over_are_closed_with_the_reason(tmp_path: Pa
     (found,) = ended.result(143)["incidents"]
     assert found["closed_why"] == "the job was stopped by SIGTERM"
     assert [one.state for one in ended.incidents_on_bus()] == ["opened", "closed"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "-x", "a b", "x" * 129, "../x"])
+def test_a_name_that_no_job_can_have_is_wrong_use_in_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--job '.*': a job's name has up to 128 letters"):
+        settings_for(None, name, "watch")
+    assert settings_for(None, "llama-3.1_70B", "watch").job == "llama-3.1_70B"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from trainwarden import rundir
+from trainwarden.cli.ask.runs import runs
 from trainwarden.cli.shared import kept_runs
 from trainwarden.settings import RunsSettings
 
@@ -125,3 +126,16 @@ def test_a_folder_that_says_nothing_goes_too_unless_it_is_young_or_runs() -> Non
         os.utime(run.path, (long_ago_s, long_ago_s))
     assert kept_runs.expire(LIMITS) == [f"1 earlier run(s) expired in {kept_runs.place()} (settings: runs)"]
     assert [run.path.is_dir() for run in (old, young, running)] == [False, True, True]
+
+
+def test_age_and_bytes_limit_runs_and_their_number_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for number in range(60):
+        kept_runs.begin(f"j{number}", ["python"], RunsSettings()).close()
+    assert len(kept_runs.kept()) == 60
+    assert runs() == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 61
+    assert said[-1].startswith("60 runs, ")

@@ -1,0 +1,221 @@
+"""Vote: the memory of a rank or a device grows and grows while the job trains, and will be used up.
+
+Memory comes and goes with evaluations, checkpoints and garbage; what leaks shows in the floors: the least of each of
+many equal spans of time. A leak raises every floor by about the same, a warm-up raises them less and less, a cache that
+is filled at once raises one. Of ranks anonymous memory counts: pages of files that a data set maps can be dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.devices.floors import BINS, SCALES_S, Floors
+from detectors.devices.leak_stream import leak_records
+from detectors.job.common_mode import quiet_median
+from detectors.job.packed import pack, unpack
+from detectors.job.samples import Entity, FamilySamples, name_of
+from detectors.job.window import Window, job_duration_s
+from detectors.protocol import Role, abstain
+from trainwarden.errors import DetectorError
+from trainwarden.records import Suspect, Vote
+from trainwarden.settings import Config
+
+Floats = npt.NDArray[np.float64]
+_KIND: Final = "memory_leak"
+RANK: Final = "rank_anonymous_memory_bytes"
+DEVICE: Final = "gpu_memory_used_bytes"
+HOST_LEFT: Final = "host_memory_available_bytes"
+DEVICE_LEFT: Final = "gpu_memory_free_bytes"
+MAX_SUSPECTS: Final = 16
+WARM_STEPS: Final = 20  # allocators, workers and caches grow until then
+SOON_S: Final = 72 * 3600.0  # what takes longer to fill the memory is for another day
+
+
+class Leak(NamedTuple):
+    """An entity whose floors rise: bytes a second, how much in how long, and what is left of its memory."""
+
+    entity: Entity
+    metric: str
+    rate: float
+    grown: float
+    span_s: float
+    since_s: float
+    left: float | None
+
+
+class MemoryLeak:
+    """Ranks and devices whose memory grows at a steady rate.
+
+    Parameters
+    ----------
+    config : MemoryLeak.Config
+    """
+
+    class Config(Config, frozen=True, kw_only=True):
+        """Nothing to set."""
+
+    role = Role(
+        reads="samples", opens=("verified",), weight=0.0, metrics=(RANK, DEVICE, HOST_LEFT, DEVICE_LEFT), past=False
+    )
+    contract_stream = staticmethod(leak_records)
+    more = False
+
+    def __init__(self, config: Config) -> None:
+        self._floors: dict[str, Floors] = {}
+        self._entities: dict[str, dict[int, Entity]] = {}
+        self._left: dict[str, float] = {}  # of nodes, and of devices by node and device
+        self._restarts = 0
+        self._found: list[Leak] = []
+
+    def update(self, window: Window) -> None:
+        """Take in new samples of ranks and devices while the job trains."""
+        if window.restarts != self._restarts:
+            self._restarts, self._floors, self._found = window.restarts, {}, []
+        warm = len(window.steps) >= WARM_STEPS and not window.phase
+        for samples in window.samples:
+            self._note_left(samples)
+            for metric in (RANK, DEVICE):
+                if warm and metric in samples.names:
+                    self._take(samples, metric)
+        if window.samples and self._floors:
+            self._found = self._look()
+
+    def score(self, window: Window) -> Vote:
+        """Whose memory leaks, the fastest first; normal if nobody's does."""
+        if not self._floors:
+            return abstain("the memory of no rank or device has been measured since the first steps")
+        return self._vote(window) if self._found else Vote(opinion="normal")
+
+    def state(self) -> bytes:
+        """See `detectors.protocol.Detector`."""
+        plain: dict[str, Any] = {
+            "metrics": list(self._floors), "left": self._left, "restarts": self._restarts,
+            "entities": {name: [[row, list(who)] for row, who in one.items()] for name, one in self._entities.items()},
+        }  # fmt: skip
+        arrays = {
+            f"{number}/{name}": array
+            for number, one in enumerate(self._floors.values())
+            for name, array in one.arrays().items()
+        }
+        return pack(_KIND, plain, arrays)
+
+    def restore(self, state: bytes) -> None:
+        """See `detectors.protocol.Detector`."""
+        plain, arrays = unpack(_KIND, state)
+        try:
+            floors = {
+                str(metric): Floors.of({name: arrays[f"{number}/{name}"] for name in Floors().arrays()})
+                for number, metric in enumerate(plain["metrics"])
+            }
+            known = msgspec.convert(plain["entities"], dict[str, list[tuple[int, Entity]]])
+            left = msgspec.convert(plain["left"], dict[str, float])
+            self._restarts = int(plain["restarts"])
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
+        self._floors, self._left = floors, left
+        self._entities = {name: {row: Entity(*who) for row, who in rows} for name, rows in known.items()}
+        self._found = self._look(held=True)
+
+    # -- internals -------------------------------------------------------------------------------------------
+
+    def _take(self, samples: FamilySamples, metric: str) -> None:
+        floors = self._floors.setdefault(metric, Floors())
+        self._entities.setdefault(metric, {}).update(zip(samples.rows.tolist(), samples.entities, strict=True))
+        values = samples.values[:, samples.names.index(metric), -samples.fresh :]
+        for sample in range(samples.fresh):
+            floors.take(samples.rows, samples.times_s[:, sample], values[:, sample])
+
+    def _note_left(self, samples: FamilySamples) -> None:
+        """What is left on nodes and devices, by the newest sample."""
+        for metric in (HOST_LEFT, DEVICE_LEFT):
+            if metric in samples.names:
+                newest = samples.values[:, samples.names.index(metric), -1]
+                there = np.flatnonzero(np.isfinite(newest)).tolist()
+                whose = (_place(samples.entities[row], metric == DEVICE_LEFT) for row in there)
+                self._left |= dict(zip(whose, newest[there].tolist(), strict=True))
+
+    def _look(self, held: bool = False) -> list[Leak]:
+        found: list[Leak] = []
+        for metric, floors in self._floors.items():
+            if not held:
+                floors.judge()
+            for row in np.flatnonzero((floors.rate > 0.0).any(axis=1)).tolist():
+                scale = int(np.argmax(floors.rate[row] > 0.0))
+                entity, span_s = self._entities[metric][row], SCALES_S[scale] * (BINS - 2)
+                left = self._left.get(_place(entity, metric == DEVICE))
+                rate, grown = float(floors.rate[row, scale]), float(floors.grown[row, scale])
+                since_s = float(floors.since_s[row, scale])
+                found.append(Leak(entity, metric, rate, grown, span_s, since_s, left))
+        soon = [one for one in found if one.left is None or one.left / one.rate < SOON_S]
+        return sorted(soon, key=lambda one: -one.rate)
+
+    def _vote(self, window: Window) -> Vote:
+        step_s = float(quiet_median(job_duration_s(window, slice(-100, None))))
+        suspects = tuple(
+            Suspect(
+                score=1.0 if place == 0 else 0.9, reason=_said(one, self._others(one), step_s), rank=one.entity.rank,
+                node=one.entity.node, device=one.entity.device if one.metric == DEVICE else None,
+            )
+            for place, one in enumerate(self._found[:MAX_SUSPECTS])
+        )  # fmt: skip
+        first, many = self._found[0], len(self._found)
+        who = f"rank {first.entity.rank}" if first.metric == RANK else name_of(*first.entity)
+        more = f"; so does that of {many - 1} more" if many > 1 else ""
+        return Vote(
+            opinion="anomalous", score=0.8, reason=f"memory of {who} {suspects[0].reason}{more}", kind="memory_leak",
+            severity="sev3", suspects=suspects, onset_s=min(one.since_s for one in self._found), verified=True,
+            metrics=tuple(dict.fromkeys(one.metric for one in self._found)),
+            at_step=int(window.steps[-1]) if len(window.steps) else None,
+        )  # fmt: skip
+
+    def _others(self, leak: Leak) -> float:
+        """Bytes a second by which all that use up the same memory grow together."""
+        alone = leak.metric == DEVICE
+        mine = _place(leak.entity, alone)
+        return sum(one.rate for one in self._found if one.metric == leak.metric and _place(one.entity, alone) == mine)
+
+
+def _place(entity: Entity, with_device: bool) -> str:
+    """Whose memory it is: a node's, or a device's of a node."""
+    return f"{entity.node}/{entity.device}" if with_device else str(entity.node)
+
+
+def _said(leak: Leak, together: float, step_s: float) -> str:
+    """How fast it grows, and how long there is memory left."""
+    a_step = f"{_size(leak.rate * step_s)} a step, " if np.isfinite(step_s) else ""
+    words = f"grows by {a_step}{_size(leak.rate * 3600.0)} an hour, {_size(leak.grown)} in {_span(leak.span_s)}"
+    if leak.left is None:
+        return words
+    where = "of the device" if leak.metric == DEVICE else f"on {leak.entity.node or 'its node'}"
+    return f"{words}; the {_size(leak.left)} that are left {where} are used up in {_span(leak.left / together)}"
+
+
+def _size(count: float) -> str:
+    """Bytes in words.
+
+    Examples
+    --------
+    >>> _size(1.5e6), _size(2.25e9)
+    ('1.5 MB', '2.2 GB')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def _span(seconds: float) -> str:
+    """A length of time in words.
+
+    Examples
+    --------
+    >>> _span(50.0), _span(600.0), _span(10_000.0)
+    ('50 s', '10 min', '2.8 h')
+    """
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 7200.0 else f"{seconds / 3600.0:.1f} h"

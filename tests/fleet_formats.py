@@ -1,0 +1,250 @@
+"""The same fleet of GPUs, healthy or with one that the hardware slows down, written as each tool would write it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+T0: Final = 1_790_000_000
+GPUS: Final = 8
+SAMPLES: Final = 60
+EVERY_S: Final = 10
+
+
+class Sample(NamedTuple):
+    """One GPU at one moment."""
+
+    time_s: int
+    gpu: int
+    clock_mhz: int
+    watts: float
+    celsius: int
+    busy: int
+    reasons: int
+
+
+def fleet(faulty: int | None, every_s: int = EVERY_S, samples: int = SAMPLES) -> Iterator[Sample]:
+    """Samples by time; GPU `faulty` brakes from the second third on."""
+    for moment in range(samples):
+        for gpu in range(GPUS):
+            slow = gpu == faulty and moment >= samples // 3
+            yield Sample(
+                T0 + every_s * moment, gpu, 345 if slow else 1605, 180.4 if slow else 690.3 + gpu,
+                (95 if slow else 60) + (moment + gpu) % 3, 100, 0x88 if slow else 0x4,
+            )  # fmt: skip
+
+
+def stamp(time_s: float, form: str) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime(form)
+
+
+def _smi_csv(samples: list[Sample]) -> str:
+    lines = ["timestamp, index, name, pstate, clocks.current.sm [MHz], power.draw [W], temperature.gpu, "
+             "utilization.gpu [%], ecc.errors.uncorrected.volatile.total, clocks_event_reasons.active"]  # fmt: skip
+    for one in samples:
+        when = stamp(one.time_s, "%Y/%m/%d %H:%M:%S.000")
+        lines.append(f"{when}, {one.gpu}, NVIDIA H100, P0, {one.clock_mhz} MHz, {one.watts:.2f} W, {one.celsius}, "
+                     f"{one.busy} %, [N/A], 0x{one.reasons:016x}")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _german(samples: list[Sample]) -> str:
+    lines = ["Zeit;timestamp;gpu;power.draw [W];clocks.sm [MHz];temperature.gpu;utilization.gpu [%]"]
+    for one in samples:
+        when = stamp(one.time_s, "%d.%m.%Y %H:%M:%S")
+        watts = f"{one.watts:.2f}".replace(".", ",")
+        lines.append(f"x;{when};{one.gpu};{watts};{one.clock_mhz};{one.celsius};{one.busy}")
+    return "\n".join(lines) + "\n"
+
+
+def _dmon(samples: list[Sample]) -> str:
+    header = ("#Date       Time        gpu    pwr  gtemp  mtemp     sm    mem   mclk   pclk \n"
+              "#YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %    MHz    MHz \n")  # fmt: skip
+    text = ""
+    for place, one in enumerate(samples):
+        text += header if place % 40 == 0 else ""
+        when = stamp(one.time_s, "%Y%m%d   %H:%M:%S")
+        text += f" {when} {one.gpu:6d} {one.watts:6.0f} {one.celsius:6d}      - {one.busy:6d}     40   2619 "
+        text += f"{one.clock_mhz:6d} \n"
+    return text
+
+
+def _dcgmi(samples: list[Sample]) -> str:
+    text = ""
+    for place, one in enumerate(samples):
+        if place % (GPUS * 10) == 0:
+            text += "#Entity   SMCLK          TMPTR          POWER          GPUTL\n"
+            text += "ID                      C              W\n"
+        text += f"GPU {one.gpu}     {one.clock_mhz}           {one.celsius}        {one.watts:.3f}       {one.busy}\n"
+    return text
+
+
+def _pages(samples: list[Sample]) -> str:
+    text, last = "", None
+    for one in samples:
+        if one.time_s != last:
+            when = stamp(one.time_s, "%a %b %d %H:%M:%S %Y")
+            text += f"\n==============NVSMI LOG==============\n\nTimestamp                      : {when}\n"
+            text += "Driver Version                 : 570.86.10\nAttached GPUs                  : 8\n"
+            last = one.time_s
+        power = "Active" if one.reasons & 0x80 else "Not Active"
+        cap = "Active" if one.reasons & 0x4 else "Not Active"
+        text += f"""GPU 00000000:{0x18 + one.gpu:02X}:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Minor Number                          : {one.gpu}
+    Performance State                     : P0
+    Clocks Event Reasons
+        SW Power Cap                      : {cap}
+        HW Slowdown                       : {power}
+            HW Thermal Slowdown           : Not Active
+            HW Power Brake Slowdown       : {power}
+    FB Memory Usage
+        Total                             : 81559 MiB
+        Used                              : 70000 MiB
+    Utilization
+        GPU                               : {one.busy} %
+        Memory                            : 40 %
+    Temperature
+        GPU Current Temp                  : {one.celsius} C
+    GPU Power Readings
+        Average Power Draw                : N/A
+        Instantaneous Power Draw          : {one.watts:.2f} W
+    Clocks
+        Graphics                          : {one.clock_mhz} MHz
+        SM                                : {one.clock_mhz} MHz
+    Max Clocks
+        SM                                : 1980 MHz
+"""
+    return text
+
+
+_DCGM: Final[dict[str, Callable[[Sample], float]]] = {
+    "DCGM_FI_DEV_SM_CLOCK": lambda one: one.clock_mhz, "DCGM_FI_DEV_POWER_USAGE": lambda one: one.watts,
+    "DCGM_FI_DEV_GPU_TEMP": lambda one: one.celsius, "DCGM_FI_DEV_GPU_UTIL": lambda one: one.busy,
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": lambda one: one.reasons,
+}  # fmt: skip
+
+
+def _labels(gpu: int) -> dict[str, str]:
+    return {"gpu": str(gpu), "UUID": f"GPU-0{gpu}", "device": f"nvidia{gpu}", "Hostname": "a1", "modelName": "H100"}
+
+
+def _scrapes(samples: list[Sample]) -> str:
+    text = ""
+    for moment in sorted({one.time_s for one in samples}):
+        now = [one for one in samples if one.time_s == moment]
+        text += f"# scraped {moment}\n"
+        for name, value in _DCGM.items():
+            text += f"# HELP {name} x\n# TYPE {name} gauge\n"
+            for one in now:
+                labels = ",".join(f'{key}="{word}"' for key, word in _labels(one.gpu).items())
+                text += f"{name}{{{labels}}} {value(one):g}\n"
+    return text
+
+
+def _query_range(samples: list[Sample]) -> str:
+    result = [
+        {"metric": {"__name__": name, **_labels(gpu), "instance": "10.0.0.1:9400"},
+         "values": [[one.time_s, f"{value(one):g}"] for one in samples if one.gpu == gpu]}
+        for name, value in _DCGM.items() for gpu in range(GPUS)
+    ]  # fmt: skip
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+def _grafana_long(samples: list[Sample]) -> str:
+    lines = ['"Series";"Time";"Value"']
+    for name, value in _DCGM.items():
+        for one in samples:
+            labels = ", ".join(f'{key}=""{word}""' for key, word in _labels(one.gpu).items())
+            lines.append(f'"{name}{{{labels}}}";{stamp(one.time_s, "%Y-%m-%d %H:%M:%S")};{value(one):g}')
+    return "\n".join(lines) + "\n"
+
+
+def _grafana_wide(samples: list[Sample]) -> str:
+    series = [(name, gpu) for name in _DCGM for gpu in range(GPUS)]
+    header = ['"Time"']
+    for name, gpu in series:
+        labels = ", ".join(f'{key}=""{word}""' for key, word in _labels(gpu).items())
+        header.append(f'"{name}{{{labels}}}"')
+    lines = [",".join(header)]
+    for moment in sorted({one.time_s for one in samples}):
+        now = {one.gpu: one for one in samples if one.time_s == moment}
+        cells = [f"{_DCGM[name](now[gpu]):g}" for name, gpu in series]
+        lines.append(",".join([str(moment * 1000), *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def _wandb(samples: list[Sample]) -> str:
+    lines = []
+    for moment in sorted({one.time_s for one in samples}):
+        row: dict[str, object] = {"_timestamp": moment + 0.25, "_runtime": moment - T0}
+        for one in samples:
+            if one.time_s == moment:
+                row |= {f"system.gpu.{one.gpu}.temp": one.celsius, f"system.gpu.{one.gpu}.powerWatts": one.watts,
+                        f"system.gpu.{one.gpu}.smClock": one.clock_mhz,
+                        f"system.gpu.{one.gpu}.gpu": one.busy}  # fmt: skip
+        lines.append(json.dumps(row))
+    return "\n".join(lines) + "\n"
+
+
+def _lower_case(samples: list[Sample]) -> str:
+    lines = ["time_ms,hostname,gpu_id," + ",".join(name.lower() for name in _DCGM)]
+    for one in samples:
+        values = ",".join(f"{value(one):g}" for value in _DCGM.values())
+        lines.append(f"{one.time_s * 1000},a1,{one.gpu},{values}")
+    return "\n".join(lines) + "\n"
+
+
+def _amd_gpu(one: Sample) -> dict[str, object]:
+    return {
+        "gpu": one.gpu,
+        "usage": {"gfx_activity": {"value": one.busy, "unit": "%"}, "umc_activity": {"value": 30, "unit": "%"}},
+        "power": {"socket_power": {"value": one.watts, "unit": "W"}},
+        "clock": {"gfx_0": {"clk": {"value": one.clock_mhz, "unit": "MHz"}}},
+        "temperature": {"edge": "N/A", "hotspot": {"value": one.celsius, "unit": "C"}},
+    }
+
+
+def _amd_json(samples: list[Sample]) -> str:
+    moments = sorted({one.time_s for one in samples})
+    answers = [{"timestamp": moment, "gpu_data": [_amd_gpu(one) for one in samples if one.time_s == moment]}
+               for moment in moments]  # fmt: skip
+    return "".join(json.dumps(answer) + "\n" for answer in answers)
+
+
+def _amd_csv(samples: list[Sample]) -> str:
+    lines = ["timestamp,gpu,gfx_activity,umc_activity,socket_power,hotspot,gfx_0_clk"]
+    lines += [f"{one.time_s},{one.gpu},{one.busy},30,{one.watts:.0f},{one.celsius},{one.clock_mhz}" for one in samples]
+    return "\n".join(lines) + "\n"
+
+
+WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
+    "nvidia-smi csv": ("gpu.csv", _smi_csv),
+    "nvidia-smi csv, German": ("smi.csv", _german),
+    "nvidia-smi -q": ("smi.txt", _pages),
+    "nvidia-smi dmon": ("dmon.log", _dmon),
+    "dcgmi dmon": ("dcgmi.txt", _dcgmi),
+    "dcgm-exporter": ("metrics.prom", _scrapes),
+    "query_range": ("answer.json", _query_range),
+    "grafana long": ("panel.csv", _grafana_long),
+    "grafana wide": ("panel-data.csv", _grafana_wide),
+    "wandb": ("wandb-events.jsonl", _wandb),
+    "amd-smi json": ("amd.json", _amd_json),
+    "amd-smi csv": ("amd.csv", _amd_csv),
+    "own table": ("fleet.csv", _lower_case),
+}
+"""By name: the file's name, and how it is written."""
+
+
+def write(folder: Path, name: str, faulty: int | None) -> Path:
+    """The fleet in one format."""
+    file, writer = WRITERS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file
+    # dcgmi writes no times: a sample is a second.
+    samples = list(fleet(faulty, 1, 10 * SAMPLES) if name == "dcgmi dmon" else fleet(faulty))
+    path.write_text(writer(samples), encoding="utf-8")
+    return path

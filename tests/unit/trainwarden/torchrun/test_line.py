@@ -1,0 +1,112 @@
+"""An agent's connection over real sockets: refused, cut, given to another service; the job notices nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from actions.launchers.torchrun.client import TorchrunLauncher
+from actions.launchers.torchrun.service import RendezvousService
+from tests.servers.certificates import Authority
+from tests.servers.ports import free_ports
+from trainwarden import plugins
+from trainwarden.clock import BootClock
+from trainwarden.errors import LauncherUnavailable
+from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.protocols import Scope
+from trainwarden.torchrun import line
+from trainwarden.torchrun.agent import Agent, Place, Unreachable
+from trainwarden.torchrun.line import Endpoints
+
+TOKEN = "a-token-of-twenty-chars"
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def serving(port: int, **more: PeerTls) -> Iterator[None]:
+    over, ready = threading.Event(), threading.Event()
+    service = RendezvousService(f"127.0.0.1:{port}", BootClock(), token=TOKEN, lost_after_s=30.0, **more)
+    thread = threading.Thread(target=service.run, args=(over.is_set, lambda _: ready.set()))
+    thread.start()
+    assert ready.wait(PATIENCE_S)
+    yield
+    over.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def ports() -> list[int]:
+    return free_ports(2)
+
+
+@contextmanager
+def agent(*ports: int, token: str = TOKEN, node: str = "a", **more: object) -> Iterator[Agent]:
+    endpoints = Endpoints(tuple(("127.0.0.1", port) for port in ports), token, **more)
+    made = Agent(Place("j", node, 1, 1, "127.0.0.1"), endpoints, lambda _: None)
+    made.start()
+    yield made
+    made.close()
+
+
+def attempt_at(port: int) -> int | None:
+    """What a service says that it hears an agent of; None if there is none."""
+    config = plugins.configure(TorchrunLauncher, {"endpoint": f"127.0.0.1:{port}"}, "launcher")
+    launcher = TorchrunLauncher(config, Scope(job="j", node="n", run_dir="."))
+    launcher._token = TOKEN
+    try:
+        return launcher.state("j").attempt
+    except LauncherUnavailable:
+        return None
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_agent_waits_for_a_service_that_comes_later(ports):
+    with agent(ports[0]) as one, serving(ports[0]):
+        assert one.wait_for_round(7, PATIENCE_S)[:5] == (1, 0, 1, "127.0.0.1", 7)
+
+
+def test_a_wrong_token_is_one_sentence(ports):
+    no = pytest.raises(Unreachable, match=r"refuses: the token is not the one that is wanted here")
+    with serving(ports[0]), agent(ports[0], token="another-token-of-mine") as one, no:
+        one.wait_for_round(7, PATIENCE_S)
+
+
+def test_nobody_waits_for_ever_where_there_is_no_service(ports):
+    with agent(*ports) as one, pytest.raises(Unreachable, match="no rendezvous service has answered"):
+        one.wait_for_round(7, 0.5)
+
+
+def test_another_service_learns_the_round_and_the_first_is_gone_back_to(ports, monkeypatch):
+    monkeypatch.setattr(line, "BETTER_EVERY_S", 0.2)
+    first, second = ports
+    with serving(second), agent(first, second) as one:
+        with serving(first):
+            assert one.wait_for_round(7, PATIENCE_S).round == 1
+            one.say(ranks=[0], alive=[0])
+            until(lambda: attempt_at(first) == 0)
+        until(lambda: attempt_at(second) == 0)
+        assert not one.has_to_stop
+        with serving(first):
+            until(lambda: attempt_at(first) == 0)
+            assert not one.has_to_stop
+
+
+def test_by_tls_as_well(ports, tmp_path):
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("agent", "127.0.0.1")
+    tls = PeerTls(ca=authority.ca, certificate=certificate, key=key)
+    with ExitStack() as stack:
+        stack.enter_context(serving(ports[0], tls=tls))
+        one = stack.enter_context(agent(ports[0], tls=tls.asking()))
+        assert one.wait_for_round(7, PATIENCE_S).round == 1

@@ -1,0 +1,4 @@
+"""Formats of exporters, Prometheus and Grafana.
+
+Read `trainwarden.formats.exporters.exposition` first.
+"""

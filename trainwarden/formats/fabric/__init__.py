@@ -1,0 +1,4 @@
+"""Formats of tools of networks.
+
+Read `trainwarden.formats.fabric.ports` first.
+"""

@@ -1,0 +1,4 @@
+"""Formats of Slurm's tables.
+
+Read `trainwarden.formats.scheduler.slurm` first.
+"""

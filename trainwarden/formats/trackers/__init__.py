@@ -1,0 +1,4 @@
+"""Formats of experiment trackers.
+
+Read `trainwarden.formats.trackers.records` first.
+"""

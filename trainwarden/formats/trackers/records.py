@@ -1,0 +1,96 @@
+"""Format: JSON records, one a line or in a list, as trackers (W&B, MLflow) and own scripts write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import pandas as pd
+
+from trainwarden.errors import DataError
+from trainwarden.formats.interpret import interpreted
+from trainwarden.formats.protocol import LIKELY, NEVER, Found
+from trainwarden.formats.source import Source
+from trainwarden.formats.table import Table
+
+MAX_BYTES: Final = 256 * 1024 * 1024
+_LISTS: Final = ("metrics", "history", "rows", "records", "data")
+_WORDS: Final = ('"step"', '"_step"', '"timestamp"', '"_timestamp"', '"time"', '"time_s"', '"ts"', '"iteration"')
+_OTHERS: Final = ('"traceEvents"', '"resultType"', '"pg_config"', '"communicators"', '"line"', '"coll_perf"')
+
+
+class JsonRecords:
+    """Objects whose keys are columns; nested ones are joined by dots."""
+
+    name = "json records"
+
+    def sniff(self, name: str, head: str) -> float:
+        """Likely where objects name a step or a time, and no other format's keys."""
+        start = head.lstrip()[:1]
+        if start not in ("{", "[") or any(key in head for key in _OTHERS):
+            return NEVER
+        one = head[:4_000]
+        if not any(word in one for word in _WORDS):
+            return NEVER
+        return LIKELY if name.endswith((".json", ".jsonl", ".ndjson", ".txt", ".log")) else NEVER
+
+    def read(self, source: Source, columns: Mapping[str, str]) -> Found:
+        """See `trainwarden.formats.protocol.Format`."""
+        rows = _rows(source)
+        frame = pd.json_normalize(rows[:2_000_000]) if rows else pd.DataFrame()
+        if not len(frame):
+            raise DataError(f"{source.name} holds no records")
+        frame = frame[[one for one in frame.columns if not frame[one].map(lambda cell: isinstance(cell, list)).any()]]
+        return interpreted(Table(source.name, frame, columns, range(1, len(frame) + 1)))
+
+
+def _rows(source: Source) -> list[dict[str, Any]]:
+    data = source.data(MAX_BYTES)
+    try:
+        whole = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        whole = _with_nan(data)
+    if whole is None:
+        return _by_line(data, source.name)
+    if isinstance(whole, dict):
+        inner = next((whole[key] for key in _LISTS if isinstance(whole.get(key), list)), None)
+        if inner is None and whole and all(isinstance(value, list) for value in whole.values()):
+            even = len({len(value) for value in whole.values()}) == 1
+            inner = [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)] if even else None
+        whole = [whole] if inner is None else inner
+    if not isinstance(whole, list):
+        raise DataError(f"{source.name} holds no list of records")
+    return [row for row in whole if isinstance(row, dict)]
+
+
+def _with_nan(data: bytes) -> Any:
+    """JSON in which NaN and Infinity stand bare, as Python writes it, with these as words; None if it is none."""
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    try:
+        return json.loads(data, parse_constant=str)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:
+    found, bad = [], 0
+    first = ""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if isinstance(row := _with_nan(line), dict):
+                found.append(row)
+                continue
+            bad, first = bad + 1, first or f"line {number}: {error}"
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    if bad > 1 + len(found) // 100:
+        raise DataError(f"{name} {first}; {bad} lines are no JSON")
+    return found
