@@ -32,6 +32,11 @@ _TRACEBACK: Final = "Traceback (most recent call last)"
 _RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
 _WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
 _ONE_RANK: Final = re.compile(r"(?i)\blocal grad|before data-parallel|\bRank [0-9]{1,6}[:,] |\bon rank [0-9]{1,6}\b")
+# Where Megatron says that it saw the value: "Device: 3, node: gd", "node gd, device 3".
+_SEEN_ON: Final = (
+    re.compile(r"[Dd]evice:? (?P<device>[0-9]{1,3}), node:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
+    re.compile(r"\bnode:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62}), device:? (?P<device>[0-9]{1,3})"),
+)
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -54,7 +59,8 @@ def _event(verdict: Verdict, job: str, number: int) -> EventRecord:
         }  # fmt: skip
     return EventRecord(
         id=f"{EVENT_KIND}/{number}", job=job, node=(cause.node if cause else None) or "", time_s=verdict.at_s,
-        kind=EVENT_KIND, rank=cause.rank if cause else None, message=verdict.then, fields=fields,
+        kind=EVENT_KIND, rank=cause.rank if cause else None, device=cause.device if cause else None,
+        message=verdict.then, fields=fields,
     )  # fmt: skip
 
 
@@ -206,11 +212,17 @@ class _Reader:
         elif rule is not None and rule.id == _NON_FINITE and _ONE_RANK.search(line):
             kind = "silent_corruption"
         rank = table.ranks[where[1]]
+        seen = (
+            next((match for one in _SEEN_ON if (match := one.search(line))), None)
+            if kind == "silent_corruption"
+            else None
+        )
         if rank is None and raised and where[0] in self._named:
             rank = self._named.pop(where[0])
         attempt.causes.append(
             Cause(
-                order=order, rank=rank, node=table.nodes[where[1]], file=table.file, line=table.lines[where[1]],
+                order=order, rank=rank, node=table.nodes[where[1]] or (seen["node"] if seen else None),
+                device=seen["device"] if seen else None, file=table.file, line=table.lines[where[1]],
                 rule=rule.id if rule is not None else "python.exception", kind=kind,
                 severity=rule.severity if rule is not None and rule.role == "root" else "sev2", raised=raised,
                 left=len(table.lines) - where[1] - 1,

@@ -41,6 +41,7 @@ class Cause:
     kind: IncidentKind
     severity: Severity
     raised: bool = False  # by a traceback that nothing caught before it was printed
+    device: str | None = None
     left: int = 0  # lines of its file behind it
 
     @property

@@ -1,0 +1,102 @@
+"""What lines say of devices and of steps, in files of any name."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from detectors.logs.device_lines import device_of
+from tests.unit.detectors.last_words.judged import judged
+from trainwarden.formats.reading import read_job
+from trainwarden.formats.text.trainers import TRAINERS, step_line
+
+KERNEL = "2026-11-04T09:10:{second:02d}.100000+00:00 gf kernel: NVRM: Xid (PCI:{device}): {said}"
+LOST = "79, pid=7001, name=python, GPU has fallen off the bus."
+
+
+def test_the_gravest_xid_counts_and_each_device_has_its_own(tmp_path: Path) -> None:
+    lines = [
+        KERNEL.format(second=0, device="0000:3b:00", said="31, pid=7001, name=python, MMU fault"),
+        KERNEL.format(
+            second=5, device="0000:3b:00", said="154, GPU recovery action changed from 0x0 (None) to 0x0 (None)"
+        ),
+        KERNEL.format(second=9, device="0000:5e:00", said=LOST),
+    ]
+    incidents = judged(tmp_path, {"logs_kernel.txt": lines})
+    assert [(one.kind, one.severity, one.suspects[0].device) for one in incidents] == [
+        ("gpu_lost", "sev1", "0000:5e:00")
+    ]
+
+
+@pytest.mark.parametrize(("word", "told"), [("Nonfatal", 0), ("Fatal", 1)])
+def test_the_drivers_own_severity_counts(tmp_path: Path, word: str, told: int) -> None:
+    line = KERNEL.format(second=0, device="0018:01:00", said=f"145, RLW_REMAP {word} XC0 i0 Link 00 (0x4)")
+    assert len(judged(tmp_path, {"logs_kernel.txt": [line]})) == told
+
+
+def test_a_device_and_the_rank_that_dies_of_it_are_one_incident(tmp_path: Path) -> None:
+    died = "[rank1]:[E1104 09:10:01.111 ProcessGroupNCCL.cpp:2058] CUDA error: unspecified launch failure"
+    ended = (
+        "E1104 09:10:04.902000 6990 torch/api.py:882] failed (exitcode: -6) local_rank: 1 (pid: 7001) of binary: python"
+    )
+    kernel = [KERNEL.format(second=0, device="0000:3b:00", said=LOST)]
+    incidents = judged(tmp_path, {"logs_kernel.txt": kernel, "logs_train.txt": [died, ended]})
+    (suspect,) = [one.suspects[0] for one in incidents]
+    assert (suspect.rank, suspect.node, suspect.device) == (1, "gf", "0000:3b:00")
+
+
+def test_two_hosts_that_complain_of_a_third_accuse_it(tmp_path: Path) -> None:
+    lines = [f"g{i}:{i}00:{i}00 [0] NCCL INFO Bootstrap : Using eth0:10.9.0.{i}<0>" for i in (1, 2, 3)]
+    peer = "NCCL WARN NET/IB : Got completion from peer 10.9.0.2<40101> with status=12 opcode=0 len=0 vendor err 129"
+    lines += [f"g{i}:{i}00:{i}50 [0] transport/net_ib.cc:1295 {peer}" for i in (1, 3)]
+    (incident,) = judged(tmp_path, {"logs.txt": lines})
+    assert (incident.kind, [one.node for one in incident.suspects]) == ("nic_error", ["g2"])
+
+
+@pytest.mark.parametrize(
+    ("line", "device"),
+    [
+        ("NET/IB : mlx5_3:1 Got async event : port error", "mlx5_3"),
+        ("mlx5_core 0000:a8:00.0 ens3: Link down", "0000:a8:00.0"),
+        ("amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!", "0000:c1:00.0"),
+    ],
+)
+def test_a_line_names_its_device(line: str, device: str) -> None:
+    assert device_of(line) == device
+
+
+@pytest.mark.parametrize("row", TRAINERS, ids=lambda row: row.name)
+def test_every_trainers_step_line_is_read(row) -> None:
+    said = step_line(row.sample)
+    assert said is not None
+    assert (said.trainer, said.step is not None) == (row.name, True)
+
+
+@pytest.mark.parametrize("form", ["megatron", "nanogpt", "bar"])
+def test_a_job_that_becomes_slow_is_told_by_its_step_lines(tmp_path: Path, form: str) -> None:
+    lines = []
+    for step in range(240):
+        lasted = (1.5 if step < 140 else 5.2) * (1.0 + 0.01 * (step % 5))
+        lines.append(
+            {
+                "megatron": f" iteration {step:8d}/ 9000 | elapsed time per iteration (ms): {1000 * lasted:.1f} | lm loss: 2.5E+00 |",  # noqa: E501
+                "nanogpt": f"iter {step}: loss 2.5970, time {1000 * lasted:.2f}ms, mfu 37.89%",
+                "bar": f"   1%|###       | {step}/240 [00:04<09:09,  {lasted:.2f}s/it]",
+            }[form]
+        )
+    incidents = judged(tmp_path, {"logs.txt": lines})
+    assert [(one.kind, [two.rank for two in one.suspects]) for one in incidents] == [("slow_job", [])]
+
+
+def test_logs_of_any_name_and_of_nodes_in_folders_are_read_together(tmp_path: Path) -> None:
+    for node, name in (("n1", "slurm-77.out"), ("n2", "train.log.gz")):
+        (tmp_path / node).mkdir()
+        data = b"2026-11-04 08:00:00,101 - root - INFO - step: 1  loss: 2.5\nTraceback (most recent call last):\nKeyError: 'x'\n"  # noqa: E501
+        (tmp_path / node / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    job = read_job(tmp_path)
+    assert [(log.file, set(log.nodes)) for log in job.logs] == [
+        ("n1/slurm-77.out", {"n1"}),
+        ("n2/train.log.gz", {"n2"}),
+    ]
