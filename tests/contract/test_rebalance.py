@@ -32,7 +32,11 @@ from trainwarden.service_loop import Handler, ServiceLoop
 from trainwarden.settings import ArchiveSettings, DetectionSettings, EngineSettings
 from trainwarden.topics import ACTIONS, EVENTS, INCIDENTS, topic_of
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    # kafka-python leaves sockets of connections that were given up to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 HELD_OPEN_S = 1.0
 KEYS = [f"k{number}" for number in range(4 * PARTITIONS)]
