@@ -71,6 +71,7 @@ def test_a_job_is_restarted_replanned_and_stopped_and_a_node_evicted(made: Calla
     first, second = nodes.begun(1)
     for node in (first, second):
         assert json.loads((nodes.run_dir(node) / rundir.PLAN).read_bytes())["micro_batches"] == [3, 1]
+    until(lambda: len(nodes.state().nodes) == 3, "the spare has not come")
     assert nodes.ask("evict", first).state == "done"
     nodes.runs(2)
     (spare,) = {"a", "b", "c"} - {first, second}

@@ -12,6 +12,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,7 +104,9 @@ class Site:
         found = []
         for process in self.processes.values():
             of_it = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            found += [one for one in of_it if one.is_running() and "--when-told" in one.cmdline()]
+            for one in of_it:
+                with suppress(psutil.Error):  # it may end while it is looked at
+                    found += [one] if "--when-told" in one.cmdline() else []
         return found
 
     def told(self) -> list[ActionRecord]:
