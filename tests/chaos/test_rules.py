@@ -54,7 +54,7 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "a stop is not heard": ("nothing asked for against a stop", Memory, "stopped_by", lambda self, job: None),
     "nothing is planned": ("no job left stopped without a word", EngineHandler, "_planned", lambda self, view: None),
     "what was begun is not taken over": ("nothing begun and forgotten", Acting, "take_over", _disowned),
-    "who is set aside takes part": ("no attempt beside another", LeaderTable, "_free", _anybody),
+    "who is set aside takes part": ("no attempt beside another", LeaderTable, "free", _anybody),
     "a move is forgotten": ("no attempt beside another", leader, "order_after", lambda asked, before: ()),
     "an order is kept through the next": ("no attempt beside another", Trials, "cut", lambda self: None),
     "a lease service does not wait at its start": ("no attempt beside another", LeaseTable, "__init__", _at_once),

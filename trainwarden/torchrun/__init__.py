@@ -4,7 +4,7 @@ It runs in the users' Python: the standard library and torch alone. torch (2.6 a
 torchrun on a machine where trainwarden is installed, so that imports nothing; a job is ours where its
 ``--rdzv-backend``, or ``PET_RDZV_BACKEND``, is `NAME`.
 
-Read `trainwarden.torchrun.handler` first.
+Read `trainwarden.torchrun.rendezvous` first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def handler() -> Callable[[Any], Any]:
 
 
 def _create(parameters: Any) -> Any:
-    from trainwarden.torchrun.handler import Handler
+    from trainwarden.torchrun.rendezvous import Handler
 
     return Handler(parameters)

@@ -40,9 +40,9 @@ class GroupConsumer:
     with it every record of a key, meets in one member. Records of all its partitions come in the order of the times
     at which they were written, as far as the cluster delivers them: a partition that is known to hold more, but does
     not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
-    that a caller sees the change before any record that follows from it; one that was put out of its group sees that it
-    lost everything first, though the same partitions come back. At every assignment each partition, also one that this
-    member keeps, is placed where the group has committed, and resumed. After `seek_to_time` a `commit` does not
+    that a caller sees the change before any record that follows from it; one that was put out of its group, or is given
+    the same partitions again, sees that it lost everything first. At every assignment each partition, also one that
+    this member keeps, is placed where the group has committed, and resumed. After `seek_to_time` a `commit` does not
     fall behind what the group had reached before.
     """
 
@@ -65,6 +65,7 @@ class GroupConsumer:
         self._listener = Listener()
         self._seen_changes = 0
         self._shows_loss = False
+        self._followed: frozenset[TopicPartition] = frozenset()
         self._buffers = Buffers()
         self._next: dict[TopicPartition, int] = {}
         self._stood: dict[TopicPartition, int] = {}
@@ -109,7 +110,8 @@ class GroupConsumer:
                 at_hand = bool(self._buffers) and not self._held_back()
                 self._fetch(0.0 if at_hand else min(left_s, _SLICE_S))
                 if self._listener.changes != self._seen_changes or self._shows_loss:
-                    self._shows_loss, self._listener.lost = self._listener.lost, False
+                    lost = self._listener.lost or (not self._shows_loss and self._comes_back())
+                    self._shows_loss, self._listener.lost = lost, False
                     self._take_assignment()
                     return []
                 messages = self._decoded(max_records)
@@ -260,6 +262,14 @@ class GroupConsumer:
         followed = self._listener.changes == self._seen_changes and not self._shows_loss
         return self._listener.assigned if followed else frozenset()
 
+    def _comes_back(self) -> bool:
+        """Whether a rebalance has given back just what this member had.
+
+        Each partition begins at the group's commit then, also one that the caller had moved back to rebuild its memory.
+        A caller that saw no change would take that for the place where it had gone to.
+        """
+        return bool(self._followed) and self._listener.assigned == self._followed
+
     def _take_assignment(self) -> None:
         """Follow the group: begin each partition where it has committed.
 
@@ -281,6 +291,8 @@ class GroupConsumer:
                 self._consumer.resume(*assigned)
             self._next.update(starts)
             self._stood.clear()
+        if not self._shows_loss:
+            self._followed = assigned
         self._begin_merge()
         self._seen_changes = changes
 

@@ -1,4 +1,4 @@
-"""Seeded log folders, right kind and rank: ``python -m tests.benchmarks.bench_logs [--faulty N] [--healthy N]``."""
+"""Seeded log folders, right kind and rank: ``python -m tests.benchmarks.seeded_logs [--faulty N] [--healthy N]``."""
 
 from __future__ import annotations
 
