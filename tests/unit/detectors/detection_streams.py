@@ -44,7 +44,10 @@ class RememberingBus:
 
     # the consumer's side; one partition serves for all topics
     def committed(self) -> Mapping[tuple[str, int], int]:
-        return {(name, 0): self.committed_offset for name in {message.topic for message in self.log}}
+        names = {message.topic for message in self.log}
+        if self.committed_offset:  # one numbering serves for all topics, also those that hold nothing yet
+            names |= {topic.name for topic in DetectionHandler.topics}
+        return {(name, 0): self.committed_offset for name in names}
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         return frozenset((topic.name, 0) for topic in DetectionHandler.topics)
