@@ -20,7 +20,7 @@ from actions.remedies.policy import Rules
 from detectors.service import DetectionHandler
 from detectors.testing.streams import Job
 from tests.archive_doubles import event_record, present
-from tests.contract.bus_harness import DEADLINE_S, PARTITIONS, Engine, event, ids, wait_until
+from tests.contract.bus_harness import DEADLINE_S, PARTITIONS, Engine, event, ids, poll_until, wait_until
 from tests.contract.test_detectors_share import JOBS, of
 from tests.contract.test_engines_share import ManyJobs
 from trainer_offline.archive.service import ArchiveHandler, GatedBus
@@ -157,6 +157,30 @@ def test_bare_members_read_every_record(engine: Engine, members: Members) -> Non
         bus.publish(EVENTS, key, event(key, NUMBERS))
     bus.flush()
     wait_until(lambda: all(f"{key}/{NUMBERS}" in seen for key in KEYS), "what comes later")
+
+
+def test_a_member_that_is_given_the_same_again_sees_that_it_begins_anew(engine: Engine) -> None:
+    """It stands at the commit then, also where it had gone back to read what its memory lacks."""
+    if engine.kind != "kafka":
+        pytest.skip("only Kafka shares out what nobody has asked for")
+    bus = engine.open()
+    for number in range(10):
+        bus.publish(EVENTS, "k", event("k", number))
+    bus.flush()
+    consumer = engine.open().consumer([EVENTS], "g")
+    poll_until(consumer, 10)
+    consumer.commit()
+    had = consumer.assignment()
+    consumer.seek(dict.fromkeys(had, 0))
+    consumer._consumer._coordinator.request_rejoin()  # type: ignore[attr-defined]
+    shown: list[frozenset[tuple[str, int]]] = []
+
+    def given_again() -> bool:
+        consumer.poll(0.1)
+        shown.append(consumer.assignment())
+        return frozenset() in shown and shown[-1] == had
+
+    wait_until(given_again, "the loss of all, and then all again", 30.0)
 
 
 def test_archives_put_every_record_on_disk_once(engine: Engine, members: Members, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.places import ROOT
 from tests.system.torchrun_nodes import TorchrunNodes, until
 from trainwarden import rundir
 from trainwarden.bus import address as buses
+from trainwarden.errors import LauncherError
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS, ITERATIONS
 
@@ -126,5 +127,5 @@ def test_failed_ranks_are_named_and_three_without_a_newer_checkpoint_end_the_job
 def _runs(nodes: TorchrunNodes) -> bool:
     try:
         return nodes.state().phase == "running" and len(nodes.state().ranks_running) == 2
-    except Exception:
+    except LauncherError:
         return False

@@ -210,6 +210,18 @@ def test_an_attempt_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, cap
     assert any("checkpoint-20 is newer than checkpoint-10 and not whole, so it is passed over" in one for one in told)
 
 
+def formed_without_an_answer(leader: Leader) -> Attempt:
+    """The attempt that begins once the search of a folder that does not answer has had its time."""
+    assert leader.form().attempt is None
+    leader.clock.sleep(SEARCH_S)
+    assert [leader.ask("a"), leader.ask("b")][0].attempt is None
+    leader.leading.advance()
+    attempt = leader.ask("a").attempt
+    assert attempt is not None
+    assert attempt.checkpoint is None
+    return attempt
+
+
 def test_a_folder_that_does_not_answer_keeps_no_leader_from_answering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,13 +234,7 @@ def test_a_folder_that_does_not_answer_keeps_no_leader_from_answering(
 
     monkeypatch.setattr(newest, "newest", stuck)
     leader = Leader(tmp_path)
-    assert leader.form().attempt is None
-    leader.clock.sleep(SEARCH_S)
-    assert [leader.ask("a"), leader.ask("b")][0].attempt is None
-    leader.leading.advance()
-    attempt = leader.ask("a").attempt
-    assert attempt is not None
-    assert attempt.checkpoint is None
+    formed_without_an_answer(leader)
     watch = growing.CheckpointWatch(tmp_path, leader.clock.now_s())
     assert watch.newer(leader.clock.now_s() + 1_000.0) is None
     assert answered == []
@@ -253,13 +259,7 @@ def test_a_folder_that_does_not_answer_holds_an_attempt_up_for_so_long_and_what_
 
     monkeypatch.setattr(leading, "Search", search)
     leader = Leader(tmp_path)
-    assert leader.form().attempt is None
-    leader.clock.sleep(SEARCH_S)
-    assert [leader.ask("a"), leader.ask("b")][0].attempt is None
-    leader.leading.advance()
-    attempt = leader.ask("a").attempt
-    assert attempt is not None
-    assert attempt.checkpoint is None
+    attempt = formed_without_an_answer(leader)
     searches[0].found, searches[0].done = Checkpoint(tmp_path / "old", 10, "torch"), True
     leader.leading.advance()
     ended = {"ran": attempt.id, "newest": attempt, "state": "failed", "code": 1}
