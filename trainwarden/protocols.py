@@ -14,7 +14,16 @@ JsonObject = dict[str, Any]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One record as it came from the bus, with its place there; `stamped`: `time_s` is the bus's, not its sender's."""
+    """One record as it came from the bus, with its place there.
+
+    Attributes
+    ----------
+    stamped : bool
+        `time_s` is the bus's, not its sender's.
+    clock_s : float or None
+        What the clock said by which it was stamped, where `time_s` is later than that: a bus may keep its times from
+        falling. None: the same.
+    """
 
     topic: str
     partition: int
@@ -23,6 +32,7 @@ class Message(msgspec.Struct, frozen=True):
     key: str
     record: Record
     stamped: bool = True
+    clock_s: float | None = None
 
 
 class Consumer(Protocol):

@@ -213,7 +213,8 @@ class EmbeddedConsumer:
                     raise
                 self._positions[row.stream] = self._returned[row.stream] = row.offset + 1
                 if record is not None:
-                    messages.append(Message(topic, partition, row.offset, row.time_s, row.key, record))
+                    place = (topic, partition, row.offset)
+                    messages.append(Message(*place, row.time_s, row.key, record, clock_s=row.clock_s))
             if messages:
                 return messages
         return []
