@@ -471,6 +471,27 @@ def test_flush_prunes_now_and_then_in_bounded_steps(
     assert kept(bus) == [10, 11]
 
 
+def test_what_retention_removes_before_a_slow_consumer_is_counted(
+    bus: EmbeddedBus, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = bus.consumer([EVENTS], "g")
+    publish(bus, 0, 1, 2)
+    assert polled(consumer, max_records=2) == [0, 1]
+    consumer.commit()
+    clock.set_s(1_000.0 + EVENTS.keep_s + 1.0)
+    publish(bus, 3)
+    bus.prune()
+    assert polled(consumer) == [3]
+    assert dict(consumer.lost) == {EVENTS.name: 1}
+    assert caplog.messages == ["records were removed before they were read"]
+    consumer.commit()
+    clock.set_s(clock.now_s() + EVENTS.keep_s + 1.0)
+    bus.prune()
+    assert polled(consumer) == []
+    assert not bus.consumer([EVENTS], "another").lost, "who has read nothing before has lost nothing"
+    assert dict(consumer.lost) == {EVENTS.name: 1}, "what was read is not lost"
+
+
 def test_retention_by_size_takes_what_has_lived_most_of_its_time(
     path: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
