@@ -14,7 +14,7 @@ from tests.memory_launcher import MemoryLauncher
 from trainwarden.commands.gate import CommandGate
 from trainwarden.commands.keys import Signer, Trusted
 from trainwarden.commands.trust import Trust
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, RecordsRefused
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -69,6 +69,7 @@ class MemoryBus:
         self.queued: list[tuple[Topic[Any], str, Record]] = []
         self.away = False
         self.deaf = False
+        self.refuses: Callable[[Record], bool] = lambda record: False  # for good, as a topic of Kafka does
 
     def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
         topic.decode(topic.encode(record))
@@ -80,6 +81,10 @@ class MemoryBus:
         if (before := self.before_flush) is not None:
             self.before_flush = None
             before()
+        refused = [one for one in self.queued if self.refuses(one[2])]
+        self.queued = [one for one in self.queued if one not in refused]
+        if refused:
+            raise RecordsRefused("too large", tuple((t.name, key, t.encode(record)) for t, key, record in refused))
         for topic, key, record in self.queued:
             kept = self.kept.setdefault(topic.name, [])
             place = int(key in self.elsewhere)

@@ -220,12 +220,12 @@ class ServiceLoop:
         while True:
             try:
                 self._bus.flush()
+                consumer.commit()  # which flushes dead letters, and these may be refused as well
                 break
             except RecordsRefused as error:  # it will never take them: everything else goes on
                 what = "Outputs that no topic takes."
                 self._metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
                 log.error("outputs refused", extra={"fields": {"error": str(error)}})
-        consumer.commit()
         self._unflushed = False
 
 

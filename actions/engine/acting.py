@@ -6,6 +6,7 @@ heard before each call. Whose action it is, and why it might not be wanted any m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container
 from typing import Final
 
@@ -21,10 +22,13 @@ from actions.engine.under_way import End, UnderWay
 from actions.remedies.memory import Memory, with_outcome
 from trainwarden.clock import Clock
 from trainwarden.commands.words import EVERY_JOB, latch
+from trainwarden.errors import RecordsRefused
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import ACTIONS
+
+log = logging.getLogger("trainwarden.engine")
 
 WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
 
@@ -118,7 +122,8 @@ class Acting:
         """
         assert self._bus is not None
         if action.id not in self._recorded:
-            self._bus.flush()
+            if (why := self._unrecorded(action)) is not None:
+                return self.end(action, End("failed", f"its start cannot be recorded, so it was not begun: {why}"))
             self._recorded.add(action.id)
         if self.listen() is None:
             return  # somebody may be saying stop
@@ -139,6 +144,21 @@ class Acting:
         if more:
             action = msgspec.structs.replace(action, plan={**action.plan, **more})
         self.end(action, end)
+
+    def _unrecorded(self, action: ActionRecord) -> str | None:
+        """Flush; why the bus refuses the record of `action` for good. What else it refuses is counted and left."""
+        assert self._bus is not None
+        value, why = ACTIONS.encode(action), None
+        while True:
+            try:
+                self._bus.flush()
+                return why
+            except RecordsRefused as error:
+                what = "Outputs that no topic takes."
+                self._metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
+                log.error("outputs refused", extra={"fields": {"action": action.id, "error": str(error)}})
+                if any(refused == value for *_, refused in error.records):
+                    why = str(error)
 
     def _behind(self) -> bool:
         return self._hearing is None or self._hearing.behind()
