@@ -30,6 +30,21 @@ def test_the_gravest_xid_counts_and_each_device_has_its_own(tmp_path: Path) -> N
     ]
 
 
+def test_what_the_driver_orders_after_a_fault_is_no_second_incident(tmp_path: Path) -> None:
+    said = ["95, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
+            "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"]  # fmt: skip
+    lines = [KERNEL.format(second=at, device="0000:3b:00", said=one) for at, one in enumerate(said)]
+    (incident,) = judged(tmp_path, {"logs_kernel.txt": lines})
+    assert (incident.kind, incident.suspects[0].device) == ("gpu_memory_error", "0000:3b:00")
+
+
+def test_further_lines_of_a_harmless_sxid_say_nothing(tmp_path: Path) -> None:
+    sxid = "2026-11-04T09:10:0{}.1+00:00 gf kernel: nvidia-nvswitch0: SXid (PCI:0000:87:00.0): 12021, {}"
+    said = ["Non-fatal, Link 56 egress nonposted PRIV error (First)", "Severity 0 Engine instance 56",
+            "Data {0x50610002, 0x10100030}"]  # fmt: skip
+    assert judged(tmp_path, {"logs_kernel.txt": [sxid.format(at, one) for at, one in enumerate(said)]}) == []
+
+
 @pytest.mark.parametrize(("word", "told"), [("Nonfatal", 0), ("Fatal", 1)])
 def test_the_drivers_own_severity_counts(tmp_path: Path, word: str, told: int) -> None:
     line = KERNEL.format(second=0, device="0018:01:00", said=f"145, RLW_REMAP {word} XC0 i0 Link 00 (0x4)")
