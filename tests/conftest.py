@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -82,22 +82,23 @@ def built(tmp_path_factory: pytest.TempPathFactory, compiler: list[str]) -> tupl
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """One real broker for all tests of this run; tests that kill a broker start their own."""
-    with _started(tmp_path_factory.mktemp("kafka")) as broker:
+    with started_kafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
     """A real broker for one test alone, to be killed and restarted."""
-    with _started(tmp_path / "kafka") as broker:
+    with started_kafka(tmp_path / "kafka") as broker:
         yield broker
 
 
 @contextmanager
-def _started(folder: Path) -> Iterator[KafkaBroker]:
+def started_kafka(folder: Path, properties: Sequence[str] = ()) -> Iterator[KafkaBroker]:
+    """A broker with its data in `folder`, and more lines of properties; the test skips where there can be none."""
     try:
         archive_classes(folder.with_name("archive"))
-        broker = KafkaBroker(folder, options=BRIEF)
+        broker = KafkaBroker(folder, options=BRIEF, properties=properties)
     except ServerMissing as missing:
         _refuse(str(missing))
     broker.start()
