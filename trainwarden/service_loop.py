@@ -83,8 +83,10 @@ class ServiceLoop:
         self._alone = False
         self._pending: deque[Output] = deque()
         self._undecodable = 0  # of the consumer that is read now
+        self._lost: dict[str, int] = {}  # the same
         for topic in handler.topics:
             metrics.count("dead_letters_total", "Records that broke the handler.", 0, topic=topic.name)
+            metrics.count("records_lost_total", "Records gone before they could be read.", 0, topic=topic.name)
         metrics.count("undecodable_total", "Bytes that were no record of their topic.", 0)
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -134,13 +136,13 @@ class ServiceLoop:
     def _round(self) -> None:
         if self._consumer is None:
             self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
-            self._undecodable = 0
+            self._undecodable, self._lost = 0, {}
         self._publish()  # what was decided goes out before anything new is read, and before memory is rebuilt from it
         if self._unflushed:
             self._finish(self._consumer)
         self._take_over(self._consumer)
         messages = self._consumer.poll(self._poll_timeout_s)
-        self._count_undecodable(self._consumer)
+        self._count_met(self._consumer)
         self._take_over(self._consumer)
         self._handling = True
         self._pending.extend(self._handled(messages))  # the handler counts it as told, even if its tick breaks
@@ -154,10 +156,14 @@ class ServiceLoop:
         self._metrics.count("messages_total", "Messages handled.", len(messages))
         self._metrics.lag(self._consumer.lag())
 
-    def _count_undecodable(self, consumer: Consumer) -> None:
+    def _count_met(self, consumer: Consumer) -> None:
         """Count what `consumer` has met since it was last asked."""
         new, self._undecodable = consumer.dead_letters - self._undecodable, consumer.dead_letters
         self._metrics.count("undecodable_total", "Bytes that were no record of their topic.", new)
+        before, self._lost = self._lost, dict(consumer.lost)
+        for topic, lost in self._lost.items():
+            more = lost - before.get(topic, 0)
+            self._metrics.count("records_lost_total", "Records gone before they could be read.", more, topic=topic)
 
     def _handled(self, messages: Sequence[Message]) -> list[Output]:
         """What follows from `messages`; after a round that broke, one by one, to find the one that breaks it."""

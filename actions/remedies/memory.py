@@ -157,7 +157,7 @@ class Memory:
         elif command.kind == "silence":
             self.silences.take(command, offset)
         elif command.kind in ("latch", "reset"):
-            self.latches.take(command, at_s)
+            self.latches.take(command, offset, at_s)
         elif command.node is not None:
             self.nodes.take_command(command, at_s)
             self.node_words.take(command, offset, command.at_s if at_s is None else at_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 from trainwarden.errors import BusUnavailable, RecordsRefused
@@ -149,6 +150,7 @@ class ChaosConsumer:
     """One member of a group."""
 
     dead_letters = 0
+    lost: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, log: ChaosLog, topics: Sequence[Topic[Any]], group: str, point: Callable[[], None]) -> None:
         self._log, self._point = log, point
