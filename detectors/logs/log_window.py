@@ -182,8 +182,8 @@ class LogWindow:
             return
         if rule.id in ENDED:
             self._ended_s = line.time_s
-        # How the network is chosen is said once a channel.
-        quiet = rule.role == "phase" or rule.kind == "slow_link" or rule.id in _GIVEN_UP
+        # How the network is chosen is said once a channel, a loss that is no number once a step.
+        quiet = rule.role == "phase" or rule.kind in {"slow_link", "silent_corruption"} or rule.id in _GIVEN_UP
         if source is not None and not quiet:
             source.errors.append((line.time_s, line.count))
             source.sample = line.line[:200]
