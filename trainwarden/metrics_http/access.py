@@ -22,6 +22,7 @@ Role = Literal["observe", "approve", "act"]
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)  # each may what those before it may
 LEAST_CHARS: Final = 16  # a token that can be guessed is none
 MAX_BYTES: Final = 1_048_576
+MAX_TOKEN_BYTES: Final = 16_384  # of a file with one token
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -136,7 +137,7 @@ def read_token(path: Path) -> str:
     ConfigError
         If it cannot be read, others may read it, or it is too short or not ASCII.
     """
-    held, mode = read_held(path, "token", MAX_BYTES)
+    held, mode = read_held(path, "token", MAX_TOKEN_BYTES)
     try:
         text = held.decode("ascii").strip()
     except UnicodeDecodeError as error:
