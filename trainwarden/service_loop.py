@@ -21,7 +21,7 @@ from trainwarden.errors import BusUnavailable, RecordError, RecordsRefused, Ward
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.topics import KEPT_BYTES, KEPT_REASON_CHARS, Topic, topic_of
+from trainwarden.topics import KEPT_BYTES, KEPT_REASON_CHARS, TOPICS, Topic, topic_of
 
 log = logging.getLogger("trainwarden.service_loop")
 
@@ -188,21 +188,9 @@ class ServiceLoop:
         """Hand all outputs to the bus, each once; what it cannot take now is kept, what it never will is counted."""
         while self._pending:
             key, record = self._pending[0]
-            try:
-                self._bus.publish(topic_of(record), key, record)
-            except RecordError as error:
-                self._metrics.count("outputs_refused_total", "Outputs that no topic takes.", kind=type(record).__name__)
-                log.error("output refused", extra={"fields": {"key": key, "error": str(error)}})
-                self._shorten(key, record)
+            if not offer(self._bus, self._metrics, key, record):
+                offer(self._bus, self._metrics, key, shortened(record))
             self._pending.popleft()
-
-    def _shorten(self, key: str, record: Record) -> None:
-        """The word itself matters more than all that was written beside it."""
-        for field in ("evidence", "votes", "plan"):
-            if getattr(record, field, None):
-                record = msgspec.structs.replace(record, **{field: {}})
-        with suppress(RecordError):
-            self._bus.publish(topic_of(record), key, record)
 
     def _take_over(self, consumer: Consumer) -> None:
         """Tell the handler of a new assignment before anything of it is handled.
@@ -218,15 +206,59 @@ class ServiceLoop:
     def _finish(self, consumer: Consumer) -> None:
         """Flush, then commit; if the bus is away both are tried again before anything new is read."""
         while True:
+            while refused := flush(self._bus, self._metrics):
+                for key, record in refused:
+                    if (shorter := shortened(record)) != record:
+                        self._bus.publish(topic_of(record), key, shorter)
             try:
-                self._bus.flush()
                 consumer.commit()  # which flushes dead letters, and these may be refused as well
                 break
-            except RecordsRefused as error:  # it will never take them: everything else goes on
-                what = "Outputs that no topic takes."
-                self._metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
-                log.error("outputs refused", extra={"fields": {"error": str(error)}})
+            except RecordsRefused as error:
+                _count_refused(self._metrics, error)
         self._unflushed = False
+
+
+def offer(bus: Bus, metrics: SelfMetrics, key: str, record: Record) -> bool:
+    """Publish `record`; False, and it is counted, if its topic does not take it."""
+    try:
+        bus.publish(topic_of(record), key, record)
+    except RecordError as error:
+        metrics.count("outputs_refused_total", "Outputs that no topic takes.", kind=type(record).__name__)
+        log.error("output refused", extra={"fields": {"key": key, "error": str(error)}})
+        return False
+    return True
+
+
+def flush(bus: Bus, metrics: SelfMetrics) -> list[Output]:
+    """Flush all that was published; what the bus refuses for good is counted and returned, and the rest goes on.
+
+    Raises
+    ------
+    BusUnavailable
+        If something was not acknowledged in time.
+    """
+    refused: list[Output] = []
+    while True:
+        try:
+            bus.flush()
+            return refused
+        except RecordsRefused as error:
+            _count_refused(metrics, error)
+            for name, key, value in error.records:  # a bus may have a prefix before the names of its topics
+                topic = next(topic for own, topic in TOPICS.items() if name.endswith(own))
+                refused.append((key, topic.decode(value)))
+
+
+def _count_refused(metrics: SelfMetrics, error: RecordsRefused) -> None:
+    what = "Outputs that no topic takes."
+    metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
+    log.error("outputs refused", extra={"fields": {"error": str(error)}})
+
+
+def shortened(record: Record) -> Record:
+    """`record` without what was written beside its word, which matters more; without the word it is as it was."""
+    beside = [field for field in ("evidence", "votes", "plan") if getattr(record, field, None)]
+    return msgspec.structs.replace(record, **{field: {} for field in beside}) if beside else record
 
 
 def letter_of(message: Message, error: Exception) -> DeadLetter:

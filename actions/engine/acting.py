@@ -6,7 +6,6 @@ heard before each call. Whose action it is, and why it might not be wanted any m
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container
 from typing import Final
 
@@ -22,15 +21,14 @@ from actions.engine.under_way import End, UnderWay
 from actions.remedies.memory import Memory, with_outcome
 from trainwarden.clock import Clock
 from trainwarden.commands.words import EVERY_JOB, latch
-from trainwarden.errors import RecordsRefused
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.topics import ACTIONS
-
-log = logging.getLogger("trainwarden.engine")
+from trainwarden.service_loop import flush, offer
 
 WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
+
+REFUSED: Final = "not begun: the bus takes no record of it, which is larger than its topic allows"
 
 
 class Acting:
@@ -109,7 +107,9 @@ class Acting:
         self.memory.take(action)
         self.mine.add(action.id)
         self.outbox.count(action)
-        self._bus.publish(ACTIONS, action.job, action)
+        if not offer(self._bus, self._metrics, action.job, action):
+            self._refused(action)
+            return None
         return action
 
     def go_on(self, action: ActionRecord, now_s: float, why_not: Callable[[], str | Hold | None]) -> None:
@@ -122,8 +122,10 @@ class Acting:
         """
         assert self._bus is not None
         if action.id not in self._recorded:
-            if (why := self._unrecorded(action)) is not None:
-                return self.end(action, End("failed", f"its start cannot be recorded, so it was not begun: {why}"))
+            refused = [record for _, record in flush(self._bus, self._metrics) if isinstance(record, ActionRecord)]
+            if any((one.id, one.outcome) == (action.id, "started") for one in refused):
+                self._refused(action)
+                return
             self._recorded.add(action.id)
         if self.listen() is None:
             return  # somebody may be saying stop
@@ -145,20 +147,9 @@ class Acting:
             action = msgspec.structs.replace(action, plan={**action.plan, **more})
         self.end(action, end)
 
-    def _unrecorded(self, action: ActionRecord) -> str | None:
-        """Flush; why the bus refuses the record of `action` for good. What else it refuses is counted and left."""
-        assert self._bus is not None
-        value, why = ACTIONS.encode(action), None
-        while True:
-            try:
-                self._bus.flush()
-                return why
-            except RecordsRefused as error:
-                what = "Outputs that no topic takes."
-                self._metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
-                log.error("outputs refused", extra={"fields": {"action": action.id, "error": str(error)}})
-                if any(refused == value for *_, refused in error.records):
-                    why = str(error)
+    def _refused(self, action: ActionRecord) -> None:
+        """The launcher never hears of what no record tells of."""
+        self.end(msgspec.structs.replace(action, plan={**action.plan, UNDONE: "true"}), End("failed", REFUSED))
 
     def _behind(self) -> bool:
         return self._hearing is None or self._hearing.behind()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actions.engine.acting import REFUSED
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
 from trainwarden.records import ActionRecord
@@ -19,7 +20,7 @@ def test_an_action_whose_start_cannot_be_recorded_is_not_begun_and_others_are() 
     assert rig.launcher.asked == [("restart", "i2/restart/1")], "the launcher heard of what is recorded alone"
     (failed,) = [action for action in rig.bus.actions() if action.job == "job"]
     assert failed.outcome == "failed"
-    assert failed.why.startswith("its start cannot be recorded, so it was not begun: too large")
+    assert failed.why.startswith(REFUSED)
     assert metric_value(rig.metrics, "outputs_refused_total", kind="RecordsRefused") == 1.0
     for _ in range(3):
         rig.tick(1.0)
