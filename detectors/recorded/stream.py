@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from detectors.logs.ends.line_times import line_times
 from detectors.pace.contention import LOST
-from detectors.peers.cpu_wait import ON_CPU
+from detectors.peers.cpu_wait import ON_CPU, USED
 from detectors.peers.roles import roles
 from detectors.recorded.calls import CallRecords, lives_of
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
@@ -186,7 +186,7 @@ class ReplayStream:
 
     def _add_contention(self, table: MetricTable) -> None:
         """What its hosts took from the ranks, as the agents sent it; all other metrics are scored in grids."""
-        names = [name for name in (*LOST, ON_CPU) if name in table.names]
+        names = [name for name in (*LOST, ON_CPU, USED) if name in table.names]
         if not names:
             return
         cells = np.asarray(table.values[:, [table.names.index(name) for name in names]], dtype=np.float64)

@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from detectors.job.common_mode import quiet_median
 from detectors.job.window import Window, job_duration_s
-from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, ON_CPU, QUEUED, STOLEN, most_explaining, said
+from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, ON_CPU, QUEUED, STOLEN, USED, most_explaining, said
 from detectors.peers.episodes import onset_rows
 from trainwarden.records import IncidentRecord, Suspect, Vote
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 BUSY: Final = 0.1  # of the time the others of a node wait for a processor; some 0.01 where there are enough
+FULL: Final = 0.9  # of a host's processors in use: who waits for one there waits for the host
 RECENT_S: Final = 10.0
 HOST_S: Final = 4.0  # so long is waited for what the host says: it is looked at once a second
 LASTING_S: Final = 30.0  # the pace of a shared machine wanders: what is shorter is no incident of the host
@@ -42,6 +43,7 @@ class _Ranks(NamedTuple):
     on_cpu: Floats
     queued: Floats
     stolen: Floats  # of each rank's node
+    used: Floats  # share of the node's processors
 
     def between(self, after_s: float, until_s: float) -> Flags:
         """Which seconds are wholly within."""
@@ -132,6 +134,8 @@ def _judged(column: int, onset_s: float, window: Window, ranks: _Ranks) -> _Foun
     if not measured and window.end_s - onset_s < HOST_S and np.isfinite(_lost(ranks, ~late)[others]).any():
         return _Found("what the host says remains to be seen")
     busy = float(quiet_median(lost[others])) if measured else 0.0
+    if _mean(ranks.used[late])[column] >= FULL:  # its peer may have a processor for itself while this one has not
+        busy = float(np.fmax(busy, lost[column]))
     if not busy >= BUSY or _waits_little(column, onset_s, window, ranks):
         return _Found()
     where = f"the ranks of {window.nodes[column] or 'this host'} wait for a CPU {busy:.0%} of the time"
@@ -256,8 +260,8 @@ def _ranks(window: Window) -> _Ranks:
     mine, rows = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
     table = np.full((2, seconds.size, size), np.nan)
     table[:, :, mine] = of_ranks[:, :, rows]
-    hosts, of_hosts = window.board.by_second("host", (STOLEN,), seconds)
-    stolen = {one.node or "": of_hosts[0, :, row] for row, one in enumerate(hosts)}
-    empty = np.full(seconds.size, np.nan)
-    lost = np.array([stolen.get(node, empty) for node in window.nodes]).T if size else np.zeros((seconds.size, 0))
-    return _Ranks(seconds, table[0], table[1], lost)
+    hosts, of_hosts = window.board.by_second("host", (STOLEN, USED), seconds)
+    places = {one.node or "": row for row, one in enumerate(hosts)}
+    unknown = np.full((2, seconds.size, 1), np.nan)
+    of_nodes = np.concatenate([of_hosts, unknown], axis=2)[:, :, [places.get(node, -1) for node in window.nodes]]
+    return _Ranks(seconds, *table, *of_nodes)

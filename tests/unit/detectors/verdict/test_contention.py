@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detectors.job.board import MetricBoard
-from detectors.peers.cpu_wait import ON_CPU, QUEUED
+from detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
 from detectors.verdict.contention import CPU_TICKS, HOST_S
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
 from trainwarden.records import IncidentRecord, MetricsRecord
@@ -94,6 +94,17 @@ def test_a_rank_that_alone_waits_for_a_processor_is_named_with_that() -> None:
     (incident,) = told(starved)
     assert incident.suspects[0].rank == 2
     assert "rank 2 waited for a CPU" in incident.reason
+
+
+def test_a_rank_whose_peers_have_processors_for_themselves_on_a_full_host_is_not_named() -> None:
+    """Of two ranks on two processors one is alone, the other beside a busy loop."""
+    job = measured(slow(), lambda rank, late: 0.5 if rank == 2 and late else 0.03, lambda rank, late: 0.3)
+    for second in range(int(job.end_s - START_S)):
+        at_s = START_S + second
+        job.add(
+            at_s, MetricsRecord(job=JOB, node="node0", time_s=at_s, devices=("host",), names=(USED,), values=((1.0,),))
+        )
+    assert named(job) == []
 
 
 def test_a_rank_that_is_named_stays_named_when_the_host_becomes_busy() -> None:
