@@ -113,7 +113,7 @@ class World:
         """Nothing fails any more, and people lift what they have said."""
         self.log.calm = self.grid.calm = True
         self.log.away_until_s = self.log.deaf_until_s = self.platform.away_until_s = self.now_s
-        self.grid.leases_away_until_s = self.grid.now_s
+        self.grid.away_until_s = [self.grid.now_s] * 2
         self.flaky.clear()
         for engine in self.engines:
             engine.wire.calm, engine.back_s, engine.dies_in = True, self.now_s, None
@@ -135,9 +135,9 @@ class World:
             history.ends[name] = "goes on" if job.trains else "stopped"
             if job.down_since_s is not None:
                 history.down_since_s[name] = job.down_since_s
-        history.done = self.grid.words.done + self.grid.suspected.done
+        history.done = +self.grid.words.done
         if self.grid.over is not None:
-            history.over_why["g"] = self.grid.over.why
+            history.over_why["g"] = self.grid.over
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -157,16 +157,15 @@ class World:
             (1.5, "launcher killed", self.kill_launcher),
             (1.5, "bus away", self.bus_away),
             (0.8, "engines not let into their groups", self.deafen),
-            (2.0, "leader killed", self.kill_leader),
+            (1.0, "first rendezvous away", self.take_rendezvous_away),
             (2.0, "node lost", self.lose_node),
             (3.0, "node comes back", self.boot_node),
             (2.0, "node cut off", self.cut_node),
-            (1.5, "lease service killed", self.kill_leases),
+            (1.5, "rendezvous killed", self.kill_rendezvous),
             (0.7, "a person stops all", self.stop_all),
             (2.0, "a person resumes", self.resume),
             (0.7, "a person cordons or uncordons", self.cordon),
-            (4.0, "a word to the job on several nodes", self.grid.words.say),
-            (1.5, "a node of the job on several is suspected", self.grid.suspected.say),
+            (4.0, "a command to the job of torchruns", self.grid.words.say),
             (1.0, "a node is repaired", self.repair),
             (20.0, "", lambda: False),
         )
@@ -283,9 +282,10 @@ class World:
         self.log.deaf_until_s = self.now_s + self.random.choice((1.0, 6.0))
         return True
 
-    def kill_leader(self) -> bool:
-        leaders = [one for one in self.grid.machines if one.on and one.keeper.leads() is not None]
-        return self._kill(leaders)
+    def take_rendezvous_away(self) -> bool:
+        """Nobody reaches it for a while, and it goes on with what it knew."""
+        self.grid.away_until_s[0] = self.grid.now_s + self.random.choice((2.0, 8.0))
+        return True
 
     def lose_node(self) -> bool:
         return self._kill([one for one in self.grid.machines if one.on])
@@ -307,9 +307,8 @@ class World:
         one.cut_until_s = self.grid.now_s + self.random.choice((2.0, 8.0, 30.0))
         return True
 
-    def kill_leases(self) -> bool:
-        self.grid.restart_leases()
-        self.grid.leases_away_until_s = self.grid.now_s + self.random.choice((0.0, 3.0, 10.0))
+    def kill_rendezvous(self) -> bool:
+        self.grid.restart(self.random.choice((0, 1)), self.random.choice((0.0, 3.0, 10.0)))
         return True
 
     # --- people -------------------------------------------------------------------------------------------------------
