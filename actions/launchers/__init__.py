@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 CATALOG: Final[dict[str, str]] = {
-    "cluster": "actions.launchers.cluster.plugin:ClusterLauncher",
     "kubernetes": "actions.launchers.kubernetes.client:KubernetesLauncher",
     "local": "actions.launchers.local.client:LocalLauncher",
     "slurm": "actions.launchers.slurm.client:SlurmLauncher",

@@ -1,216 +1,181 @@
-"""A job on several nodes, run by the real launchers' parts: lease, elector, fence, leader, reporter, orders.
+"""A job of torchruns, decided by the real table of two rendezvous services, of which the first that answers is used.
 
-Only processes, time, disks and the network between them are made up. A launcher that is killed comes back as another
-process, which knows what it wrote down: whom it obeyed, and what was asked of the job.
+Only processes, time and the network between them are made up. Agents do what they are told, and carry what was decided.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from actions.launchers.cluster.leading import Leading
-from actions.launchers.cluster.orders import NodeOrders, Ranks
-from actions.launchers.cluster.reporter import Reporter
-from actions.launchers.cluster.words import Attempt, AttemptId, Over, Patience, Report, Shape
-from actions.launchers.leases.client import LeaseKeeper
-from actions.launchers.leases.elector import LeaderElector
-from actions.launchers.leases.fence import EpochFence
-from actions.launchers.leases.table import LeaseTable
-from actions.launchers.leases.words import DURATION_S, Answer, Ask
-from actions.launchers.restart_check.trial import TrialPart
-from tests.chaos.cluster_words import Words
+from actions.launchers.torchrun.operations import end_operations
+from actions.launchers.torchrun.table import JobTable
+from actions.launchers.torchrun.words import Memory
+from tests.chaos.grid_words import Words
 from tests.chaos.history import History
-from tests.chaos.measuring import Suspected
-from trainwarden.errors import LauncherUnavailable
+from tests.unit.actions.launchers.torchrun.agents import Agent
 from trainwarden.launching import JobPhase
-from trainwarden.metrics_http.strangers import Strangers
 
-SHAPE: Final = Shape(nodes=3, least_nodes=2, spares=1, restarts=1000)
-PATIENCE: Final = Patience(join_s=15.0, poll_s=1.0)  # a report at each tick
+NODES: Final = 4
+LOST_AFTER_S: Final = 5.0
 LOST_ON_THE_WIRE: Final = 0.05
-PLACES: Final = 16  # of strangers at a launcher's port
-PLACES_OF_ONE: Final = 4  # as at the real one, where they are 256 and 64
-FLOODS: Final = 4  # addresses from which strangers come
-STOPPING_S: Final = 3.0  # ranks that are asked to stop are gone by then
+CHECKPOINT_STEPS: Final = 5
 
 
-class NodeClock:
-    """Goes on as time does, from another beginning on each node."""
+class Shape(msgspec.Struct, frozen=True):
+    """How many nodes train at least and at most; the others are spares."""
 
-    def __init__(self, grid: Grid, offset_s: float) -> None:
-        self._grid, self._offset_s = grid, offset_s
+    least: int = 2
+    most: int = 3
 
-    def now_s(self) -> float:
-        return self._grid.now_s + self._offset_s
 
-    monotonic_s = now_s
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nobody waits here")
+SHAPE: Final = Shape()
 
 
 class GridNode:
-    """A machine with its launcher."""
+    """A machine with its torchrun."""
 
     def __init__(self, number: int, grid: Grid) -> None:
         self.number, self.name, self.grid = number, f"{grid.name}{number}", grid
-        self.fence, self.lives, self.cut_until_s = EpochFence(), 0, float("-inf")
-        self.orders = NodeOrders("", self.fence, PATIENCE, 0.0)
-        self.door: Strangers[str] = Strangers(PLACES, PLACES_OF_ONE, silent_s=10.0, longest_s=30.0)
-        self.clock = NodeClock(grid, grid.random.uniform(0.0, 1e4))
+        self.lives, self.cut_until_s = 0, float("-inf")
+        self.service: JobTable | None = None
         self.boot()
 
     def boot(self) -> None:
         self.lives += 1
-        self.life, self.on = f"{self.name}/{self.lives}", True
-        self.fence = EpochFence(self.fence.allegiance)
-        kept = self.orders.ledger
-        self.orders = NodeOrders(self.life, self.fence, PATIENCE, self.clock.now_s(), ledger=kept)
-        self.ranks, self.gone_s = Ranks(), float("inf")
-        self.keeper = LeaseKeeper(LeaderElector(self.grid.name, self.life, self.life), self.ask_lease, self.clock)
-        self.leading = Leading(
-            self.grid.name, self.life, self.keeper, self.clock, shape=SHAPE, patience=PATIENCE, checkpoints=None,
-            suspicions=self.grid.suspected,
-        )  # fmt: skip
-        life = self.life
-        self.trial = TrialPart(life, lambda trial: self.grid.suspected.begins(life, trial), self.clock)
-        self.reporter = Reporter(self.orders, self.keeper, self.report, threading.Lock(), self.clock, token=None)
-        self.reporter._asker = self  # type: ignore[assignment]
-        self.grid.history.begun[self.life] = []
+        self.on, self.service = True, None
+        shape = self.grid.shape
+        self.agent = Agent(
+            self.name, f"{self.name}/{self.lives}", shape.least, shape.most, ranks=1, failures=1000, grow="now"
+        )
+        self.agent.sees(0)
 
     def kill(self) -> None:
-        self.on, self.ranks = False, Ranks()
-        self.trial.close()
+        """The process ends; half of the time the machine with it, so that no end of a connection is heard."""
+        self.on = False
+        if self.service is not None and self.grid.reaches(self, self.service) and self.grid.random.random() < 0.5:
+            self.service.closed(self.agent.life, self.grid.now_s)
+        self.service = None
 
-    def ask_lease(self, question: Ask) -> Answer:
-        """The way to the lease service and back."""
-        return self.grid.wire(self, None, lambda: self.grid.leases.answer(question, self.grid.now_s))
+    @property
+    def runs(self) -> int | None:
+        """The round whose ranks run here."""
+        beat = self.agent.beat
+        return beat.at if self.on and beat.alive and not beat.waits and beat.failure is None else None
 
-    def ask(self, address: str, path: str, question: Report, kind: Any) -> Any:
-        """The way to a leader and back."""
-        leader = self.grid.of_life(address)
-        if leader is None:
-            raise LauncherUnavailable("nobody is there")
-        return self.grid.wire(self, leader, lambda: leader.leading.answer(question))
+    def talk(self) -> None:
+        """Say what is true, to the first service that answers."""
+        grid, agent = self.grid, self.agent
+        found = next((one for one in grid.services if grid.reaches(self, one)), None)
+        if found is None or (not grid.calm and grid.random.random() < LOST_ON_THE_WIRE):
+            return
+        if found is not self.service:
+            if self.service is not None and self.service in grid.services and grid.reaches(self, self.service):
+                moves = msgspec.structs.replace(agent.beat, moves=True)
+                self.service.beat(agent.life, moves, grid.now_s)
+            self.service = found
+            found.hello(agent.hello(), grid.now_s)
+        found.beat(agent.life, agent.beat, grid.now_s)
 
-    def report(self) -> Report:
-        orders = self.orders
-        return Report(
-            job=self.grid.name, life=self.life, node=self.name, shape=SHAPE, host=self.life, port=7000,
-            alive=self.ranks.alive, ran=orders.ran, state=orders.state, code=orders.code, newest=orders.newest,
-            obeyed_epoch=0 if orders.obeys is None else orders.obeys.epoch,
-            obeyed_holder="" if orders.obeys is None else orders.obeys.holder, ledger=orders.ledger,
-            trial=self.trial.said, over=orders.over,
-        )  # fmt: skip
-
-    def tick(self) -> None:
-        grid = self.grid
-        if self.ranks.alive and grid.now_s >= self.gone_s:
-            self.ranks, self.gone_s = Ranks(code=self.ranks.code), float("inf")
-        self.keeper.once()
-        self.reporter.once()
-        self.leading.advance()
-        if (asking := self.leading._trials._asking) is not None:
-            asking.wait(5.0)
-        todo = self.orders.decide(self.ranks, self.clock.now_s())
-        trial = self.orders.trial if self.orders.over is None else None
-        self.trial.follow(trial, idle=not self.ranks.alive and not isinstance(todo, Attempt))
-        if todo == "stop":
-            self.gone_s = min(self.gone_s, grid.now_s + grid.random.uniform(0.0, STOPPING_S))
-        elif isinstance(todo, Attempt):
-            grid.history.begun[self.life].append(todo.id)
-            grid.words.check(todo)
-            self.ranks, self.gone_s = Ranks(alive=1), float("inf")
+    def obey(self) -> None:
+        """Do what the service says, unless that is lost on the way."""
+        if self.service is None or not self.grid.reaches(self, self.service):
+            return
+        if self.service.members.get(self.agent.life) is None:
+            return
+        before = len(self.agent.rounds)
+        self.agent.obey(self.service)
+        if len(self.agent.rounds) > before:
+            self.grid.begins(self, self.service.memory)
 
 
 class Grid:
     """The job ``g``, which restarts by itself what has crashed; an engine's launcher knows nothing of it."""
 
-    def __init__(self, name: str, random: Random, history: History, now_s: float) -> None:
-        self.name, self.random, self.history, self.now_s = name, random, history, now_s
+    def __init__(
+        self, name: str, random: Random, history: History, now_s: float, shape: Shape = SHAPE, nodes: int = NODES
+    ) -> None:
+        self.name, self.random, self.history, self.now_s, self.shape = name, random, history, now_s, shape
         self.calm = False
-        self.leases_away_until_s = self.flooded_until_s = float("-inf")
-        self.strangers = 0
+        self.away_until_s = [float("-inf"), float("-inf")]
         self.sick: set[str] = set()
         self.out: set[str] = set()
         self.down_since_s: float | None = None
-        self.words, self.suspected = Words(self, random), Suspected(self, random)
-        self.restart_leases()
-        self.machines = [GridNode(number, self) for number in range(SHAPE.nodes + SHAPE.spares)]
+        self.step = self.anew = 0  # `anew`: how often rounds were numbered from the beginning
+        self.rosters: dict[int, tuple[str, ...]] = {}
+        self.services = [JobTable("j", LOST_AFTER_S, now_s) for _ in range(2)]
+        self.words = Words(self, random)
+        self.machines = [GridNode(number, self) for number in range(nodes)]
 
-    def restart_leases(self) -> None:
-        """The lease service begins with nothing."""
-        self.leases = LeaseTable(DURATION_S, self.now_s)
+    def restart(self, number: int, away_s: float) -> None:
+        """A service is killed; after a while another one that knows nothing is there."""
+        self.services[number] = JobTable("j", LOST_AFTER_S, self.now_s)
+        self.away_until_s[number] = self.now_s + away_s
 
-    def of_life(self, life: str) -> GridNode | None:
-        return next((one for one in self.machines if one.life == life and one.on), None)
-
-    def wire(self, asks: GridNode | None, answers: GridNode | None, question: Callable[[], Any]) -> Any:
-        """A question and its answer, which may get lost; `asks` None: a person, `answers`: the lease service."""
-        cut = asks is not None and self.now_s < asks.cut_until_s
-        away = self.now_s < (self.leases_away_until_s if answers is None else answers.cut_until_s)
-        lost = LOST_ON_THE_WIRE if not self.calm else 0.0
-        if asks is not answers and (away or cut or self.random.random() < lost):
-            raise LauncherUnavailable("lost on the way there")
-        if asks is not None and answers is not None and self.now_s < self.flooded_until_s:
-            self.connect(asks, answers)
-        answer = question()
-        if asks is not answers and self.random.random() < lost:
-            raise LauncherUnavailable("lost on the way back")
-        return answer
-
-    def flood(self) -> bool:
-        """From a few addresses strangers connect to every launcher, and say nothing."""
-        self.flooded_until_s = self.now_s + self.random.choice((2.0, 10.0))
-        return True
-
-    def connect(self, asks: GridNode, answers: GridNode) -> None:
-        """A connection of `asks`, beside which strangers connect before it has said a word."""
-        door, self.strangers = answers.door, self.strangers + 1
-        gone = [door.enter(asks.life, asks.name, self.now_s)]
-        for number in range(self.random.randrange(2 * PLACES)):
-            stranger = f"stranger/{self.strangers}/{number}"
-            gone.append(door.enter(stranger, f"10.9.0.{number % FLOODS}", self.now_s))
-            if gone[-1] is not None:
-                door.leave(gone[-1])
-        for one in door.overdue(self.now_s):
-            door.leave(one)
-        if asks.life in gone:
-            self.history.shut_out.append(f"{asks.life} lost its connection to {answers.life}")
-            raise LauncherUnavailable("hung up on")
-        door.leave(asks.life)
+    def reaches(self, node: GridNode, service: JobTable) -> bool:
+        """Whether a line between them arrives."""
+        return service in self.services and self.now_s >= max(
+            node.cut_until_s, self.away_until_s[self.services.index(service)]
+        )
 
     def tick(self, now_s: float) -> None:
         self.now_s = now_s
-        for one in self.random.sample(self.machines, len(self.machines)):
-            if one.on:
-                one.tick()
+        on = [one for one in self.random.sample(self.machines, len(self.machines)) if one.on]
+        for one in on:
+            one.talk()
+        for number, table in enumerate(self.services):
+            if now_s >= self.away_until_s[number]:
+                table.tick(now_s)
+                end_operations(table, now_s)
+        for one in on:
+            one.obey()
         self.words.tick()
-        self.suspected.check(self.words.named)
-        leads = sum(one.on and one.keeper.leads() is not None for one in self.machines)
-        self.history.leaders = max(self.history.leaders, leads)
-        self.history.steps += sorted(attempt.id for attempt in self._whole())
+        whole = self._whole()
+        self.history.steps += [(self.anew, number) for number in whole]
+        if whole:
+            self.step += 1
+            if self.step % CHECKPOINT_STEPS == 0:
+                for one in on:
+                    one.agent.sees(self.step)
 
-    def _whole(self) -> list[Attempt]:
-        """Attempts of which every rank runs."""
-        found: dict[AttemptId, Attempt] = {}
-        for one in self.machines:
-            if one.on and one.orders.newest is not None:
-                found[one.orders.newest.id] = one.orders.newest
-        return [attempt for attempt in found.values() if all(self._runs(life, attempt) for life in attempt.roster)]
+    def begins(self, node: GridNode, memory: Memory) -> None:
+        """A node starts ranks: of a round that is one and the same wherever it begins."""
+        lives = tuple(seat.life for seat in memory.roster)
+        self.history.begun.setdefault(node.agent.life, []).append((memory.round, 0))
+        newest = max(self.rosters, default=0)
+        if memory.round <= newest and self.rosters.get(memory.round) != lives:
+            # A service that knows nothing numbers rounds anew where too few agents are left that could tell it.
+            still = {one.agent.life for one in self.machines if one.runs == newest} & set(self.rosters[newest])
+            if 2 * len(still) > len(self.rosters[newest]):
+                self.history.aside.append(f"round {memory.round} began with {lives}, and {newest} still ran")
+            self.anew += 1
+            self.rosters.clear()
+        self.rosters[memory.round] = lives
+        self.words.check(memory)
 
-    def _runs(self, life: str, attempt: Attempt) -> bool:
-        one = self.of_life(life)
-        return one is not None and one.ranks.alive > 0 and one.ranks.code is None and one.orders.ran == attempt.id
+    def _whole(self) -> list[int]:
+        """Rounds of which every rank runs."""
+        runs = {one.agent.life: one.runs for one in self.machines}
+        found = []
+        for number, lives in sorted(self.rosters.items()):
+            if all(runs.get(life) == number for life in lives):
+                found.append(number)
+        return found
 
     @property
-    def over(self) -> Over | None:
-        return next((one.orders.over for one in self.machines if one.on and one.orders.over is not None), None)
+    def service(self) -> JobTable | None:
+        """The service that people reach: the first that hears nodes of the job."""
+        for number, table in enumerate(self.services):
+            if self.now_s >= self.away_until_s[number] and any(one.service is table for one in self.machines):
+                return table
+        return None
+
+    @property
+    def over(self) -> str | None:
+        """Why the job is over."""
+        return next((one.memory.reason for one in self.services if one.memory.over is not None), None)
 
     @property
     def phase(self) -> JobPhase:
@@ -225,12 +190,12 @@ class Grid:
     @property
     def placed(self) -> list[str]:
         whole = self._whole()
-        return [life.split("/")[0] for life in whole[-1].roster] if whole else []
+        return [life.split("/")[0] for life in self.rosters[whole[-1]]] if whole else []
 
     def crash(self, node: str) -> None:
         for one in self.machines:
-            if one.name == node and one.ranks.alive:
-                one.ranks = msgspec.structs.replace(one.ranks, code=9)
+            if one.name == node and one.agent.beat.alive:
+                one.agent.fail(one.agent.beat.ranks[0])
 
     def note(self, now_s: float) -> None:
         if self.trains:

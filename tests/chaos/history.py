@@ -55,10 +55,9 @@ class Limits(msgspec.Struct, frozen=True):
 class History(msgspec.Struct):
     """One run: what engines asked for, what was done, what is on the bus, and how each job ended.
 
-    `steps` are attempts of the job on several nodes in the order in which they trained, `begun` those that each
-    launcher process started, `leaders` how many launchers led at once at most, `aside` who took part, was set
-    aside or was measured and was not to, `done` what was seen done there, `shut_out` which of its launchers lost a
-    connection to strangers. `steps_lost` tells of steps that ranks ended and detection does not know.
+    `steps` are rounds of the job of torchruns in the order in which they trained, `begun` those that each torchrun
+    started, `aside` rounds that were not to begin so, `done` what was seen done there. `steps_lost` tells of steps that
+    ranks ended and detection does not know.
     """
 
     seed: int
@@ -72,9 +71,7 @@ class History(msgspec.Struct):
     over_why: dict[str, str] = msgspec.field(default_factory=dict)
     steps: list[tuple[int, int]] = msgspec.field(default_factory=list)
     begun: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    leaders: int = 0
     aside: list[str] = msgspec.field(default_factory=list)
-    shut_out: list[str] = msgspec.field(default_factory=list)
     steps_lost: list[str] = msgspec.field(default_factory=list)
     done: Counter[str] = msgspec.field(default_factory=Counter)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
@@ -156,11 +153,11 @@ def left_unfinished(history: History) -> list[str]:
 
 
 def attempts_mixed(history: History) -> list[str]:
-    """An attempt started twice on a node, or that trains after a later one, or on nodes set aside; two leaders."""
+    """A round started twice on a node, or that trains after a later one, or on nodes set aside; two of one number."""
     mixed = [f"{life} began {ids}" for life, ids in history.begun.items() if ids != sorted(set(ids))]
     if history.steps != sorted(history.steps):
         mixed.append(f"an older attempt trained after a newer one: {history.steps}")
-    return mixed + history.aside + (["two launchers led at once"] if history.leaders > 1 else [])
+    return mixed + history.aside
 
 
 RULES: Final[Mapping[str, Callable[[History], list[str]]]] = {
@@ -172,7 +169,6 @@ RULES: Final[Mapping[str, Callable[[History], list[str]]]] = {
     "no job left stopped without a word": stopped_without_a_word,
     "nothing begun and forgotten": left_unfinished,
     "no attempt beside another": attempts_mixed,
-    "no launcher shut out by strangers": lambda history: history.shut_out,
     "no step lost to its number": lambda history: history.steps_lost,
 }
 

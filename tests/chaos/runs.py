@@ -21,7 +21,7 @@ class Sum(msgspec.Struct):
     ----------
     faults, actions, ends, done : Counter of str
         Faults by kind, operations that were carried out by kind, how the jobs ended, and what was seen done on the job
-        on several nodes: words by kind, measurements by how they ended.
+        of torchruns, by kind.
     violations : dict of str to list of str
         By rule, what broke it and in which run.
     """

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from actions.brakes.brakes import Brakes
 from actions.brakes.nodes import NodeLimits
 from actions.engine.acting import Acting
 from actions.engine.handler import EngineHandler
-from actions.launchers.cluster import leader
-from actions.launchers.cluster.leader import LeaderTable
-from actions.launchers.leases.table import LeaseTable
-from actions.launchers.restart_check.trials import Trials
+from actions.launchers.torchrun.table import JobTable
 from actions.remedies import planner, stopped_job
 from actions.remedies.memory import Memory
 from detectors.job.step_numbers import StepNumbers
 from tests.chaos.history import RULES, broken
 from tests.chaos.world import World
-from trainwarden.metrics_http.strangers import Strangers
 
 MOST_SEEDS: Final = 200  # as the product itself is tried with
 
@@ -36,13 +33,13 @@ def _disowned(self: Acting, memory: Any, elsewhere: Any, take_over: Any = Acting
     return []
 
 
-def _at_once(self: LeaseTable, duration_s: float, now_s: float, begin: Any = LeaseTable.__init__) -> None:
-    begin(self, duration_s, now_s)
-    self._quiet_until_s = now_s
+def _anybody(self: JobTable, now_s: float) -> list[Any]:
+    return [one for one in self.members.living(now_s) if one.beat.waits]
 
 
-def _oldest(self: Strangers[str], origins: set[str], but: str | None = None) -> str | None:
-    return next(iter(self._places))
+def _no_order(self: JobTable, waiting: Any, seats: Any = JobTable._seats) -> Any:
+    self.memory = msgspec.structs.replace(self.memory, order=())
+    return seats(self, waiting)
 
 
 def _by_label(self: StepNumbers, column: int, label: int, end_s: float) -> int | None:
@@ -50,11 +47,6 @@ def _by_label(self: StepNumbers, column: int, label: int, end_s: float) -> int |
         return None
     self.high[column] = label
     return label
-
-
-def _anybody(self: LeaderTable, now_s: float) -> list[Any]:
-    free = [one for one in self.living(now_s) if not one.alive and one.over is None]
-    return sorted(free, key=lambda one: one.node)
 
 
 WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
@@ -67,12 +59,10 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "a stop is not heard": ("nothing asked for against a stop", Memory, "stopped_by", lambda self, job: None),
     "nothing is planned": ("no job left stopped without a word", EngineHandler, "_planned", lambda self, view: None),
     "what was begun is not taken over": ("nothing begun and forgotten", Acting, "take_over", _disowned),
-    "who is set aside takes part": ("no attempt beside another", LeaderTable, "free", _anybody),
-    "a move is forgotten": ("no attempt beside another", leader, "order_after", lambda asked, before: ()),
-    "an order is kept through the next": ("no attempt beside another", Trials, "cut", lambda self: None),
-    "who is longest here goes": ("no launcher shut out by strangers", Strangers, "_first", _oldest),
+    "who is set aside takes part": ("no attempt beside another", JobTable, "_waiting", _anybody),
+    "a move is forgotten": ("no attempt beside another", JobTable, "_seats", _no_order),
+    "half of the nodes is not asked for": ("no attempt beside another", JobTable, "majority", lambda self, now_s: True),
     "a label is a number": ("no step lost to its number", StepNumbers, "of", _by_label),
-    "a lease service does not wait at its start": ("no attempt beside another", LeaseTable, "__init__", _at_once),
 }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ class World:
         self.log.calm = self.grid.calm = True
         self.log.away_until_s = self.log.deaf_until_s = self.log.held_until_s = self.platform.away_until_s = self.now_s
         self.log.refuses.clear()
-        self.grid.leases_away_until_s = self.grid.now_s
+        self.grid.away_until_s = [self.grid.now_s] * 2
         self.flaky.clear()
         for engine in self.engines:
             engine.wire.calm, engine.back_s, engine.dies_in = True, self.now_s, None
@@ -140,9 +140,9 @@ class World:
             history.ends[name] = "goes on" if job.trains else "stopped"
             if job.down_since_s is not None:
                 history.down_since_s[name] = job.down_since_s
-        history.done = self.grid.words.done + self.grid.suspected.done
+        history.done = +self.grid.words.done
         if self.grid.over is not None:
-            history.over_why["g"] = self.grid.over.why
+            history.over_why["g"] = self.grid.over
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -164,23 +164,21 @@ class World:
             (0.8, "engines not let into their groups", self.deafen),
             (1.5, "rebalance held open", self.hold_rebalance),
             (0.8, "topic refuses large records", self.limit_topic),
-            (2.0, "leader killed", self.kill_leader),
+            (1.0, "first rendezvous away", self.take_rendezvous_away),
             (2.0, "node lost", self.lose_node),
             (1.0, "node lost as it starts", self.lose_node_at_start),
             (0.7, "engine's clock an hour ahead for a round", self.step_clock),
             (0.5, "bus's clock an hour ahead for a record", self.step_bus_clock),
             (3.0, "node comes back", self.boot_node),
             (2.0, "node cut off", self.cut_node),
-            (1.0, "strangers connect to launchers", self.grid.flood),
             (1.0, "step numbers begin again", self.training.begin_epoch),
             (1.0, "a step bears a number of nonsense", self.training.mistake),
             (1.0, "all ranks begin anew from a checkpoint", self.training.restart),
-            (1.5, "lease service killed", self.kill_leases),
+            (1.5, "rendezvous killed", self.kill_rendezvous),
             (0.7, "a person stops all", self.stop_all),
             (2.0, "a person resumes", self.resume),
             (0.7, "a person cordons or uncordons", self.cordon),
-            (4.0, "a word to the job on several nodes", self.grid.words.say),
-            (1.5, "a node of the job on several is suspected", self.grid.suspected.say),
+            (4.0, "a command to the job of torchruns", self.grid.words.say),
             (1.0, "a node is repaired", self.repair),
             (20.0, "", lambda: False),
         )
@@ -308,9 +306,10 @@ class World:
             self.log.refuses[ACTIONS.name] = self.random.choice((100, 350, 500))
         return limited is None
 
-    def kill_leader(self) -> bool:
-        leaders = [one for one in self.grid.machines if one.on and one.keeper.leads() is not None]
-        return self._kill(leaders)
+    def take_rendezvous_away(self) -> bool:
+        """Nobody reaches it for a while, and it goes on with what it knew."""
+        self.grid.away_until_s[0] = self.grid.now_s + self.random.choice((2.0, 8.0))
+        return True
 
     def lose_node(self) -> bool:
         return self._kill([one for one in self.grid.machines if one.on])
@@ -326,7 +325,8 @@ class World:
         for one in dead:
             one.boot()
             for _ in range(self.random.randrange(3)):
-                one.tick()
+                one.talk()
+                one.obey()
             one.kill()
         return bool(dead)
 
@@ -350,9 +350,8 @@ class World:
         one.cut_until_s = self.grid.now_s + self.random.choice((2.0, 8.0, 30.0))
         return True
 
-    def kill_leases(self) -> bool:
-        self.grid.restart_leases()
-        self.grid.leases_away_until_s = self.grid.now_s + self.random.choice((0.0, 3.0, 10.0))
+    def kill_rendezvous(self) -> bool:
+        self.grid.restart(self.random.choice((0, 1)), self.random.choice((0.0, 3.0, 10.0)))
         return True
 
     # --- people -------------------------------------------------------------------------------------------------------

@@ -18,9 +18,6 @@ import pytest
 
 from actions.engine.service import make_launcher
 from actions.launchers import CATALOG, ENTRY_POINTS
-from actions.launchers.cluster.launcher import Meeting, NodeLauncher
-from actions.launchers.cluster.words import Shape
-from actions.launchers.leases.server import LeaseServer
 from actions.launchers.local.coordinator import SupervisorConfig
 from actions.launchers.local.ranks import Place
 from actions.launchers.local.supervisor import Supervisor
@@ -54,7 +51,6 @@ time.sleep(600)
 BATCH = """#!/bin/sh
 srun sh -c 'touch {run_dir}/started-$SLURM_PROCID-$SLURM_RESTART_COUNT-$SLURMD_NODENAME; exec sleep 600'
 """
-NODES = ("n1", "n2", "n3")
 FOUR_NODES = ("n1", "n2", "n3", "n4")
 
 
@@ -84,50 +80,6 @@ class LocalStage:
         self._over.set()
         self._thread.join(20.0)
         assert not self._thread.is_alive()
-
-
-class ClusterStage:
-    """Two ranks on two nodes of three, each with its launcher in a thread."""
-
-    ranks = 2
-
-    def __init__(self, run_dir: Path, leases: object) -> None:
-        self._run_dir, self._over = run_dir, threading.Event()
-        self.job, self.settings = run_dir.name[:100], {"rdzv": str(leases)}
-        self._threads = [threading.Thread(target=self._node(name).run, args=(self._over.is_set,)) for name in NODES]
-        for thread in self._threads:
-            thread.start()
-        engine = EngineSettings(launcher="cluster", launcher_settings=self.settings)
-        self.launcher = make_launcher(engine, Scope(job=self.job, node="node", run_dir=str(run_dir)))
-        until_s = time.monotonic() + PATIENCE_S
-        while not self._all_there():
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
-
-    def _node(self, name: str) -> NodeLauncher:
-        place = Place(
-            command=(sys.executable, "-S", "-c", RANK), ranks=1, run_dir=self._run_dir / name, job=self.job, node=name
-        )
-        meeting = Meeting(rdzv=self.settings["rdzv"], shape=Shape(nodes=2, least_nodes=2, spares=1))
-        return NodeLauncher(place, meeting, BootClock(), os.environ, stop_grace_s=1.0)
-
-    def _all_there(self) -> bool:
-        try:
-            return len(self.launcher.state(self.job).nodes) == len(NODES)
-        except LauncherUnavailable:
-            return False
-
-    def starts(self) -> int:
-        return len(list(self._run_dir.glob("*/started-*")))
-
-    def cut(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(20.0)
-            assert not thread.is_alive()
 
 
 class SlurmStage:
@@ -202,7 +154,7 @@ class TorchrunNode:
         self._agent.start()
 
     def _put(self, number: int) -> None:
-        self._agent.say(split=number)
+        self._agent.update(split=number)
 
     def run(self) -> None:
         """Until the job is over, or nobody waits for its end any more."""
@@ -223,7 +175,7 @@ class TorchrunNode:
         until_s = time.monotonic() + PATIENCE_S
         while not list(self._folder.glob(f"started-*-{self._rank.pid}")) and time.monotonic() < until_s:
             time.sleep(0.02)
-        self._agent.say(ranks=[begin.rank], alive=[begin.rank])
+        self._agent.update(ranks=[begin.rank], alive=[begin.rank])
         while not self._agent.has_to_stop and not self._stop.wait(0.02):
             pass
         self._rank.terminate()
@@ -325,9 +277,9 @@ class MemoryStage:
         self.cut()
 
 
-Ours = ClusterStage | KubernetesStage | LocalStage | SlurmStage | TorchrunStage | WebhookStage
+Ours = KubernetesStage | LocalStage | SlurmStage | TorchrunStage | WebhookStage
 STAGES: dict[str, Callable[[Path, object], Ours]] = {
-    "cluster": ClusterStage, "kubernetes": KubernetesStage, "local": LocalStage, "slurm": SlurmStage,
+    "kubernetes": KubernetesStage, "local": LocalStage, "slurm": SlurmStage,
     "torchrun": TorchrunStage, "webhook": WebhookStage,
 }  # fmt: skip
 
@@ -344,20 +296,8 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeCluster
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """A lease service, which grants nothing in its first seconds; each job has a name of its own."""
-    over = threading.Event()
-    server = LeaseServer("127.0.0.1:0", None, BootClock())
-    thread = threading.Thread(target=lambda: server.run(over.is_set))
-    thread.start()
-    yield server.address
-    over.set()
-    thread.join(20.0)
-
-
 def made(name: str, request: pytest.FixtureRequest) -> Ours:
-    server = request.getfixturevalue(name) if name in ("cluster", "kubernetes", "slurm") else None
+    server = request.getfixturevalue(name) if name in ("kubernetes", "slurm") else None
     return STAGES[name](request.getfixturevalue("tmp_path"), server)
 
 
@@ -411,7 +351,6 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
         plugins.configure(plugin, {"no_such_setting": 1}, "launcher")
     (tmp_path / "secret").write_bytes(SECRET)
     needs = {
-        "cluster": {"rdzv": "127.0.0.1:29401"},
         "webhook": {"url": "https://service.example/", "secret_file": str(tmp_path / "secret")},
     }
     engine = EngineSettings(launcher=name, launcher_settings=needs.get(name, {}))
@@ -422,6 +361,6 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
 def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="there is no launchers plug-in 'slurmm'; there are: cluster, kubernetes, local, slurm, torchrun, webhook",
+        match="there is no launchers plug-in 'slurmm'; there are: kubernetes, local, slurm, torchrun, webhook",
     ):
         make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))

@@ -64,7 +64,10 @@ def say(log: Path, step: int) -> None:
 def main() -> None:
     steps, log, step_s = int(sys.argv[1]), Path(sys.argv[2]), float([*sys.argv, "0.05"][3])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    port = int(os.environ["MASTER_PORT"])
+    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:  # torchrun itself listens there; one below all ephemeral ports
+        port = 10_000 + port % 20_000
+    address = os.environ["MASTER_ADDR"], port
     if rank == 0:
         server = socket.create_server(address)
         server.settimeout(PATIENCE_S)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.places import ROOT
 from tests.servers.kafka import ServerMissing
-from tests.system.cluster_job import RANK, Job, lease_command
+from tests.system.nodes_job import RANK, Job, rendezvous_command
 from tests.system.test_engine_kill import CountingLauncher, Engine, Ranks, incident, story
 from tests.testbed.nodes import Node, Testbed
 from trainwarden import rundir
@@ -71,27 +71,27 @@ def testbed(tmp_path: Path, require_servers: Callable[[str], NoReturn]) -> Itera
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_job_whose_leader_ranks_and_lease_service_are_killed_trains_to_its_end_once(
+def test_a_job_whose_first_node_ranks_and_rendezvous_are_killed_trains_to_its_end_once(
     seed: int, testbed: Testbed, tmp_path: Path
 ) -> None:
     draw, home = random.Random(seed), testbed.nodes[3]
-    service = home.start(*lease_command(tmp_path), cwd=ROOT)
+    service = home.start(*rendezvous_command(tmp_path), cwd=ROOT)
     job = Job(testbed, tmp_path, 3, "--nnodes", "2", "--spares", "1", "--max-restarts", "10", steps=600)
     job.trains()
-    for what in draw.choices(["leader", "rank", "leases"], k=FAULTS):
+    for what in draw.choices(["first node", "rank", "rendezvous"], k=FAULTS):
         print(what)
-        if what == "leases":
+        if what == "rendezvous":
             home.signal(service, signal.SIGKILL)
             service.wait(10.0)
             time.sleep(draw.uniform(0.0, 3.0))
-            service = home.start(*lease_command(tmp_path), cwd=ROOT)
+            service = home.start(*rendezvous_command(tmp_path), cwd=ROOT)
         elif what == "rank":
             draw.choice(_training(job)).run("pkill", "-KILL", "-f", RANK)
         else:
-            leader = job.leader()
-            leader.signal(job.processes[leader.name], signal.SIGKILL)
-            job.processes[leader.name].wait(10.0)
-            job.start(leader)
+            first = job.first()
+            first.signal(job.processes[first.name], signal.SIGKILL)
+            job.processes[first.name].wait(10.0)
+            job.start(first)
         time.sleep(draw.uniform(1.0, 5.0))
     assert set(job.end().values()) == {0}
     job.check()

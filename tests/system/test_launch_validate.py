@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actions.launchers.cluster import places
 from tests.places import ROOT
+from tests.servers.ports import free_ports
 from tests.system.runs import WARDEN
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -84,7 +84,7 @@ def test_of_several_nodes_the_one_whose_disk_is_full_takes_no_part_and_the_other
     site.write_text(f'job = "j"\nbus = "embedded:{tmp_path / "bus.db"}"\n')
     launch = [
         *WARDEN, "launch", "--config", str(site), "--nproc", "2", "--nnodes", "1", "--spares", "1", "--validate",
-        "--rdzv", f"127.0.0.1:{places.free_port('127.0.0.1')}", "--checkpoints", str(disk), "--keep", str(kept),
+        "--rdzv", f"127.0.0.1:{free_ports(1)[0]}", "--checkpoints", str(disk), "--keep", str(kept),
         "--", "python", "-c", RANK,
     ]  # fmt: skip
     ill = subprocess.run(

@@ -55,10 +55,6 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.serve:serve",
         "The page, the detection API and the metrics of all jobs, over HTTP until stopped.",
     ),
-    "lease": Entry(
-        "trainwarden.cli.serve.lease:lease",
-        "The lease service: says which launcher of a job on several nodes leads, until stopped.",
-    ),
     "rendezvous": Entry(
         "trainwarden.cli.serve.rendezvous:rendezvous",
         "The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.",

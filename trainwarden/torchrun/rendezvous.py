@@ -84,6 +84,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a round with a place for us; a torchrun that is not wanted any more ends here."""
         self._exits.end(requested=False)
+        self._around.look_again()
         while True:
             own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             try:

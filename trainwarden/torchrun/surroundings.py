@@ -65,7 +65,7 @@ class Surroundings:
         self.job = job if self.own else name_of(environ.get("TRAINWARDEN_JOB", job), job)
         self.node, self._environ, self._checkpoint = node, environ, checkpoint
         self.run_dir = Path(given) if given else _made(job)
-        self._over = threading.Event()
+        self._over, self._wake = threading.Event(), threading.Event()
         with suppress(OSError):
             (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_place()
@@ -82,6 +82,10 @@ class Surroundings:
             threading.Thread(
                 target=self._look, args=(Path(self._folder),), name="trainwarden-look", daemon=True
             ).start()
+
+    def look_again(self) -> None:
+        """Look for checkpoints at once: the next round goes on from the newest."""
+        self._wake.set()
 
     def prepare(self, attempt: int, resume: str | None) -> None:
         """Set the environment of the ranks that start now."""
@@ -155,7 +159,7 @@ class Surroundings:
         report, kind = operation["report"], operation["kind"]
         fields = {
             "operation": report["operation"], "stage": stage, "verb": kind, "by": operation.get("by", ""),
-            "why": report.get("text", "") if stage == "accepted" else "",
+            "why": operation.get("why", ""),
         }  # fmt: skip
         target = operation.get("target", "")
         fields.update({"target": target} if target else {})
@@ -198,6 +202,7 @@ class Surroundings:
     def close(self) -> None:
         """Ranks have ended for good."""
         self._over.set()
+        self._wake.set()
         with suppress(OSError):
             (self.run_dir / rundir.TORCHRUN).unlink()
         if self.own:
@@ -214,12 +219,16 @@ class Surroundings:
     def _look(self, folder: Path) -> None:
         """Say which checkpoint is the newest whole one, again and again."""
         seen: tuple[int, str] | None = None
-        while not self._over.wait(LOOK_S if seen is not None else 0.0):
+        while not self._over.is_set():
+            if seen is not None:
+                self._wake.wait(LOOK_S)
+                self._wake.clear()
             search = Search(folder)
             search.wait(SEARCH_S)
             found = search.found if search.done else None
             if found is None:
-                self._over.wait(LOOK_S)
+                self._wake.wait(LOOK_S)
+                self._wake.clear()
             elif (now := (found.step, words(found.path.absolute()))) != seen:
                 seen = now
                 self._checkpoint({"step": found.step, "path": now[1]})

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from actions.launchers.local.ranks import EXEC, Place, World
+from actions.launchers.local.ranks import EXEC, Place
 from actions.launchers.restart_check.words import Outcome
 from trainwarden import rundir
 from trainwarden.launching import Accused, Check, Findings, Rates
@@ -28,22 +28,6 @@ class _Result(msgspec.Struct, frozen=True):
     nodes: dict[str, tuple[int, ...]]
     judged: tuple[Check, ...] = ()
     rates: Rates = Rates()
-
-
-def among(place: Place, checks: Sequence[Check], nodes: Sequence[str], world: World) -> Measurement:
-    """This node's part of a validation of the nodes of `world`, about `nodes`, or about all if none is named.
-
-    Raises
-    ------
-    OSError
-        See `Measurement`.
-    """
-    words = ["--nnodes", str(world.nodes), "--node-rank", str(world.node_rank), "--master-addr", world.master]
-    words += ["--port", str(world.port), "--join", f"{JOIN_S:.0f}"]
-    if nodes and not any("," in node for node in nodes):
-        words += ["--nodes", ",".join(nodes)]
-    interface = {} if world.interface is None else {"GLOO_SOCKET_IFNAME": world.interface}
-    return Measurement(place, checks, words, {**interface, **os.environ})
 
 
 class Measurement:

@@ -34,7 +34,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
     `checkpoints` is the folder that their checkpoints lie in, where a person has named it. Ranks start from a process
-    that has imported the modules `preload` (docs/several_nodes.md), none: each imports them itself.
+    that has imported the modules `preload` (docs/launchers.md), none: each imports them itself.
     """
 
     command: tuple[str, ...]

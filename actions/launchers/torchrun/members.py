@@ -16,11 +16,12 @@ Absence = Literal["closed", "silent"]
 class Member:
     """One agent, by what it has said last."""
 
-    __slots__ = ("beat", "closed_s", "host", "last_seen_s", "life", "node", "place")
+    __slots__ = ("beat", "beat_s", "closed_s", "host", "last_seen_s", "life", "node", "place", "since_s")
 
     def __init__(self, hello: Hello, now_s: float) -> None:
         self.life, self.node, self.host, self.beat = hello.life, hello.node, hello.host, hello.beat
         self.place, self.last_seen_s = hello.place, now_s
+        self.since_s = self.beat_s = now_s  # when it came, and when it has really said something
         self.closed_s: float | None = None
 
 
@@ -56,12 +57,14 @@ class Members:
 
     def add(self, hello: Hello, now_s: float) -> None:
         """An agent has connected, perhaps again."""
-        self._by_life[hello.life] = Member(hello, now_s)
+        member, before = Member(hello, now_s), self._by_life.get(hello.life)
+        member.since_s = now_s if before is None else before.since_s
+        self._by_life[hello.life] = member
 
     def update(self, life: str, beat: Beat, now_s: float) -> None:
         """An agent has said something."""
         if (member := self._by_life.get(life)) is not None:
-            member.beat, member.closed_s = beat, None
+            member.beat, member.beat_s, member.closed_s = beat, now_s, None
             member.last_seen_s = float("-inf") if beat.moves else now_s  # another service may hear it from now on
 
     def closed(self, life: str, now_s: float) -> None:
@@ -95,6 +98,14 @@ class Members:
     def living(self, now_s: float) -> list[Member]:
         """Who is there and has not said that it leaves."""
         return [one for one in self._by_life.values() if not one.beat.left and self.absence(one.life, now_s) is None]
+
+    def is_succeeded(self, life: str, node: str, now_s: float) -> bool:
+        """Whether another torchrun was started on its node since it was heard last: then that process is gone."""
+        member = self._by_life.get(life)
+        if member is not None and member.beat.moves:
+            return False
+        since_s = float("-inf") if member is None else member.beat_s
+        return any(one.node == node and one.life != life and one.since_s > since_s for one in self.living(now_s))
 
     def forget_lost(self, keep: Iterable[str], now_s: float) -> None:
         """Drop whoever has left or lost its connection for good and is not of `keep`; silent ones may speak again."""

@@ -99,7 +99,7 @@ def _submit(operation: Operation, table: JobTable, now_s: float) -> Report:
     until = _apply(operation, table, now_s)
     report = Report(operation=operation.id, state="accepted", text=operation.why[:500])
     target = operation.targets.nodes[0] if operation.targets.nodes else ""
-    entry = Kept(kind=operation.kind, report=report, until=until, by=operation.by[:160], target=target)
+    entry = Kept(kind=operation.kind, report=report, until=until, by=operation.by[:160], why=report.text, target=target)
     kept = (*table.memory.kept, entry)
     if len(kept) > KEPT_OPERATIONS:
         drop = next(number for number, one in enumerate(kept) if one.report.ended)

@@ -176,9 +176,12 @@ class JobTable:
 
     def _accounted(self, life: str, node: str, now_s: float) -> bool:
         member = self.members.get(life)
-        if member is None:
-            return node in self.memory.cordoned
-        return member.beat.left or self.members.absence(life, now_s) != "silent" or node in self.memory.cordoned
+        if node in self.memory.cordoned:
+            return True
+        if member is not None and (member.beat.left or self.members.absence(life, now_s) != "silent"):
+            return True
+        absent = self.members.absence(life, now_s) == "silent"
+        return absent and self.members.is_succeeded(life, node or life.rpartition("/")[0], now_s)
 
     def _follow(self, now_s: float) -> None:
         """See what has become of the round that runs."""
@@ -318,8 +321,8 @@ class JobTable:
         if not self.memory.round:
             self._enough_s = (self._enough_s or now_s) if enough else None
             called = self._enough_s is not None and now_s - self._enough_s >= self._last_call_s
-            first = sorted(waiting, key=seat_order)[: self.most]
-            if (len(first) < self.most or any((one.place or 0) >= self.most for one in first)) and not called:
+            seated = sorted(waiting, key=seat_order)[: self.most]
+            if (len(seated) < self.most or any((one.place or 0) >= self.most for one in seated)) and not called:
                 return
         elif self._late(now_s):
             return

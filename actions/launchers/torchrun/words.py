@@ -44,13 +44,14 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted operation and how far it is; a restart is done with the round of number `until`.
 
-    `by` asked for it; `target` is its node, where it is about one.
+    `by` asked for it, and said `why`; `target` is its node, where it is about one.
     """
 
     kind: Verb
     report: Report
     until: Number = 0
     by: Text = ""
+    why: Text = ""
     target: Text = ""
 
 

@@ -17,12 +17,12 @@ from trainwarden.cli.run.job_run import JobRun, exit_code_of
 from trainwarden.cli.run.machines import Machine, Machines
 from trainwarden.cli.shared.output import Voice
 
-PORT: Final = 29_401
+PORT: Final = 29_402
 STEPS_AFTER: Final = 20
 LOOK_S: Final = 0.05
-_STEP: Final = re.compile(r"^\[rank0\]: step (\d+) loss ", re.MULTILINE)
-_START: Final = re.compile(r"attempt (\d+): ranks \d+ to \d+ of \d+ nodes start here")
-_LEADER: Final = re.compile(r"the leader says what=(['\"])(.*)\1$", re.MULTILINE)
+_STEP: Final = re.compile(r"^step (\d+) loss ", re.MULTILINE)
+_START: Final = re.compile(r"attempt (\d+): ranks start here, on node \d+ of \d+")
+_WHY: Final = re.compile(r"(attempt \d+: ranks start here, on node \d+ of \d+ \(.*\))$", re.MULTILINE)
 
 
 class NodesDemo:
@@ -80,15 +80,15 @@ class NodesDemo:
         return self._folder / f"{name}.log"
 
     def _look(self) -> None:
-        """Take in what the launchers and rank 0 have said since the last look."""
+        """Read what the launchers and rank 0 have written since the last look."""
         for name in self._processes:
             with self._output(name).open("rb") as file:
                 file.seek(self._read.get(name, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")
             self._read[name] = self._read.get(name, 0) + len(whole) + len(newline)
             text = whole.decode("utf-8", "replace")
-            for found in _LEADER.finditer(text):
-                self._voice.say(f"[leader] {found[2]}")
+            for found in _WHY.finditer(text):
+                self._voice.say(f"[{name}] {found[1]}")
             for found in _START.finditer(text):
                 self._attempts.setdefault(int(found[1]), set()).add(name)
             for found in _STEP.finditer(text):
@@ -100,7 +100,7 @@ class NodesDemo:
             self._first_step_s = time.monotonic() - self._lost[2]
 
     def _lose(self, machines: Machines) -> None:
-        """The first machine keeps the leases, so another one that trains goes."""
+        """The first machine has the rendezvous, so another one that trains goes."""
         training = self._attempts[max(self._attempts)]
         machine = next(one for one in reversed(machines.all) if one.name in training)
         self._attempts_before = len(self._attempts)

@@ -1,24 +1,21 @@
-"""`trainwarden job`: what a job on several nodes does, and a person's words to its leader."""
+"""`trainwarden job`: what a job of torchruns does, and an operator's commands to its rendezvous."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import typer
 
+from trainwarden.cli.run.launch_node import NodesAsked, job_client
 from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.launching import NODE_VERBS, LauncherState, Report, Verb
 from trainwarden.network.host_port import host_and_port
-from trainwarden.settings import LaunchSettings, load
-
-if TYPE_CHECKING:  # the command line's start and its help need none of them
-    from actions.launchers.cluster.client import LeaderClient
-    from actions.launchers.torchrun.client import JobClient
+from trainwarden.settings import load
 
 VERBS: Final[dict[str, Verb]] = {
     "suspend": "pause", "resume": "resume", "restart": "restart", "stop": "stop",
@@ -33,17 +30,14 @@ def job(
     node: Annotated[str | None, typer.Argument(help="Whom to evict, cordon or uncordon.")] = None,
     *,
     name: Annotated[str, typer.Option("--job", help="Name of the job.")],
-    rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where its nodes find each other.")],
+    rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Its rendezvous; several with commas.")],
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds the nodes' token, or one's own.")
     ] = None,
     why: Annotated[str, typer.Option(help="Why; the launchers' logs and the log of actions say it.")] = "",
     wait: Annotated[
-        float, typer.Option(min=0.0, max=3600.0, metavar="SECONDS", help="For a leader, and for the end.")
+        float, typer.Option(min=0.0, max=3600.0, metavar="SECONDS", help="For an answer, and for the end.")
     ] = 60.0,
-    torchrun: Annotated[
-        bool, typer.Option("--torchrun", help="It is torchrun's; --rdzv names its `trainwarden rendezvous`.")
-    ] = False,
     config: ConfigFile = None,
     json: Json = None,
 ) -> int:
@@ -51,16 +45,18 @@ def job(
 
     Exit code 1 if it is not done.
 
-    Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29401 --token-file token --why "the room is hot"
+    Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29402 --token-file token --why "the room is hot"
     """
-    from actions.launchers.cluster.client import Patient
+    from actions.launchers.torchrun.client import Patient
     from trainwarden.clock import SystemClock
 
     if (node is not None) != (VERBS.get(word) in NODE_VERBS):
         wrong = f"'{node[:80]}' is one word too much" if node is not None else "name the node"
         raise ConfigError(f"job {word}: {wrong}")
     voice, settings = Voice(json), load(config)
-    client = (_rendezvous if torchrun else _leader)(name, rdzv, token_file, settings.launch)
+    for one in rdzv.split(","):
+        host_and_port(one.strip(), "--rdzv")
+    client = job_client(name, NodesAsked(rdzv=rdzv, token_file=token_file), settings.launch)
     asked = Patient(client, SystemClock(), wait)
     if word == "status":
         state = asked.state()
@@ -72,29 +68,6 @@ def job(
     voice.say(said(word, report, wait))
     voice.answer(msgspec.to_builtins(report))
     return 0 if report.state == "done" else 1
-
-
-def _leader(name: str, rdzv: str, token_file: Path | None, launch: LaunchSettings) -> LeaderClient:
-    from actions.launchers.cluster.client import LeaderClient
-    from actions.launchers.leases.server import read_token
-    from trainwarden.metrics_http.tls import peer_tls
-
-    host_and_port(rdzv, "--rdzv")
-    tls = peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key)
-    return LeaderClient(name, rdzv, None if token_file is None else read_token(token_file), tls=tls)
-
-
-def _rendezvous(name: str, rdzv: str, token_file: Path | None, launch: LaunchSettings) -> JobClient:
-    from actions.launchers.torchrun.client import JobClient, TorchrunConfig, TorchrunLauncher
-    from trainwarden.protocols import Scope
-
-    for one in rdzv.split(","):
-        host_and_port(one.strip(), "--rdzv")
-    config = TorchrunConfig(
-        endpoint=rdzv, token_file=None if token_file is None else str(token_file), tls_ca=launch.tls_ca,
-        tls_certificate=launch.tls_certificate, tls_key=launch.tls_key,
-    )  # fmt: skip
-    return JobClient(TorchrunLauncher(config, Scope(job=name, node="", run_dir="")))
 
 
 def said(word: str, report: Report, wait_s: float) -> str:

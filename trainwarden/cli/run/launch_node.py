@@ -1,29 +1,50 @@
-"""`trainwarden launch --rdzv`: this node's part of a job on several nodes."""
+"""`trainwarden launch --rdzv`: this node's part of a job on several nodes, as a torchrun with our rendezvous."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+import psutil
 
+from actions.launchers.local import rank_exec
 from actions.remedies.policy import Mode, Rules
-from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
+from trainwarden import rundir
+from trainwarden.cli.run.job_run import JobRun, elsewhere, exit_code_of, settings_for
 from trainwarden.cli.run.warm_up import warm_up
+from trainwarden.cli.run.watched import JobOutput
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
+from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
-from trainwarden.errors import ConfigError
+from trainwarden.clock import SystemClock
+from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.network.host_port import host_and_port
-from trainwarden.settings import Settings, checkpoints_of
+from trainwarden.network.own_address import interface_of, own_host
+from trainwarden.settings import LaunchSettings, Settings, checkpoints_of
 
 if TYPE_CHECKING:
-    from actions.launchers.cluster.launcher import Meeting
-    from actions.launchers.cluster.words import Shape
+    from actions.launchers.torchrun.client import JobClient
+    from actions.launchers.torchrun.host import RendezvousHost
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+JOIN_S: Final = 30.0  # for nodes that are missing, before the job begins with fewer
+MAX_RESTARTS: Final = 3  # without a newer checkpoint
+LOOK_S: Final = 0.1
+TORCHRUN_STOP_S: Final = 35.0  # torchrun itself kills its ranks after 30
+STOP_WAIT_S: Final = 5.0  # for a service that is to end the job everywhere
+STOPPED_CODE: Final = 143
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,42 +107,57 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         """Its name, which all nodes have to know it by; None where a settings file says it."""
         if here.job is not None or here.config is not None or self.rdzv is None:
             return here.job
-        return f"launch-{host_and_port(self.rdzv, '--rdzv')[1]}"
+        return f"launch-{host_and_port(self.rdzv.split(',')[0], '--rdzv')[1]}"
 
     def engine(self, settings: Settings, mode: Mode) -> dict[str, str]:
-        """What the engine beside the leader is told in its environment."""
+        """What the engine beside the first node is told in its environment."""
         own, launch = settings.engine, settings.launch
-        said = own.launcher_settings if own.launcher == "cluster" else {}
+        said = own.launcher_settings if own.launcher == "torchrun" else {}
         where = {
-            "rdzv": self.rdzv, "token_file": None if self.token_file is None else str(self.token_file.absolute()),
+            "endpoint": self.rdzv, "token_file": None if self.token_file is None else str(self.token_file.absolute()),
             "tls_ca": launch.tls_ca, "tls_certificate": launch.tls_certificate, "tls_key": launch.tls_key,
         }  # fmt: skip
         return {
             "TRAINWARDEN_ENGINE_MODE": mode,
-            "TRAINWARDEN_ENGINE_LAUNCHER": "cluster",
+            "TRAINWARDEN_ENGINE_LAUNCHER": "torchrun",
             "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml({**said, **where}),
         }
 
-    def shape(self, ranks: int) -> Shape:
-        """What all nodes have to be asked alike, with `ranks` on each."""
-        from actions.launchers.cluster.words import Shape
+    def torchrun(self, job: str, ranks: int, launch: LaunchSettings) -> list[str]:
+        """The options of torchrun that say all this, with `ranks` on each node.
 
-        said: dict[str, Any] = {"spares": self.spares, "restarts": self.max_restarts, "grow": self.grow}
-        said = {name: value for name, value in said.items() if value is not None}
-        return Shape(nodes=self.nnodes, least_nodes=self.min_nodes or self.nnodes, ranks=ranks, **said)
+        A rank that fails is followed by another round `max_restarts` times, so one failure more ends the job.
+        """
+        conf = {
+            "last_call_timeout": JOIN_S if self.join_wait_s is None else self.join_wait_s, "spares": self.spares or 0,
+            "token_file": None if self.token_file is None else self.token_file.absolute(), "grow": self.grow,
+            "node_rank": self.node_rank,
+            "max_failures": 1 + (MAX_RESTARTS if self.max_restarts is None else self.max_restarts),
+            "tls_ca": launch.tls_ca, "tls_certificate": launch.tls_certificate, "tls_key": launch.tls_key,
+        }  # fmt: skip
+        known = {name: value for name, value in conf.items() if value is not None}
+        for name, value in known.items():
+            if "," in str(value) or "=" in str(value):
+                raise ConfigError(f"{name} {value}: torchrun takes no path with a comma or an equals sign")
+        return [
+            f"--nnodes={self.min_nodes or self.nnodes}:{self.nnodes}", f"--nproc-per-node={ranks}",
+            "--rdzv-backend=trainwarden", f"--rdzv-endpoint={self.rdzv}", f"--rdzv-id={job}",
+            f"--rdzv-conf={','.join(f'{name}={value}' for name, value in known.items())}", "--no-python",
+        ]  # fmt: skip
 
 
 def launch_node(
     command: Sequence[str], voice: Voice, here: Here, asked: NodesAsked, mode: Mode, *, validate: bool
 ) -> int:  # fmt: skip
-    """Take part in the job until it is over; its exit code. While it leads an engine is beside it, if it may act.
+    """Take part in the job until it is over; its exit code. Where its first rank is an engine runs, if it may act.
 
     With `validate` this node is tested first, alone, and takes no part where something of it is at fault.
     """
     config, foreign = here.config, ForeignSignals()
     settings = settings_for(config, asked.job(here), "launch")
+    options = asked.torchrun(settings.job, here.nproc, settings.launch)
     overrides = {} if mode == "observe" else asked.engine(settings, mode)
-    _check_bus(settings, here, mode)
+    _check(settings, here, asked, mode)
     if validate:
         warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, here.checkpoints), config=config)
     # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
@@ -131,8 +167,8 @@ def launch_node(
         if not services:
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
         if overrides:
-            voice.say(f"trainwarden: whichever launcher leads has an engine beside it, mode {mode}")
-        code = _take_part(command, asked, run, here, voice, foreign=foreign, acts=bool(overrides))
+            voice.say(f"trainwarden: the node of the first rank has an engine beside it, mode {mode}")
+        code = _Node(run, here, asked, voice, acts=bool(overrides)).carry_out([*options, *command], foreign)
         result = run.result(code)
         if here.keep is not None:
             run.stack.stop("agent")  # its last words are on the bus then
@@ -143,75 +179,164 @@ def launch_node(
     return code
 
 
-def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
-    """Refuse what needs a bus that all nodes reach, where none is named."""
+def _check(settings: Settings, here: Here, asked: NodesAsked, mode: Mode) -> None:
+    """Refuse what cannot be done, before anything begins."""
     if mode != "observe":
         Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
+    if asked.grow == "now" and checkpoints_of(settings, here.checkpoints) is None:
+        raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
+    if here.preload:
+        raise ConfigError("--preload: ranks of several nodes are started by torchrun, which imports nothing for them")
+    for one in (asked.rdzv or "").split(","):
+        host, _ = host_and_port(one.strip(), "--rdzv")
+        if asked.token_file is None and host not in LOOPBACK:
+            raise ConfigError(f"--token-file: {host} is reached by others, so the nodes have to share a token")
+    _check_bus(settings, here, mode)
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"--rdzv: several nodes are started by torchrun; install torch for {sys.executable}")
+
+
+def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
+    """Refuse what needs a bus that all nodes reach, where none is named."""
     if elsewhere(settings, here.config):
         return
     how = 'name it (bus = "kafka://...") in a settings file, pass that with --config on each node'
-    beside = "and have trainwarden detector --config FILE run somewhere (docs/several_nodes.md)"
+    beside = "and have trainwarden detector --config FILE run somewhere (docs/torchrun.md)"
     if mode != "observe":
         raise ConfigError(f"--mode {mode}: its engine needs a bus that all nodes reach: {how}, {beside}")
     if here.keep is not None:
         raise ConfigError(f"--keep: what all nodes say is on a bus that all reach: {how}")
 
 
-def _take_part(
-    command: Sequence[str], asked: NodesAsked, run: JobRun, here: Here, voice: Voice, *,
-    foreign: ForeignSignals, acts: bool,
-) -> int:  # fmt: skip
-    from actions.launchers.cluster.launcher import NodeLauncher
-    from actions.launchers.local.ranks import Place
-    from actions.suspicions.on_bus import SuspicionsOnBus
-    from collectors.nccl_profiler import build as nccl_profiler
-    from trainwarden.clock import BootClock, SystemClock
-    from trainwarden.self_metrics import log_to_stderr
+class _Node:
+    """torchrun on this node, and what is beside it."""
 
-    log_to_stderr()
-    settings = run.settings
-    stopped: list[int] = []
-    for number in stop_signals():
-        signal.signal(number, lambda n, _frame: stopped.append(n))
-    place = Place(
-        command=tuple(command), ranks=here.nproc, run_dir=run.run_dir, job=settings.job, node=settings.node,
-        log_bytes=settings.runs.log_bytes, show=voice.stream.fileno(),
-        checkpoints=checkpoints_of(settings, here.checkpoints), preload=here.preload,
-    )  # fmt: skip
-    if asked.grow == "now" and place.checkpoints is None:
-        raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
-    meeting = _meeting(asked, settings, here.nproc)
-    environ = {**os.environ, **nccl_profiler.offer(os.environ)}
-    bus = run.bus_address if elsewhere(settings, here.config) else None
-    launcher = NodeLauncher(
-        place, meeting, BootClock(), environ, stop_grace_s=settings.launch.stop_grace_s,
-        suspicions=SuspicionsOnBus.of(settings, SystemClock(), bus),
-    )  # fmt: skip
-    engine = EngineBeside(run.stack, launcher.leads, SystemClock()) if acts else None
+    def __init__(self, run: JobRun, here: Here, asked: NodesAsked, voice: Voice, *, acts: bool) -> None:
+        self._run, self._here, self._asked, self._voice = run, here, asked, voice
+        self._place: dict[str, Any] = {}
+        self._engine = EngineBeside(run.stack, self._is_first, SystemClock()) if acts else None
+        self._stops: list[int] = []
 
-    def asked_to_stop() -> bool:
-        if engine is not None:
-            engine.tend()
-        return bool(stopped)
+    def _is_first(self) -> bool:
+        return self._place.get("node_rank") == 0
 
-    return launcher.run(asked_to_stop, foreign.take)
+    def carry_out(self, words: Sequence[str], foreign: ForeignSignals) -> int:
+        """Run torchrun with `words` until it ends; its exit code."""
+        from trainwarden.self_metrics import log_to_stderr
+
+        log_to_stderr()
+        for number in stop_signals():
+            signal.signal(number, lambda n, _frame: self._stops.append(n))
+        assert self._asked.rdzv is not None
+        hosts = [_host(one, self._asked, self._run.settings.launch) for one in self._asked.rdzv.split(",")]
+        for one in hosts:
+            one.start()
+        try:
+            return self._follow(words, foreign)
+        finally:
+            for one in hosts:
+                one.close()
+
+    def _follow(self, words: Sequence[str], foreign: ForeignSignals) -> int:
+        run = self._run
+        output = JobOutput(
+            run.run_dir / rundir.LOGS / "job.log", run.settings.runs.log_bytes, self._voice.stream.fileno(), os.environ
+        )
+        stdout, stderr = output.ends
+        ends_with_us = [sys.executable, "-I", "-S", str(Path(rank_exec.__file__)), str(os.getpid())]
+        try:
+            process = subprocess.Popen(
+                [*ends_with_us, sys.executable, "-P", "-m", "torch.distributed.run", *words], env=self._environ(),
+                stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            output.begun()
+        asked_s, told = None, False
+        while process.poll() is None:
+            time.sleep(LOOK_S)
+            for sentence in output.tend():
+                self._voice.say(f"trainwarden: {sentence}")
+            _pass_on(process.pid, foreign.take())
+            self._look()
+            if self._engine is not None:
+                self._engine.tend()
+            run.stack.limit_logs()
+            if self._stops and asked_s is None:
+                asked_s = time.monotonic() if self._stop_everywhere() else float("-inf")
+            late_s = -1.0 if asked_s is None else time.monotonic() - asked_s - STOP_WAIT_S
+            if late_s > run.settings.launch.stop_grace_s:  # no service has it stopped, or torchrun does not hear
+                process.send_signal(signal.SIGKILL if told else signal.SIGTERM)
+                told, asked_s = True, time.monotonic() + TORCHRUN_STOP_S
+        output.end()
+        return STOPPED_CODE if self._stops else exit_code_of(process.wait())
+
+    def _environ(self) -> dict[str, str]:
+        run = self._run
+        environ = {**os.environ, **run.environ()}
+        folder = checkpoints_of(run.settings, self._here.checkpoints)
+        if folder is not None:
+            environ["TRAINWARDEN_CHECKPOINTS"] = str(folder)
+        assert self._asked.rdzv is not None
+        interface = interface_of(own_host(self._asked.rdzv.split(",")[0]))
+        if interface is not None:  # a machine's own name need not resolve, or resolves to what others cannot reach
+            environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        return environ
+
+    def _look(self) -> None:
+        """See which place torchrun has in the round, and say so where it is new."""
+        with suppress(OSError, ValueError):
+            place = json.loads((self._run.run_dir / rundir.TORCHRUN).read_bytes())
+            if "attempt" not in place or place == self._place:
+                return
+            self._place = place
+            why = f" ({place['why']})" if place["why"] else ""
+            number = f"node {place['node_rank']} of {place['nodes']}"
+            self._voice.say(f"trainwarden: attempt {place['attempt'] + 1}: ranks start here, on {number}{why}")
+
+    def _stop_everywhere(self) -> bool:
+        """Have the job end on all nodes; whether that was accepted."""
+        from actions.launchers.torchrun.client import Patient
+
+        try:
+            asked = Patient(
+                job_client(self._run.settings.job, self._asked, self._run.settings.launch), SystemClock(), 1.0
+            )
+            report = asked.carry_out(
+                "stop", self._run.settings.job, f"{self._run.settings.node} was stopped", by=user()
+            )
+        except LauncherError:
+            return False
+        return report.state in ("accepted", "done")
 
 
-def _meeting(asked: NodesAsked, settings: Settings, ranks: int) -> Meeting:
-    from actions.launchers.cluster.launcher import Meeting
-    from actions.launchers.cluster.words import Patience
-    from actions.launchers.leases.server import read_token
-    from trainwarden.metrics_http.access import Tokens
+def _host(address: str, asked: NodesAsked, launch: LaunchSettings) -> RendezvousHost:
+    from actions.launchers.torchrun.host import RendezvousHost
+    from trainwarden.metrics_http.access import Tokens, read_token
     from trainwarden.metrics_http.tls import peer_tls
 
-    assert asked.rdzv is not None
-    launch = settings.launch
-    return Meeting(
-        rdzv=asked.rdzv,
-        shape=asked.shape(ranks),
-        token=None if asked.token_file is None else read_token(asked.token_file),
+    return RendezvousHost(
+        address.strip(), token=None if asked.token_file is None else read_token(asked.token_file),
         people=None if asked.tokens is None else Tokens.of_file(asked.tokens),
         tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key),
-        patience=Patience() if asked.join_wait_s is None else Patience(join_s=asked.join_wait_s),
-        node_rank=asked.node_rank,
-    )
+    )  # fmt: skip
+
+
+def job_client(name: str, asked: NodesAsked, launch: LaunchSettings) -> JobClient:
+    """The way to the job's rendezvous."""
+    from actions.launchers.torchrun.client import JobClient, TorchrunConfig, TorchrunLauncher
+    from trainwarden.protocols import Scope
+
+    config = TorchrunConfig(
+        endpoint=asked.rdzv or "", token_file=None if asked.token_file is None else str(asked.token_file),
+        tls_ca=launch.tls_ca, tls_certificate=launch.tls_certificate, tls_key=launch.tls_key,
+    )  # fmt: skip
+    return JobClient(TorchrunLauncher(config, Scope(job=name, node="", run_dir="")))
+
+
+def _pass_on(pid: int, numbers: Sequence[int]) -> None:
+    """Give signals to the ranks, which are torchrun's children; torchrun itself would end by them."""
+    if numbers:
+        with suppress(psutil.Error):
+            for child in psutil.Process(pid).children():
+                for number in numbers:
+                    child.send_signal(number)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trainwarden.cli.setup.mistakes import Mistake, Path_
 from trainwarden.errors import ConfigError
-from trainwarden.metrics_http.access import Tokens
+from trainwarden.metrics_http.access import Tokens, read_token
 from trainwarden.metrics_http.certificates import (
     check_authority,
     check_certificate,
@@ -80,10 +80,11 @@ def _peers(table: Mapping[str, Any], setting: str) -> None:
 
 def of_launcher(table: Mapping[str, Any], at: Path_) -> Iterator[Mistake]:
     """Mistakes in what a launcher's settings name; they go by the same words in all launchers."""
-    if (rdzv := table.get("rdzv")) is not None:
-        yield from said_by((*at, "rdzv"), lambda: host_and_port(rdzv, "launcher_settings.rdzv"))
+    for one in str(table.get("endpoint") or "").split(","):
+        if one.strip():
+            yield from said_by((*at, "endpoint"), partial(host_and_port, one.strip(), "launcher_settings.endpoint"))
     if (token := table.get(_SHARED)) is not None:
-        yield from file_at((*at, _SHARED), token, lambda: _read_token(token))
+        yield from file_at((*at, _SHARED), token, lambda: read_token(Path(token)))
     if (secret := table.get("secret_file")) is not None:
         setting = "launcher_settings.secret_file"
         yield from file_at((*at, "secret_file"), secret, lambda: read_secret(secret, setting))
@@ -91,12 +92,6 @@ def of_launcher(table: Mapping[str, Any], at: Path_) -> Iterator[Mistake]:
         if table.get(name) is not None:
             yield from file_at((*at, name), table[name])
     yield from of_peers(table, at)
-
-
-def _read_token(path: str) -> None:
-    from actions.launchers.leases.server import read_token
-
-    read_token(Path(path))
 
 
 def of_kafka(table: Mapping[str, Any], at: Path_) -> Iterator[Mistake]:

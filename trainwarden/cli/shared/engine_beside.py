@@ -1,4 +1,4 @@
-"""The engine beside the launcher that leads a job on several nodes: there with its lease, and gone with it."""
+"""The engine beside the node of a job's first rank: there with that place, and gone with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineBeside:
     Parameters
     ----------
     leads : callable
-        Whether this machine's launcher leads the job now.
+        Whether this machine has the job's first rank now.
     """
 
     def __init__(self, stack: LocalStack, leads: Callable[[], bool], clock: Clock) -> None:
@@ -49,7 +49,7 @@ class EngineBeside:
 
     def _start(self, now_s: float) -> None:
         code = self._stack.returncode(_SERVICE) if self._begun else None
-        log.info("the engine starts beside the leader", extra={"fields": {"ended": code}})
+        log.info("the engine starts beside the first rank", extra={"fields": {"ended": code}})
         self._next_s, self._asked_s = now_s + BETWEEN_S, None
         with suppress(OSError):  # no process slot, a full disk: later
             self._stack.start(_SERVICE)
@@ -61,7 +61,7 @@ def as_toml(settings: dict[str, str | float | None]) -> str:
 
     Examples
     --------
-    >>> as_toml({"rdzv": "10.0.0.1:29401", "token_file": None, "timeout_s": 2.0})
-    '{rdzv = "10.0.0.1:29401", timeout_s = 2.0}'
+    >>> as_toml({"endpoint": "10.0.0.1:29402", "token_file": None, "timeout_s": 2.0})
+    '{endpoint = "10.0.0.1:29402", timeout_s = 2.0}'
     """
     return f"{{{', '.join(f'{name} = {json.dumps(value)}' for name, value in settings.items() if value is not None)}}}"

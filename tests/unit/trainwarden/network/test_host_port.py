@@ -1,4 +1,4 @@
-"""What is no HOST:PORT is one sentence wherever it stands: bus, lease service, nodes of a job, page, RAS of NCCL."""
+"""What is no HOST:PORT is one sentence wherever it stands: bus, rendezvous, nodes of a job, page, RAS of NCCL."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Callable
 
 import pytest
 
-from actions.launchers.cluster.places import own_host
-from actions.launchers.leases.questions import QuestionServer
+from actions.launchers.torchrun.service import RendezvousService
 from collectors.collectives.ras_client import parse_address
 from dashboards.web.server import listen_at
 from trainwarden.bus.kafka.client import Clients, KafkaConfig
+from trainwarden.clock import SystemClock
 from trainwarden.errors import CollectorError, ConfigError
 from trainwarden.network.host_port import host_and_port
+from trainwarden.network.own_address import own_host
 
 READERS: list[Callable[[str], object]] = [
     lambda text: Clients([text], KafkaConfig()),
-    lambda text: QuestionServer(text, {}, token="t", most_bytes=1_000),
+    lambda text: RendezvousService(text, SystemClock(), token="t"),
     own_host,
     listen_at,
     parse_address,
 ]
 
 
-@pytest.mark.parametrize("reader", READERS, ids=["kafka", "lease", "rdzv", "page", "ras"])
+@pytest.mark.parametrize("reader", READERS, ids=["kafka", "rendezvous", "rdzv", "page", "ras"])
 @pytest.mark.parametrize(
     "text",
     [

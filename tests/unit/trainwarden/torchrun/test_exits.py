@@ -187,8 +187,8 @@ def test_a_new_round_and_what_was_asked_for_by_whom_are_events_of_ours(tmp_path)
     around, path = surroundings(tmp_path), tmp_path / "run" / EVENTS_FILE
     around.started(2, "rank 0 ended with code 7 on n")
     until(lambda: path.exists() and path.read_bytes().count(b"\n") == 2)
-    report = {"operation": "o", "state": "accepted", "text": "its fan is loud"}
-    around.note({"kind": "evict", "report": report, "by": "ann (act)", "target": "n7"}, "accepted")
+    report, why = {"operation": "o", "state": "accepted"}, "its fan is loud"
+    around.note({"kind": "evict", "report": report, "by": "ann (act)", "why": why, "target": "n7"}, "accepted")
     until(lambda: path.read_bytes().count(b"\n") == 3)
     begun, done, asked = map(EVENTS.decode, path.read_bytes().splitlines())
     assert [(one.kind, one.fields["stage"], one.fields["attempt"]) for one in (begun, done)] == [

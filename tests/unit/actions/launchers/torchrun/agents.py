@@ -49,7 +49,7 @@ class Agent:
         self.memory = table.memory
         if word.over is not None and (word.stop or self.beat.waits):
             self.over, self.beat = word.over, msgspec.structs.replace(self.beat, left=True, alive=(), waits=False)
-        elif word.begin is not None:
+        elif word.begin is not None and self.beat.waits and word.begin.round > self.beat.at:
             first = word.begin.rank * self.ranks
             ranks = tuple(range(first, first + self.ranks))
             self.rounds.append((word.begin.round, word.begin.rank))

@@ -107,7 +107,7 @@ def test_the_end_of_a_stop_is_known_when_nobody_is_left_to_say_so(node):
 
 
 def test_a_person_asks_by_the_command_line(node, capsys):
-    words = {"name": "j", "rdzv": f"127.0.0.1:{node.port}", "token_file": node.token_file, "torchrun": True}
+    words = {"name": "j", "rdzv": f"127.0.0.1:{node.port}", "token_file": node.token_file}
     assert job("restart", why="the room was hot", wait=PATIENCE_S, json="-", **words) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "done"
     assert job("status", wait=PATIENCE_S, **words) == 0

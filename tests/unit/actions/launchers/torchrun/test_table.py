@@ -396,6 +396,19 @@ def test_spares_do_not_begin_beside_nodes_that_may_all_train_still():
     assert world.seats == ["b"]
 
 
+def test_a_node_on_which_another_torchrun_was_started_is_no_longer_waited_for():
+    """Machines that lost their power close no connections; half of them silent would hold the job up for ever."""
+    world = with_spare()
+    for node in ("b", "c"):
+        world.cut(node)
+    world.pass_s(10.0)
+    assert world.table.memory.round == 1
+    for node in ("b", "c"):
+        world.start(node)
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round) == (["a", "b"], 2)
+
+
 def test_another_run_of_the_same_name_begins_once_all_of_the_last_have_gone():
     world = World("a", "b", least=2, most=2)
     for agent in world.agents.values():

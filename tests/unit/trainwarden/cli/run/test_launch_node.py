@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.launchers.cluster.words import Shape
 from trainwarden.cli.main import run
 from trainwarden.cli.run.launch_node import Here, NodesAsked
 from trainwarden.errors import ConfigError
@@ -40,10 +39,18 @@ def test_what_they_cannot_do_is_refused(asked: dict[str, Any], option: str) -> N
         msgspec.structs.replace(ASKED, **asked).check()
 
 
-def test_what_is_not_said_of_a_shape_is_as_documented() -> None:
-    assert NodesAsked(rdzv="h:1", nnodes=4).shape(2) == Shape(nodes=4, least_nodes=4, ranks=2)
-    said = ASKED.shape(2)
-    assert (said.least_nodes, said.spares, said.restarts, said.grow) == (2, 1, 3, "worth")
+def test_what_is_said_is_torchruns_own_options() -> None:
+    [nodes, ranks, *where, conf, plain] = ASKED.torchrun("j", 2, LaunchSettings(tls_ca="ca.pem"))
+    assert (nodes, ranks, plain) == ("--nnodes=2:4", "--nproc-per-node=2", "--no-python")
+    assert where == ["--rdzv-backend=trainwarden", "--rdzv-endpoint=10.0.0.1:29401", "--rdzv-id=j"]
+    assert conf == "--rdzv-conf=last_call_timeout=30.0,spares=1,max_failures=4,tls_ca=ca.pem"
+    [nodes, *_, conf, _] = NodesAsked(rdzv="h:1", nnodes=4).torchrun("j", 2, LaunchSettings())
+    assert (nodes, conf) == ("--nnodes=4:4", "--rdzv-conf=last_call_timeout=30.0,spares=0,max_failures=4")
+
+
+def test_a_path_that_torchrun_would_cut_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes no path with a comma"):
+        msgspec.structs.replace(ASKED, token_file=Path("/a,b")).torchrun("j", 2, LaunchSettings())
 
 
 def test_a_job_without_a_name_has_one_that_all_nodes_know() -> None:
@@ -58,7 +65,7 @@ def test_one_machine_needs_nothing_of_several() -> None:
     NodesAsked().check()
 
 
-def test_an_engine_without_a_bus_that_all_nodes_reach_is_refused_and_with_one_told_where_the_leader_is(
+def test_an_engine_without_a_bus_that_all_nodes_reach_is_refused_and_with_one_told_where_the_rendezvous_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["launch", "--nproc", "1", "--job", "j", "--rdzv", "127.0.0.1:1", "--mode", "auto", "--", "true"]
@@ -74,11 +81,11 @@ def test_an_engine_without_a_bus_that_all_nodes_reach_is_refused_and_with_one_to
         run()
     assert "--keep: what all nodes say is on a bus that all reach" in capsys.readouterr().err
     asked = msgspec.structs.replace(ASKED, token_file=Path("/etc/a 'token' \"of\" ours"))
-    mine = EngineSettings(launcher="cluster", launcher_settings={"rdzv": "old:1", "timeout_s": 9.0})
+    mine = EngineSettings(launcher="torchrun", launcher_settings={"endpoint": "old:1", "timeout_s": 9.0})
     told = load(environ=asked.engine(Settings(engine=mine, launch=LaunchSettings(tls_ca="ca.pem")), "confirm")).engine
-    assert (told.mode, told.launcher) == ("confirm", "cluster")
+    assert (told.mode, told.launcher) == ("confirm", "torchrun")
     assert told.launcher_settings == {
-        "rdzv": "10.0.0.1:29401", "timeout_s": 9.0, "token_file": "/etc/a 'token' \"of\" ours", "tls_ca": "ca.pem",
+        "endpoint": "10.0.0.1:29401", "timeout_s": 9.0, "token_file": "/etc/a 'token' \"of\" ours", "tls_ca": "ca.pem",
     }  # fmt: skip
 
 
@@ -103,3 +110,21 @@ def test_what_is_of_several_nodes_is_refused_on_one_and_not_passed_over(
     assert capsys.readouterr().err.splitlines() == [
         f"trainwarden: {option}: that is of a job on several nodes; name --rdzv HOST:PORT or leave it out"
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rdzv", "10.0.0.1:1"), "--token-file: 10.0.0.1 is reached by others, so the nodes have to share a token"),
+        (("--rdzv", "127.0.0.1:1", "--preload", "torch"), "--preload: ranks of several nodes are started by torchrun"),
+        (("--rdzv", "127.0.0.1:1", "--grow", "now"), "--grow now: a job grows at a checkpoint; name the folder"),
+    ],
+)
+def test_what_torchrun_cannot_do_is_refused_before_anything_begins(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRAINWARDEN_CHECKPOINTS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["trainwarden", "launch", "--nproc", "1", *words, "--", "true"])
+    with pytest.raises(SystemExit, match="2"):
+        run()
+    assert said in capsys.readouterr().err

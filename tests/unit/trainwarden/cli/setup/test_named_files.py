@@ -85,7 +85,7 @@ def said(files: Path, text: str, capsys: pytest.CaptureFixture[str]) -> list[str
 
 SERVE = "[serve]\n"
 LAUNCH = "[launch]\n"
-CLUSTER = '[engine]\nlauncher = "cluster"\n[engine.launcher_settings]\nrdzv = "10.0.0.1:29401"\n'
+TORCHRUN = '[engine]\nlauncher = "torchrun"\n[engine.launcher_settings]\nendpoint = "10.0.0.1:29401"\n'
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ CLUSTER = '[engine]\nlauncher = "cluster"\n[engine.launcher_settings]\nrdzv = "1
             "2: launch: @node.pem by @old_ca.pem: unable to get local issuer certificate",
         ),
         (LAUNCH + 'tls_key = "@node.key"', "2: tls: the authority (tls-ca), the certificate and its key need each"),
-        (CLUSTER.replace("29401", ""), "4: launcher_settings.rdzv: '10.0.0.1:' is not HOST:PORT"),
-        (CLUSTER + 'token_file = "@short"', "5: token: @short has to hold one word of 16 characters at least"),
-        (CLUSTER + 'tls_ca = "@none"', "5: engine.launcher_settings.tls_ca: @none cannot be read"),
+        (TORCHRUN.replace("29401", ""), "4: launcher_settings.endpoint: '10.0.0.1:' is not HOST:PORT"),
+        (TORCHRUN + 'token_file = "@short"', "5: token: @short has to hold one word of 16 characters at least"),
+        (TORCHRUN + 'tls_ca = "@none"', "5: engine.launcher_settings.tls_ca: @none cannot be read"),
         ('[kafka]\ntls = true\nca_file = "/"', "3: kafka.ca_file: / is a folder, not a file"),
         (
             '[kafka]\ntls = true\ncert_file = "@old.pem"\nkey_file = "@old.key"',
@@ -151,7 +151,7 @@ def test_what_settings_name_is_looked_at(
 
 
 def test_all_that_is_wrong_with_a_launcher_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = CLUSTER.replace(":29401", "") + 'token_file = "@open"\ntls_ca = "@none"\n'
+    text = TORCHRUN.replace(":29401", "") + 'token_file = "@open"\ntls_ca = "@none"\n'
     assert [line.partition(":")[0] for line in said(files, text, capsys)] == ["4", "5", "6"]
 
 
@@ -160,7 +160,7 @@ def test_files_that_are_right_are_fine(files: Path, capsys: pytest.CaptureFixtur
     serve = 'tls_certificate = "@good.pem"\ntls_key = "@good.key"\ntls_client_ca = "@ca.pem"\n'
     kafka = '[kafka]\ntls = true\nca_file = "@ca.pem"\ncert_file = "@good.pem"\nkey_file = "@good.key"\n'
     text = f'{SERVE}tokens = "@tokens"\nslack_secret_file = "@shared"\n{serve}{LAUNCH}{tls}{kafka}'
-    assert said(files, text + f'{CLUSTER}token_file = "@shared"\n{tls}', capsys) == []
+    assert said(files, text + f'{TORCHRUN}token_file = "@shared"\n{tls}', capsys) == []
 
 
 def test_a_certificate_that_is_out_of_date_in_a_web_configuration_is_said(

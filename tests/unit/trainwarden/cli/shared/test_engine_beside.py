@@ -1,4 +1,4 @@
-"""The engine comes and goes with the lease, and nothing waits for it."""
+"""The engine comes and goes with the first rank, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_it_is_there_with_the_lease_and_gone_with_it(rig: Rig) -> None:
+def test_it_is_there_with_the_first_rank_and_gone_with_it(rig: Rig) -> None:
     rig.lead = False
     rig.pass_s(10.0)
     assert rig.stack.starts == 0

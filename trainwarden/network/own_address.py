@@ -1,4 +1,4 @@
-"""Where a node is reached: its own address on the way to the others, and the interface that has it."""
+"""This machine's own address on the way to others, and the interface that has it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,3 @@ def interface_of(host: str) -> str | None:
         if any(one.address == host for one in addresses):
             return name
     return None
-
-
-def free_port(host: str) -> int:
-    """A TCP port of `host` that nobody listens on now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,6 +1,6 @@
 """A slow link in the group that exchanges much: found, planned around and moved away from, on real links.
 
-Four nodes, two pipeline stages of two ranks on gloo. Real are the network (tbf), the ranks, launchers, lease service,
+Four nodes, two pipeline stages of two ranks on gloo. Real are the network (tbf), the ranks, launchers, rendezvous,
 bus, detection and engine; what an agent would tell of NCCL's calls is told by the test, off what the ranks write down.
 """
 
@@ -20,7 +20,7 @@ import pytest
 from actions.planners.move import AGREES
 from tests.places import ROOT
 from tests.servers.kafka import ServerMissing
-from tests.system.cluster_job import PORT, Job
+from tests.system.nodes_job import PORT, Job
 from tests.system.runs import WARDEN
 from tests.testbed.nodes import Testbed
 from trainwarden.bus.address import connect
@@ -137,12 +137,12 @@ def test_the_nodes_are_numbered_anew_and_the_iteration_takes_as_long_as_predicte
     (tmp_path / "remedies.toml").write_text(REMEDIES)
     home = testbed.nodes[-1]
     config.write_text(
-        f'job = "j"\nbus = "embedded:{tmp_path / "bus.db"}"\n[engine]\nmode = "auto"\nlauncher = "cluster"\n'
-        f'remedies = "{tmp_path / "remedies.toml"}"\n[engine.launcher_settings]\nrdzv = "{home.address}:{PORT}"\n'
+        f'job = "j"\nbus = "embedded:{tmp_path / "bus.db"}"\n[engine]\nmode = "auto"\nlauncher = "torchrun"\n'
+        f'remedies = "{tmp_path / "remedies.toml"}"\n[engine.launcher_settings]\nendpoint = "{home.address}:{PORT}"\n'
         f'token_file = "{tmp_path / "token"}"\n'
     )
     told = Told(tmp_path)
-    job = Job(testbed, tmp_path, 4, "--nnodes", "4", "--preload", "torch", steps=STEPS, script="grid.py")
+    job = Job(testbed, tmp_path, 4, "--nnodes", "4", steps=STEPS, script="grid.py")
     beside = list[subprocess.Popen[Any]]()
     for name in ("detector", "engine"):
         environ = {**os.environ, "TRAINWARDEN_NODE": name, "TRAINWARDEN_RUN_DIR": str(tmp_path / name)}

@@ -1,4 +1,4 @@
-"""A job on several nodes of a testbed, looked at by what its ranks write down.
+"""A job of `trainwarden launch` on several nodes of a testbed, looked at by what its ranks write down.
 
 All nodes are of one machine, so their clocks are one, and what the ranks do can be put in order.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import groupby
@@ -38,7 +39,7 @@ class Line(msgspec.Struct, array_like=True):
 
 
 class Job:
-    """`nodes` launchers of one job, the first on the machine of the lease service unless `leases` is another one."""
+    """`nodes` launchers of one job; the rendezvous is on the last node of the testbed."""
 
     def __init__(
         self, testbed: Testbed, folder: Path, nodes: int, *words: str, steps: int = 250, script: str = "ring.py"
@@ -58,15 +59,16 @@ class Job:
         environ = {**os.environ, "TRAINWARDEN_NODE": node.name, "TRAINWARDEN_RUN_DIR": str(self.folder / node.name)}
         command = [
             *WARDEN, "launch", "--job", "j", "--nproc", "1", "--rdzv", f"{self.home}:{PORT}",
-            "--token-file", str(self.token), "--checkpoints", str(self.checkpoints), *self.words,
-            "--", "python", str(SCRIPTS / self.script), str(self.steps), str(self.log),
+            "--token-file", str(self.token), "--checkpoints", str(self.checkpoints),
+            *(word.format(rank=self.nodes[::-1].index(node)) for word in self.words),
+            "--", sys.executable, str(SCRIPTS / self.script), str(self.steps), str(self.log),
         ]  # fmt: skip
         with (self.folder / f"{node.name}.out").open("ab") as out:
             self.processes[node.name] = node.start(*command, cwd=ROOT, env=environ, stdout=out, stderr=out)
 
     @property
     def home(self) -> str:
-        """Where leases are asked for: the last node of the testbed, which may take part."""
+        """Where the rendezvous is: the last node of the testbed, which may take part."""
         return self.testbed.nodes[-1].address
 
     def lines(self) -> list[Line]:
@@ -98,15 +100,10 @@ class Job:
     def said(self) -> str:
         return "\n".join(f"--- {one.name}\n{one.read_text()[-4000:]}" for one in sorted(self.folder.glob("*.out")))
 
-    def leader(self) -> Node:
-        """Whose launcher says last that it leads."""
-        led = [
-            (line[:23], node)
-            for node in self.nodes
-            for line in (self.folder / f"{node.name}.out").read_text().splitlines()
-            if "this launcher leads" in line
-        ]
-        return max(led, key=lambda one: one[0])[1]
+    def first(self) -> Node:
+        """The node of rank 0."""
+        name = [one.node for one in self.lines() if one.rank == 0][-1]
+        return next(node for node in self.nodes if node.name == name)
 
     def end(self, *but: Node) -> dict[str, int]:
         """Exit codes of all launchers, once they have ended by themselves."""
@@ -127,7 +124,8 @@ class Job:
         for _, some in groupby(lines, key=lambda one: one.attempt):
             steps = [one.step for one in some]
             assert steps == list(range(steps[0], steps[0] + len(steps)))
-            assert done - 30 <= steps[0] <= done  # a checkpoint every ten steps, one of which may be half written
+            # A checkpoint every ten steps, one of which may be half written; agents look for them every two seconds.
+            assert done - 80 <= steps[0] <= done
             done = steps[-1] + 1
         assert done == self.steps
 
@@ -136,8 +134,8 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def lease_command(folder: Path) -> list[str]:
-    return [*WARDEN, "lease", "--listen", f"0.0.0.0:{PORT}", "--token-file", str(folder / "token")]
+def rendezvous_command(folder: Path) -> list[str]:
+    return [*WARDEN, "rendezvous", "--listen", f"0.0.0.0:{PORT}", "--token-file", str(folder / "token")]
 
 
 def ranks_on(node: Node) -> str:
