@@ -53,6 +53,23 @@ def test_an_evicted_node_is_replaced_by_a_spare_and_stays_out_until_it_is_put_ba
     assert (job.poll("o2"), job.states()["b"]) == ("done", "spare")
 
 
+def test_a_leader_that_knows_an_older_ledger_does_not_go_on_from_it_before_it_has_heard_the_others() -> None:
+    job = Nodes()
+    assert job.take("cordon", "d").state == "accepted"
+    older = job.table.asked.ledger
+    follow(job, 4)
+    job.take("evict", "b")
+    follow(job, 8)
+    newer = job.table.asked.ledger
+    assert newer is not None
+    assert set(newer.aside) == {"b", "d"}
+    job.next_leader()
+    for name, ledger in (("b", older), ("a", newer)):
+        job.table.hear(msgspec.structs.replace(job.said[name], ledger=ledger, alive=0, newest=None), job.now_s)
+        job.table.advance(job.now_s)
+    assert job.table.asked.aside == newer.aside
+
+
 def test_a_node_that_does_not_train_is_set_aside_without_a_restart() -> None:
     job = Nodes()
     for number, (kind, state) in enumerate([("uncordon", "spare"), ("evict", "cordoned"), ("cordon", "cordoned")]):
