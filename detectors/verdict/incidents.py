@@ -17,7 +17,7 @@ import numpy as np
 from detectors.job.window import Window
 from detectors.verdict.causes import evidenced
 from detectors.verdict.ensemble import Candidate, family_of, versions_used
-from detectors.verdict.revisions import began_together, better, covers, explains, moved, overlap, same
+from detectors.verdict.revisions import began_together, better, covers, echoes, explains, moved, overlap, same
 from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, Vote
 
@@ -145,7 +145,7 @@ class Joiner:
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
         for entry in self._open.values():
-            if self._grown_out_of(candidate, entry.record, window):
+            if echoes(candidate, entry.record) or self._grown_out_of(candidate, entry.record, window):
                 return entry
         return None
 

@@ -173,6 +173,26 @@ def test_a_root_once_known_stays_and_what_follows_is_added(kind: Any, later: Any
         assert story.at(second, follows, candidate(kind, 2, hard=True)) == []  # told once, in any order
 
 
+@pytest.mark.parametrize("after_s", [40.0, 900.0])
+def test_peers_that_wait_for_a_rank_whose_disk_is_full_are_no_second_incident(after_s: float) -> None:
+    story = Story()
+    story.at(0.0, candidate("storage", 1, hard=True))
+    waits = candidate("hang", 1, onset_s=START_S + after_s, hard=True)
+    story.at(after_s, candidate("storage", 1, hard=True), waits)
+    assert [(one.kind, one.state) for one in story.told] == [("storage", "opened")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "after_s"), [("storage", 2, 40.0), ("storage", 1, -40.0), ("storage", 1, 9e3)]
+)
+def test_a_hang_of_another_rank_or_time_is_a_second_incident(kind: Any, rank: int, after_s: float) -> None:
+    story = Story()
+    story.at(0.0, candidate(kind, 1, hard=True))
+    hang = candidate("hang", rank, onset_s=START_S + after_s, hard=True)
+    story.at(max(0.0, after_s), candidate("storage", 1, hard=True), hang)
+    assert [one.kind for one in story.told] == ["storage", "hang"]
+
+
 def test_a_hang_is_no_root_of_a_crash_without_words_but_what_explains_the_crash_is() -> None:
     story = Story()
     story.at(0.0, candidate("crash", 2, hard=True))
