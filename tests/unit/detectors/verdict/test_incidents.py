@@ -9,6 +9,8 @@ import pytest
 
 from detectors.job.state import JobState
 from detectors.job.window import Window
+from detectors.logs.loss_watch import LossWatch
+from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.protocol import Role
 from detectors.verdict.ensemble import Candidate, Ensemble, family_of
 from detectors.verdict.incidents import Joiner, incident_id
@@ -454,6 +456,16 @@ def test_a_vote_may_do_what_its_role_allows_and_no_more() -> None:
     assert not voted(evidence)
     assert voted(evidence, EnsembleConfig(weights={"evidence": 1.0}))
     assert voted({"a": vote("slow_job"), "logs": vote("log_storm")})
+
+
+def test_a_loss_that_is_no_number_does_not_make_an_unverified_slowness_believed() -> None:
+    """What the loss says names nobody, and would count in everybody's favour."""
+    ensemble = Ensemble(CONFIG, {"loss_watch": LossWatch.role, "iteration_threshold": IterationThreshold.role})
+    window = replace(JobState("job").window(START_S), phase="")
+    slow = {"iteration_threshold": vote("slow_job")}
+    lost = {"loss_watch": vote("silent_corruption", verified=True)}
+    assert [one.kind for one in ensemble.candidates(window, slow | lost)] == ["silent_corruption"]
+    assert ensemble.candidates(window, slow) == []
 
 
 def test_one_weight_leaves_the_others_as_they_are() -> None:
