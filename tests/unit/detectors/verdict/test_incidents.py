@@ -9,6 +9,8 @@ import pytest
 
 from detectors.job.state import JobState
 from detectors.job.window import Window
+from detectors.logs.loss_watch import LossWatch
+from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.protocol import Role
 from detectors.verdict.ensemble import Candidate, Ensemble, family_of
 from detectors.verdict.incidents import Joiner, incident_id
@@ -171,6 +173,26 @@ def test_a_root_once_known_stays_and_what_follows_is_added(kind: Any, later: Any
     assert told.evidence["followed"] == [f"{later}: because {later}"]
     for second in range(2, 6):
         assert story.at(second, follows, candidate(kind, 2, hard=True)) == []  # told once, in any order
+
+
+@pytest.mark.parametrize("after_s", [40.0, 900.0])
+def test_peers_that_wait_for_a_rank_whose_disk_is_full_are_no_second_incident(after_s: float) -> None:
+    story = Story()
+    story.at(0.0, candidate("storage", 1, hard=True))
+    waits = candidate("hang", 1, onset_s=START_S + after_s, hard=True)
+    story.at(after_s, candidate("storage", 1, hard=True), waits)
+    assert [(one.kind, one.state) for one in story.told] == [("storage", "opened")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "after_s"), [("storage", 2, 40.0), ("storage", 1, -40.0), ("storage", 1, 9e3)]
+)
+def test_a_hang_of_another_rank_or_time_is_a_second_incident(kind: Any, rank: int, after_s: float) -> None:
+    story = Story()
+    story.at(0.0, candidate(kind, 1, hard=True))
+    hang = candidate("hang", rank, onset_s=START_S + after_s, hard=True)
+    story.at(max(0.0, after_s), candidate("storage", 1, hard=True), hang)
+    assert [one.kind for one in story.told] == ["storage", "hang"]
 
 
 def test_a_hang_is_no_root_of_a_crash_without_words_but_what_explains_the_crash_is() -> None:
@@ -434,6 +456,16 @@ def test_a_vote_may_do_what_its_role_allows_and_no_more() -> None:
     assert not voted(evidence)
     assert voted(evidence, EnsembleConfig(weights={"evidence": 1.0}))
     assert voted({"a": vote("slow_job"), "logs": vote("log_storm")})
+
+
+def test_a_loss_that_is_no_number_does_not_make_an_unverified_slowness_believed() -> None:
+    """What the loss says names nobody, and would count in everybody's favour."""
+    ensemble = Ensemble(CONFIG, {"loss_watch": LossWatch.role, "iteration_threshold": IterationThreshold.role})
+    window = replace(JobState("job").window(START_S), phase="")
+    slow = {"iteration_threshold": vote("slow_job")}
+    lost = {"loss_watch": vote("silent_corruption", verified=True)}
+    assert [one.kind for one in ensemble.candidates(window, slow | lost)] == ["silent_corruption"]
+    assert ensemble.candidates(window, slow) == []
 
 
 def test_one_weight_leaves_the_others_as_they_are() -> None:
