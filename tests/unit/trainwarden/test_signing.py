@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.metrics_http.access import read_token
 from dashboards.notices import targets
 from trainwarden.commands.keys import new_signer, trusted_of
 from trainwarden.errors import ConfigError
-from trainwarden.metrics_http.access import Tokens
+from trainwarden.metrics_http.access import Tokens, read_token
 from trainwarden.signing import read_secret
 
 LINE = new_signer("ann").public_line("act") + "\n"
