@@ -22,6 +22,7 @@ from trainwarden.checkpoint.slots import SLOTS, Busy, Slot, Slots
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.keeper")
+PEERS_S: Final = 60.0  # a keeper is up after a few seconds, on a busy node after some tens
 MOST_KEPT_RANKS: Final = 64  # of the previous node; no node has more devices
 
 
@@ -178,8 +179,23 @@ class Keeper:
             yield descriptor, read_header(descriptor)
 
     def stage(self, rank: int, world: int, topology: str, at_most: Id | None) -> Staged:
-        """Put the newest usable shard of `rank` into one of its slots."""
-        copies = self.survey()
+        """Put the newest usable shard of `rank` into one of its slots.
+
+        Keepers often start together with the ranks. While a peer does not answer and may hold something newer, wait:
+        only a rank whose own newest shard is restored is sure that there is none.
+        """
+        deadline_s = self._clock.monotonic_s() + PEERS_S
+        own = [copy.id for copy in self.inventory() if (copy.tier, copy.rank) == ("memory", rank)]
+        newest = max((id_ for id_ in own if at_most is None or id_ <= at_most), default=None)
+        while True:
+            copies = self.survey()
+            staged = self._stage(copies, rank, world, topology, at_most)
+            is_sure = staged.id is not None and staged.id == newest
+            if is_sure or not self.away.keys() & self._peers.keys() or self._clock.monotonic_s() >= deadline_s:
+                return staged
+            self._clock.sleep(0.5)
+
+    def _stage(self, copies: Copies, rank: int, world: int, topology: str, at_most: Id | None) -> Staged:
         words: list[str] = [f"{node} does not answer ({why})" for node, why in self.away.items()]
         attempt = max((id_.attempt for id_ in copies.by_id), default=None)
         other = ""

@@ -99,7 +99,7 @@ class KeeperService:
             copies = self.keeper.tick()
         except Exception:
             log.exception("the round failed")
-            self._count("errors_total", "Rounds that failed.", 1 + self._counted.get("errors_total", 0))
+            _OfJob(self._metrics, self.keeper.job).count("errors_total", "Rounds that failed.", 1)
             return
         self._tell(copies)
 
@@ -109,36 +109,45 @@ class KeeperService:
         return listing(keeper, keeper.survey(), time.time())
 
     def _tell(self, copies: Copies) -> None:
-        keeper, totals = self.keeper, self.keeper.totals
+        keeper, totals, job = self.keeper, self.keeper.totals, _OfJob(self._metrics, self.keeper.job)
         ids = [id_ for id_ in copies.newest_first() if copies.is_complete(id_, "memory")][:2]
-        if len(ids) == 2:
+        if len(ids) == 2 and len(keeper.ring) > 1:  # one node alone replicates nothing
             gap_s = copies.saved_at_s(ids[0]) - copies.saved_at_s(ids[1])
-            self._gauge("interval_seconds", "Time between the two newest checkpoints.", gap_s)
-        for name, newest in (
-            ("replicated", copies.newest("neighbour")),
-            ("durable", copies.newest("store")),
-        ):
-            if newest is not None:
-                help_text = f"When the newest {name} checkpoint was saved, Unix time."
-                self._gauge(f"{name}_timestamp_seconds", help_text, copies.saved_at_s(newest))
+            job.gauge("interval_seconds", "Time between the two newest checkpoints.", gap_s)
+        if (newest := copies.newest("neighbour")) is not None:
+            saved_at_s = copies.saved_at_s(newest)
+            job.gauge("replicated_timestamp_seconds", "When the newest replicated checkpoint was saved.", saved_at_s)
+        if (newest := copies.newest("store")) is not None:
+            saved_at_s = copies.saved_at_s(newest)
+            job.gauge("durable_timestamp_seconds", "When the newest durable checkpoint was saved.", saved_at_s)
         size = sum(copy.size for copy in keeper.inventory())
-        self._gauge("memory_bytes", "Sealed shards in this node's memory.", size)
-        self._gauge("away", "Peers and stores that do not answer.", len(keeper.away))
-        self._count("sent_total", "Shards that the next node has verified.", totals.sent)
-        self._count("sent_bytes_total", "Their bytes.", totals.sent_bytes)
-        self._count("flushed_total", "Shards written to the store.", totals.flushed)
-        self._count("corrupt_total", "Shards that failed a checksum.", totals.corrupt)
+        job.gauge("memory_bytes", "Sealed shards in this node's memory.", size)
+        job.gauge("away", "Peers and stores that do not answer.", len(keeper.away))
+        job.count("sent_total", "Shards that the next node has verified.", self._new("sent", totals.sent))
+        job.count("sent_bytes_total", "Their bytes.", self._new("sent_bytes", totals.sent_bytes))
+        job.count("flushed_total", "Shards written to the store.", self._new("flushed", totals.flushed))
+        job.count("corrupt_total", "Shards that failed a checksum.", self._new("corrupt", totals.corrupt))
         notes = [keeper.slots.note(f"trainer-{rank}.json") or {} for rank in {s.rank for s in keeper.slots.listed()}]
         for reason in _SKIPS:
             skipped = sum(one for note in notes if isinstance(one := note.get(reason), int))
-            self._gauge("skipped_saves", "Saves that the trainers here have skipped.", skipped, reason=reason)
+            job.gauge("skipped_saves", "Saves that the trainers here have skipped.", skipped, reason=reason)
 
-    def _gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
-        self._metrics.gauge(name, help_text, value, training_job=self.keeper.job, **labels)
+    def _new(self, name: str, total: int) -> int:
+        new, self._counted[name] = total - self._counted.get(name, 0), total
+        return new
 
-    def _count(self, name: str, help_text: str, total: int) -> None:
-        self._metrics.count(name, help_text, total - self._counted.get(name, 0), training_job=self.keeper.job)
-        self._counted[name] = total
+
+class _OfJob:
+    """The metrics of one job."""
+
+    def __init__(self, metrics: SelfMetrics, job: str) -> None:
+        self._metrics, self._job = metrics, job
+
+    def count(self, name: str, help_text: str, amount: float) -> None:
+        self._metrics.count(name, help_text, amount, training_job=self._job)
+
+    def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        self._metrics.gauge(name, help_text, value, training_job=self._job, **labels)
 
 
 def listing(keeper: Keeper, copies: Copies, now_s: float) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class Cluster:
                 "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port), "TRAINWARDEN_JOB": "j", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"],
                 "TRAINWARDEN_CHECKPOINT_MEMORY": str(self.memory(node)), "TRAINWARDEN_HOOK": "0",
+                "TRAINWARDEN_KEEPER_TIMEOUT_S": "240",
             }  # fmt: skip
             self.log(rank).touch()
             words = [str(SCRIPTS / "memory_trainer.py"), str(last)]
@@ -171,7 +172,7 @@ def test_ranks_keepers_nodes_and_all_nodes_are_killed_and_training_goes_on(clust
     resumed = cluster.resumed()
     assert {step for step, _ in resumed} == {resumed[0][0]}
     assert resumed[0][0] >= known
-    assert [words for _, words in resumed] == [f"step {resumed[0][0]} is restored from the store"] * 2
+    assert all(words.startswith(f"step {step} is restored from the store") for step, words in resumed)
     assert [one.wait() for one in cluster.ranks] == [0, 0]
 
 

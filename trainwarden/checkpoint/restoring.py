@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -97,6 +98,8 @@ def _agree(slots: Slots, process: Process, topology: str) -> _Found:
         attempt = max(attempt, *(seen + 1 for _, _, seen, _ in rows))
         if any(row[0] < 0 for row in rows):
             begin_attempt(attempt)
+            if any(row[0] >= 0 for row in rows):
+                log.warning("some ranks have a checkpoint and others have none that matches: nothing is restored")
             if any(row[3] for row in rows):
                 other = found.other_topology or "another one"
                 raise CheckpointError(
@@ -160,9 +163,7 @@ def _ask_keeper(slots: Slots, process: Process, topology: str, bound: Id | None)
         "at_most": None if bound is None else [bound.attempt, bound.step],
     }  # fmt: skip
     try:
-        with socket.socket(socket.AF_UNIX) as line:
-            line.settimeout(_PATIENCE_S)
-            line.connect(f"/proc/self/fd/{slots.descriptor}/{SOCKET}")  # a path of any length
+        with _connected(slots) as line:
             line.sendall(json.dumps(question).encode() + b"\n")
             answer = json.loads(line.makefile("rb").readline(_MOST_ANSWER_BYTES))
         error, staged = answer.get("error"), answer.get("id")
@@ -175,8 +176,24 @@ def _ask_keeper(slots: Slots, process: Process, topology: str, bound: Id | None)
         slot = Slot("own", process.rank, int(answer["slot"]))
         return _Found(slot, Id(int(staged[0]), int(staged[1])), answer["attempt"], answer["words"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.info("no keeper answers (%r): only this node's memory is searched", error)
+        log.warning("no keeper answers (%r): only this node's memory is searched", error)
         return None
+
+
+def _connected(slots: Slots) -> socket.socket:
+    """A connection to the keeper; one that starts with the job is waited for as long as the environment says."""
+    deadline_s = time.monotonic() + float(os.environ.get("TRAINWARDEN_KEEPER_TIMEOUT_S") or 0)
+    while True:
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.settimeout(_PATIENCE_S)
+            line.connect(f"/proc/self/fd/{slots.descriptor}/{SOCKET}")  # a path of any length
+            return line
+        except OSError:
+            line.close()
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(0.2)
 
 
 def _load(slots: Slots, slot: Slot, model: nn.Module, optimizer: Any) -> tuple[int, Any]:

@@ -11,6 +11,7 @@ from actions.keeper import keeper as keeper_module
 from actions.keeper import transfer
 from actions.keeper.copies import Copies, Copy
 from actions.keeper.service import listing
+from tests.doubles import ManualClock
 from tests.keeper_doubles import Nodes, content
 from trainwarden.checkpoint import shard
 from trainwarden.checkpoint.shard import CheckpointError, Id
@@ -180,6 +181,30 @@ def test_a_peer_that_is_away_stops_neither_the_keeper_nor_a_restore(tmp_path):
     staged = nodes.stage(0)
     assert staged.id == FIRST
     assert "c does not answer" in staged.words
+
+
+def test_a_restore_waits_for_a_peer_that_starts_with_it(tmp_path):
+    """b, whose memory is empty, is asked before a listens; without waiting the job would begin anew."""
+    nodes = Nodes(tmp_path, 2, flush_every_s=1000.0)
+    nodes.save_all(FIRST, SIZE)
+    nodes.tick(2)
+    nodes.save_all(SECOND, SIZE)
+    nodes.tick(2)
+    nodes.lose("b")
+    nodes.away.add("a")
+
+    class Mending(ManualClock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            if self.monotonic_s() > 5:
+                nodes.away.clear()
+
+    nodes.keepers["b"]._clock = Mending()
+    assert nodes.stage(1).id == SECOND
+    nodes.away.add("a")
+    nodes.lose("b")
+    assert nodes.stage(1).id == FIRST  # it never answers: what the store has is better than nothing
+    assert nodes.clock.monotonic_s() >= keeper_module.PEERS_S
 
 
 def test_a_store_that_cannot_be_written_is_said_and_counted(tmp_path):
