@@ -186,16 +186,20 @@ class Keeper:
         """
         deadline_s = self._clock.monotonic_s() + PEERS_S
         own = [copy.id for copy in self.inventory() if (copy.tier, copy.rank) == ("memory", rank)]
+        fetched: dict[str, str] = {}
         newest = max((id_ for id_ in own if at_most is None or id_ <= at_most), default=None)
         while True:
             copies = self.survey()
-            staged = self._stage(copies, rank, world, topology, at_most)
+            staged = self._stage(copies, rank, (world, topology), at_most, fetched)
             is_sure = staged.id is not None and staged.id == newest
             if is_sure or not self.away.keys() & self._peers.keys() or self._clock.monotonic_s() >= deadline_s:
                 return staged
             self._clock.sleep(0.5)
 
-    def _stage(self, copies: Copies, rank: int, world: int, topology: str, at_most: Id | None) -> Staged:
+    def _stage(
+        self, copies: Copies, rank: int, layout: tuple[int, str], at_most: Id | None, fetched: dict[str, str]
+    ) -> Staged:
+        """One try; `fetched` holds from where shards came in the tries before."""
         words: list[str] = [f"{node} does not answer ({why})" for node, why in self.away.items()]
         attempt = max((id_.attempt for id_ in copies.by_id), default=None)
         other = ""
@@ -203,17 +207,18 @@ class Keeper:
             if at_most is not None and id_ > at_most:
                 continue
             theirs = copies.by_id[id_][0]
-            if (theirs.world, theirs.topology) != (world, topology):
+            if (theirs.world, theirs.topology) != layout:
                 other = other or theirs.topology
                 continue
             if missing := copies.missing(id_):
                 words.append(f"step {id_.step} is passed over, as no copy is left of {_ranks(missing)}")
                 continue
             for copy in copies.sources(id_, rank, self.node):
-                place = _place(copy, self.node)
+                place = fetched.get(copy.digest) or _place(copy, self.node)
                 with self._lock:
                     slot, trouble = self._bring(copy)
                 if slot is not None:
+                    fetched[copy.digest] = place
                     said = [f"step {id_.step} is restored from {place}", *words]
                     return Staged(slot, id_, attempt, "; ".join(said))
                 words.append(f"rank {rank}'s shard of step {id_.step} in {place} is unusable ({trouble})")

@@ -203,7 +203,9 @@ def test_a_restore_waits_for_a_peer_that_starts_with_it(tmp_path):
     assert nodes.stage(1).id == SECOND
     nodes.away.add("a")
     nodes.lose("b")
-    assert nodes.stage(1).id == FIRST  # it never answers: what the store has is better than nothing
+    staged = nodes.stage(1)  # it never answers: what the store has is better than nothing
+    assert staged.id == FIRST
+    assert staged.words.startswith("step 10 is restored from the store; a does not answer")
     assert nodes.clock.monotonic_s() >= keeper_module.PEERS_S
 
 

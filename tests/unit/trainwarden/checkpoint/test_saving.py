@@ -253,3 +253,39 @@ def test_an_error_of_ours_is_counted_and_never_raised(monkeypatch, caplog):
     assert not saving.save(1, model=model, optimizer=optimizer)
     assert saving._saver._counts["failed"] == 1
     assert issubclass(TooSmall, CheckpointError)
+
+
+def test_sharded_parameters_and_their_optimizer_state_come_back(tmp_path, monkeypatch):
+    """FSDP2: each rank saves its own part, and it comes back as DTensors of the same mesh."""
+    from torch.distributed.fsdp import fully_shard
+
+    store = f"file://{tmp_path / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+
+        def sharded():
+            torch.manual_seed(2)
+            model = fully_shard(torch.nn.Linear(6, 5), mesh=mesh)
+            return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        model, optimizer = sharded()
+        for _ in range(2):
+            model(torch.randn(4, 6)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert saving.save(2, model=model, optimizer=optimizer)
+        saving.wait()
+        saved = [one.to_local().clone() for one in model.parameters()]
+        moments = [state["exp_avg"].to_local().clone() for state in optimizer.state.values()]
+        start(monkeypatch)
+        model, optimizer = sharded()
+        assert restoring.restore(model=model, optimizer=optimizer).step == 2
+        assert all(torch.equal(one.to_local(), was) for one, was in zip(model.parameters(), saved, strict=True))
+        found = [state["exp_avg"] for state in optimizer.state.values()]
+        assert all(torch.equal(one.to_local(), was) for one, was in zip(found, moments, strict=True))
+        model(torch.randn(4, 6)).sum().backward()
+        optimizer.step()
+    finally:
+        saving.wait()
+        torch.distributed.destroy_process_group()
