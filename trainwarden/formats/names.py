@@ -13,7 +13,7 @@ from trainwarden.formats.vocabulary import SPELLINGS
 
 TIME: Final = ("time_s", "timestamp", "time", "ts", "datetime", "date_time", "date/time", "wall time", "wall_time",
                "@timestamp", "_timestamp", "epoch", "unix_time", "time_ms", "timestamp_ms", "time_ns", "timestamp_ns",
-               "timestamp_us", "_time", "date", "created_at", "relative time", "_runtime")  # fmt: skip
+               "timestamp_us", "_time", "date", "created_at", "query_time", "relative time", "_runtime")  # fmt: skip
 NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name", "instance", "server", "machine",
                "kubernetes_node", "exported_instance")  # fmt: skip
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
@@ -22,8 +22,15 @@ DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gp
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
+# Words of a loss's name that make it another than the training's own.
+OTHER_LOSSES: Final = frozenset({
+    "val", "valid", "validation", "eval", "evaluation", "test", "testing", "dev", "aux", "auxiliary", "load", "balance",
+    "balancing", "router", "z", "kl", "kld", "reg", "epoch", "last", "best", "min", "max", "prev", "previous",
+    "initial", "packet", "packets", "frame", "data", "signal", "weight", "precision", "of", "without", "no", "stop",
+    "scale", "scaler", "fn",
+})  # fmt: skip
 STEP: Final = ("step", "_step", "global_step", "iteration", "iter", "trainer/global_step", "train/global_step",
-               "training_step", "consumed_steps")  # fmt: skip
+               "training_step", "consumed_steps", "current_steps")  # fmt: skip
 SERIES: Final = ("metric", "series", "__name__", "metric_name", "field", "_field", "key", "tag", "measurement", "name")
 VALUE: Final = ("value", "_value", "val")
 _DURATIONS: Final = frozenset({
