@@ -61,6 +61,10 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.rendezvous:rendezvous",
         "The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.",
     ),
+    "keeper": Entry(
+        "trainwarden.cli.serve.keeper:keeper",
+        "The keeper of a node: copies checkpoints in memory to the next node and the store, until stopped.",
+    ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
         "The local launcher alone (started by launch and demo).",
@@ -77,6 +81,10 @@ _COMMANDS: Final[dict[str, Entry]] = {
     "incidents": Entry(
         "trainwarden.cli.ask.incidents:incidents",
         "Incidents, oldest first; exit codes 0 there is none, 1 there is one, 3 no detector has judged anything.",
+    ),
+    "checkpoints": Entry(
+        "trainwarden.cli.ask.checkpoints:checkpoints",
+        "List checkpoints in memory, at the neighbour and in the store, and what would be lost now.",
     ),
     "runs": Entry(
         "trainwarden.cli.ask.runs:runs",
@@ -175,7 +183,7 @@ _COMMANDS: Final[dict[str, Entry]] = {
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Start": ("watch", "launch", "up", "demo", "job"),
-    "Ask": ("status", "incidents", "explain", "report", "runs", "detect", "check", "serve"),
+    "Ask": ("status", "incidents", "explain", "report", "runs", "checkpoints", "detect", "check", "serve"),
     "Operate": ("actions", "nodes", "cordon", "uncordon", "set-healthy", "silences", "validate", "plan"),
     "Train models": ("train", "models", "trainer", "archive", "annotate", "profile"),
 }
