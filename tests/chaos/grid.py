@@ -144,9 +144,16 @@ class Grid:
         """A node starts ranks: of a round that is one and the same wherever it begins."""
         lives = tuple(seat.life for seat in memory.roster)
         self.history.begun.setdefault(node.agent.life, []).append((memory.round, 0))
-        if self.rosters.setdefault(memory.round, lives) != lives:
-            self.history.aside.append(f"round {memory.round} began with {self.rosters[memory.round]} and {lives}")
+        before = self.rosters.get(memory.round, lives)
+        if before != lives and all(self._is_on(life) for life in before):
+            self.history.aside.append(f"round {memory.round} began with {before} and {lives}")
+        elif before != lives:  # all that knew of the job were lost with their services, so it began anew
+            self.history.steps.clear()
+        self.rosters[memory.round] = lives
         self.words.check(memory)
+
+    def _is_on(self, life: str) -> bool:
+        return any(one.on and one.agent.life == life for one in self.machines)
 
     def _whole(self) -> list[int]:
         """Rounds of which every rank runs."""

@@ -56,7 +56,8 @@ class History(msgspec.Struct):
     """One run: what engines asked for, what was done, what is on the bus, and how each job ended.
 
     `steps` are rounds of the job of torchruns in the order in which they trained, `begun` those that each torchrun
-    started, `aside` rounds that were not to begin so, `done` what was seen done there.
+    started, `aside` rounds that were not to begin so, `done` what was seen done there. `steps_lost`
+    tells of steps that ranks ended and detection does not know.
     """
 
     seed: int
@@ -71,6 +72,7 @@ class History(msgspec.Struct):
     steps: list[tuple[int, int]] = msgspec.field(default_factory=list)
     begun: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     aside: list[str] = msgspec.field(default_factory=list)
+    steps_lost: list[str] = msgspec.field(default_factory=list)
     done: Counter[str] = msgspec.field(default_factory=Counter)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
 
@@ -167,6 +169,7 @@ RULES: Final[Mapping[str, Callable[[History], list[str]]]] = {
     "no job left stopped without a word": stopped_without_a_word,
     "nothing begun and forgotten": left_unfinished,
     "no attempt beside another": attempts_mixed,
+    "no step lost to its number": lambda history: history.steps_lost,
 }
 
 

@@ -15,6 +15,7 @@ from actions.engine.handler import EngineHandler
 from actions.launchers.torchrun.table import JobTable
 from actions.remedies import planner, stopped_job
 from actions.remedies.memory import Memory
+from detectors.job.step_numbers import StepNumbers
 from tests.chaos.history import RULES, broken
 from tests.chaos.world import World
 
@@ -30,6 +31,13 @@ def _disowned(self: Acting, memory: Any, elsewhere: Any, take_over: Any = Acting
     take_over(self, memory, elsewhere)
     self.mine = set()
     return []
+
+
+def _by_label(self: StepNumbers, column: int, label: int, end_s: float) -> int | None:
+    if label <= self.high[column]:
+        return None
+    self.high[column] = label
+    return label
 
 
 def _anybody(self: JobTable, now_s: float) -> list[Any]:
@@ -54,6 +62,7 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "who is set aside takes part": ("no attempt beside another", JobTable, "_waiting", _anybody),
     "a move is forgotten": ("no attempt beside another", JobTable, "_seats", _no_order),
     "half of the nodes is not asked for": ("no attempt beside another", JobTable, "majority", lambda self, now_s: True),
+    "a label is a number": ("no step lost to its number", StepNumbers, "of", _by_label),
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from tests.chaos.history import Call, History, Limits
 from tests.chaos.platform import Platform
 from tests.chaos.scheduled import ScheduledJob
 from tests.chaos.slow_links import exchanging
+from tests.chaos.training import Training
 from trainwarden.commands.words import on_job, on_node, set_healthy
 from trainwarden.launching import Operation
 from trainwarden.records import ActionRecord, CommandRecord
@@ -47,6 +48,7 @@ class World:
         self.jobs = {name: ScheduledJob(name, random) for name in JOBS}
         self.platform = Platform(self.jobs, random, self.history, MOST_OUT)
         self.bus = ChaosBus(self.log)
+        self.training = Training(random, self.history)
         self.detection = Detection(ChaosBus(self.log), random, lambda: self.now_s, random.uniform(-2.0, 2.0))
         nodes = {"at_most": self.limits.nodes_at_most, "share": NODE_SHARE, "within_s": self.limits.within_s}
         settings = EngineSettings(
@@ -94,6 +96,7 @@ class World:
         self.now_s += seconds
         self.platform.advance(self.now_s)
         self.grid.tick(self.grid.now_s + 1.0)
+        self.training.tick(1.0)
         self.detection.advance()
         for engine in self.random.sample(self.engines, 2):
             engine.step()
@@ -112,7 +115,8 @@ class World:
     def be_calm(self) -> None:
         """Nothing fails any more, and people lift what they have said."""
         self.log.calm = self.grid.calm = True
-        self.log.away_until_s = self.log.deaf_until_s = self.platform.away_until_s = self.now_s
+        self.log.away_until_s = self.log.deaf_until_s = self.log.held_until_s = self.platform.away_until_s = self.now_s
+        self.log.refuses.clear()
         self.grid.away_until_s = [self.grid.now_s] * 2
         self.flaky.clear()
         for engine in self.engines:
@@ -128,6 +132,7 @@ class World:
 
     def tell_the_end(self) -> None:
         history = self.history
+        self.training.tell_the_end()
         messages = self.log.read(ACTIONS)
         history.actions = self.actions()
         history.said_s = {one.record.id: one.time_s for one in messages if isinstance(one.record, ActionRecord)}
@@ -157,10 +162,18 @@ class World:
             (1.5, "launcher killed", self.kill_launcher),
             (1.5, "bus away", self.bus_away),
             (0.8, "engines not let into their groups", self.deafen),
+            (1.5, "rebalance held open", self.hold_rebalance),
+            (0.8, "topic refuses large records", self.limit_topic),
             (1.0, "first rendezvous away", self.take_rendezvous_away),
             (2.0, "node lost", self.lose_node),
+            (1.0, "node lost as it starts", self.lose_node_at_start),
+            (0.7, "engine's clock an hour ahead for a round", self.step_clock),
+            (0.5, "bus's clock an hour ahead for a record", self.step_bus_clock),
             (3.0, "node comes back", self.boot_node),
             (2.0, "node cut off", self.cut_node),
+            (1.0, "step numbers begin again", self.training.begin_epoch),
+            (1.0, "a step bears a number of nonsense", self.training.mistake),
+            (1.0, "all ranks begin anew from a checkpoint", self.training.restart),
             (1.5, "rendezvous killed", self.kill_rendezvous),
             (0.7, "a person stops all", self.stop_all),
             (2.0, "a person resumes", self.resume),
@@ -282,6 +295,17 @@ class World:
         self.log.deaf_until_s = self.now_s + self.random.choice((1.0, 6.0))
         return True
 
+    def hold_rebalance(self) -> bool:
+        self.log.share_out_anew(self.random.choice((0.0, 1.0, 6.0, 12.0)))
+        return True
+
+    def limit_topic(self) -> bool:
+        """Somebody sets a limit on what engines say; the next time it is lifted."""
+        limited = self.log.refuses.pop(ACTIONS.name, None)
+        if limited is None:
+            self.log.refuses[ACTIONS.name] = self.random.choice((100, 350, 500))
+        return limited is None
+
     def take_rendezvous_away(self) -> bool:
         """Nobody reaches it for a while, and it goes on with what it knew."""
         self.grid.away_until_s[0] = self.grid.now_s + self.random.choice((2.0, 8.0))
@@ -294,6 +318,25 @@ class World:
         if not nodes or sum(one.on for one in self.grid.machines) < 2:
             return False
         self.random.choice(nodes).kill()
+        return True
+
+    def lose_node_at_start(self) -> bool:
+        dead = [one for one in self.grid.machines if not one.on]
+        for one in dead:
+            one.boot()
+            for _ in range(self.random.randrange(3)):
+                one.talk()
+                one.obey()
+            one.kill()
+        return bool(dead)
+
+    def step_clock(self) -> bool:
+        self.random.choice(self.engines).clock.ahead_s = HOUR_S
+        return True
+
+    def step_bus_clock(self) -> bool:
+        """What is written next bears the time an hour from now; the bus's stamps never fall (the embedded one's)."""
+        self.log.ahead_s = HOUR_S
         return True
 
     def boot_node(self) -> bool:

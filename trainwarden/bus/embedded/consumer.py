@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trainwarden.bus.dead_letters import Decoder
@@ -14,6 +16,8 @@ from trainwarden.clock import Clock
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
+
+log = logging.getLogger("trainwarden.bus")
 
 MAX_POLL_BYTES = 16 * 1024 * 1024  # one poll returns no more than this, however large its records
 _FIRST_WAIT_S = 0.002
@@ -32,7 +36,7 @@ class EmbeddedConsumer:
     def __init__(
         self,
         open_store: Callable[[], Store],
-        guard: Callable[[], Any],
+        guard: Callable[[Store], Any],
         topics: Sequence[Topic[Any]],
         group: str,
         *,
@@ -54,6 +58,9 @@ class EmbeddedConsumer:
         self._returned: dict[int, int] = {}
         self._reached: dict[int, int] = {}
         self._names: dict[int, tuple[str, int]] = {}
+        self._due: dict[int, int] = {}  # the first record that this group has not been given yet
+        self._lost: Counter[str] = Counter()
+        self._compact = frozenset(topic.name for topic in topics if topic.compact)
         self._version = -1
         self._more = True
         self._wait_s = _FIRST_WAIT_S
@@ -61,7 +68,7 @@ class EmbeddedConsumer:
         self._store = open_store()
         self._members = Membership(self._store, group, [topic.name for topic in topics], lease_s)
         try:
-            with self._guard():
+            with self._guard(self._store):
                 self._members.join(clock.now_s())
                 self._take_assignment()
         except BaseException:
@@ -74,10 +81,15 @@ class EmbeddedConsumer:
         """Undecodable records met so far."""
         return self._decoder.dead_letters
 
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """By topic, records that were gone before they could be read."""
+        return self._lost
+
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
-            with self._lock, self._guard():
+            with self._lock, self._guard(self._store):
                 self._check_open()
                 if self._follow_group():
                     return []
@@ -96,7 +108,7 @@ class EmbeddedConsumer:
             self._check_open()
             self._decoder.keep(self._flush)
             if self._returned:
-                with self._guard():
+                with self._guard(self._store):
                     kept = {
                         stream: max(offset, self._reached.get(stream, 0)) for stream, offset in self._returned.items()
                     }
@@ -104,13 +116,13 @@ class EmbeddedConsumer:
                     self._returned.clear()
 
     def committed(self) -> Mapping[tuple[str, int], int]:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             kept = self._members.committed()
             return {self._names[stream]: kept[stream] for stream in self._positions if stream in kept}
 
     def seek_to_time(self, time_s: float) -> None:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             kept = self._members.committed()
             with self._store.snapshot():
@@ -118,7 +130,7 @@ class EmbeddedConsumer:
             self._move({stream: min(start, kept.get(stream, start)) for stream, start in starts.items()})
 
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             places = {stream: self._names[stream] for stream in self._positions}
             self._move({stream: offsets[place] for stream, place in places.items() if place in offsets})
@@ -137,7 +149,7 @@ class EmbeddedConsumer:
             return frozenset(self._names[stream] for stream in self._positions)
 
     def lag(self) -> int | None:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             if not self._positions:
                 return None
@@ -149,7 +161,7 @@ class EmbeddedConsumer:
                 return
             self.closed = True
             try:
-                with self._guard():
+                with self._guard(self._store):
                     self._members.leave(self._clock.now_s())
             finally:
                 self._store.close()
@@ -192,7 +204,7 @@ class EmbeddedConsumer:
             if stream.id in gained:
                 self._names[stream.id] = (stream.topic, stream.partition)
                 fresh = stream.next if self._start == "latest" else stream.first
-                self._positions[stream.id] = kept.get(stream.id, fresh)
+                self._positions[stream.id] = self._due[stream.id] = kept.get(stream.id, fresh)
         self._since = owned
         self._more = True
         return True
@@ -212,8 +224,10 @@ class EmbeddedConsumer:
                         return messages
                     raise
                 self._positions[row.stream] = self._returned[row.stream] = row.offset + 1
+                self._due[row.stream] = max(self._due[row.stream], row.offset + 1)
                 if record is not None:
-                    messages.append(Message(topic, partition, row.offset, row.time_s, row.key, record))
+                    place = (topic, partition, row.offset)
+                    messages.append(Message(*place, row.time_s, row.key, record, clock_s=row.clock_s))
             if messages:
                 return messages
         return []
@@ -223,9 +237,10 @@ class EmbeddedConsumer:
         rows: list[Row] = []
         size = 0
         with self._store.snapshot():
+            streams = self._mine()
             waiting = [
                 self._store.rows(stream.id, self._positions[stream.id], stream.next, max_records)
-                for stream in self._mine()
+                for stream in streams
                 if stream.next > self._positions[stream.id]
             ]
             for row in heapq.merge(*waiting):
@@ -233,4 +248,16 @@ class EmbeddedConsumer:
                 if rows and (size > MAX_POLL_BYTES or len(rows) == max_records):
                     break
                 rows.append(row)
+        self._pass_over(streams)
         return rows
+
+    def _pass_over(self, streams: Iterable[Stream]) -> None:
+        """Count what retention has removed before this group was given it."""
+        for stream in streams:
+            lost = stream.first - self._due[stream.id]
+            if lost > 0:
+                self._due[stream.id] = stream.first
+            if lost > 0 and stream.topic not in self._compact:
+                self._lost[stream.topic] += lost
+                fields = {"topic": stream.topic, "partition": stream.partition, "records": lost}
+                log.warning("records were removed before they were read", extra={"fields": fields})

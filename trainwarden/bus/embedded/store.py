@@ -2,11 +2,13 @@
 
 A stream is one partition of one topic. A record's row id is ``stream << 40 | offset``, so one b-tree holds
 all streams, each contiguous and in order, and needs no second index: offsets have no gaps and times never
-fall within a stream, so a time is found by bisection.
+fall, so a time is found by bisection. They do not fall from one stream to another either: whatever a clock does, what
+was written later has the later time. Where that is not what the writer's clock said, its word is kept beside it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sqlite3
@@ -25,6 +27,7 @@ _SCHEMA_VERSION = 1
 _PAGE_BYTES = 8192  # an 8-GPU metrics record has 2-3 kB: two or three fill a page where 4,096 would waste a third
 _WAL_BYTES = 16 * 1024 * 1024  # checkpoint after this much, so that bulk writes do not sync the main file each 4 MB
 _SHORT_MS = 2_000  # shorter waits are for the one transaction that asked for them
+_SET_S = 1.0  # a clock that is so far behind the last time was set; less is two processes writing at once
 _BUSY_MS = 10_000  # longest wait for another process's write; one transaction holds tens of milliseconds at most
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS streams (
@@ -32,7 +35,7 @@ CREATE TABLE IF NOT EXISTS streams (
     first INTEGER NOT NULL DEFAULT 0, next INTEGER NOT NULL DEFAULT 0, last_s REAL NOT NULL DEFAULT 0,
     UNIQUE (topic, partition));
 CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL);
+    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, clock_s REAL);
 CREATE TABLE IF NOT EXISTS groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS members (
     id INTEGER PRIMARY KEY AUTOINCREMENT, grp TEXT NOT NULL, topics TEXT NOT NULL, seen_s REAL NOT NULL);
@@ -44,6 +47,24 @@ CREATE TABLE IF NOT EXISTS offsets (
 """
 
 
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_ID_AT = 68  # where SQLite's header has the application id
+
+
+class DamagedFile(BusUnavailable):
+    """The content of the file is broken, which no waiting mends.
+
+    Attributes
+    ----------
+    inode : int
+        Of the file that was found so.
+    """
+
+    def __init__(self, text: str, inode: int) -> None:
+        super().__init__(text)
+        self.inode = inode
+
+
 class Row(NamedTuple):
     """One stored record."""
 
@@ -52,6 +73,7 @@ class Row(NamedTuple):
     offset: int
     key: str
     value: bytes
+    clock_s: float | None = None
 
 
 class Stream(NamedTuple):
@@ -80,28 +102,50 @@ class Store:
     ConfigError
         If the folder does not exist or the file is not one of ours.
     BusUnavailable
-        If the file cannot be opened now.
+        If the file cannot be opened now; `DamagedFile` if it is ours and damaged.
     """
 
     def __init__(self, path: str, *, power_loss_safe: bool) -> None:
         self.path = path
+        self._safe = power_loss_safe
+        self.inode: int | None = None
+        self._open()
+
+    def reopen(self) -> None:
+        """Go on with the file that has the name now; raises as making a `Store` does."""
+        self.close()
+        self._open()
+
+    def replaced(self) -> bool:
+        """Whether the name leads to another file than the one that is open: that one was set aside as damaged."""
+        try:
+            return self.inode is not None and Path(self.path).stat().st_ino != self.inode
+        except OSError:
+            return False
+
+    def _open(self) -> None:
+        path = self.path
         self._busy_ms = _BUSY_MS
         _check_place(path)
-        try:
-            _make_private(path)
-            self.db = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
-        except (sqlite3.Error, OSError) as error:
-            raise BusUnavailable(f"embedded bus {path}: {error}") from error
-        try:
-            self._prepare(power_loss_safe)
-        except sqlite3.Error as error:
-            self.db.close()
-            if "not a database" in str(error):
-                raise ConfigError(f"embedded bus {path}: the file is not a database of trainwarden") from error
-            raise BusUnavailable(f"embedded bus {path}: {error}") from error
-        except ConfigError:
-            self.db.close()
-            raise
+        with file_lock(path, fcntl.LOCK_SH):
+            try:
+                _make_private(path)
+                self.inode = Path(path).stat().st_ino
+                self.db = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+            except (sqlite3.Error, OSError) as error:
+                raise BusUnavailable(f"embedded bus {path}: {error}") from error
+            try:
+                self._prepare(self._safe)
+            except sqlite3.Error as error:
+                self.db.close()
+                if is_damage(error):
+                    if not _was_ours(path):
+                        raise ConfigError(f"embedded bus {path}: the file is not a database of trainwarden") from error
+                    raise DamagedFile(f"embedded bus {path}: the file is damaged: {error}", self.inode) from error
+                raise BusUnavailable(f"embedded bus {path}: {error}") from error
+            except ConfigError:
+                self.db.close()
+                raise
 
     def _prepare(self, power_loss_safe: bool) -> None:
         tables = self._one("SELECT count(*) FROM sqlite_master")
@@ -117,6 +161,10 @@ class Store:
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
                 self.db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        elif not self._keeps_clocks():
+            with self.transaction():  # a file of an earlier version, which goes on reading and writing it
+                if not self._keeps_clocks():
+                    self.db.execute("ALTER TABLE records ADD COLUMN clock_s REAL")
         self.db.execute(f"PRAGMA synchronous={'FULL' if power_loss_safe else 'NORMAL'}")
         self.db.execute(f"PRAGMA wal_autocheckpoint={_WAL_BYTES // _PAGE_BYTES}")
         self.db.execute(f"PRAGMA journal_size_limit={4 * _WAL_BYTES}")
@@ -132,6 +180,9 @@ class Store:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+    def _keeps_clocks(self) -> bool:
+        return bool(self._one("SELECT count(*) FROM pragma_table_info('records') WHERE name='clock_s'"))
 
     def _one(self, statement: str) -> int:
         return int(self.db.execute(statement).fetchone()[0])
@@ -195,14 +246,18 @@ class Store:
         with self.transaction(timeout_s) as db:
             ends: dict[int, tuple[int, float]] = {}
             rows = []
+            last_s = -math.inf
             for stream, written_s, key, value in items:
                 if stream not in ends:
-                    ends[stream] = db.execute("SELECT next, last_s FROM streams WHERE id=?", (stream,)).fetchone()
-                offset, last_s = ends[stream]
-                time_s = max(written_s, last_s)  # a clock set back must not break the order that bisection needs
-                rows.append((stream << OFFSET_BITS | offset, time_s, key, value))
-                ends[stream] = (offset + 1, time_s)
-            db.executemany("INSERT INTO records (id, time_s, key, value) VALUES (?, ?, ?, ?)", rows)
+                    end = "SELECT next, (SELECT max(last_s) FROM streams) FROM streams WHERE id=?"
+                    ends[stream] = db.execute(end, (stream,)).fetchone()
+                    last_s = max(last_s, ends[stream][1])
+                clock_s = written_s if last_s - written_s > _SET_S else None
+                # A clock set back must break neither the order that bisection needs nor that of what was said.
+                last_s = written_s if written_s >= last_s else math.nextafter(last_s, math.inf)
+                rows.append((stream << OFFSET_BITS | ends[stream][0], last_s, key, value, clock_s))
+                ends[stream] = (ends[stream][0] + 1, last_s)
+            db.executemany("INSERT INTO records (id, time_s, key, value, clock_s) VALUES (?, ?, ?, ?, ?)", rows)
             db.executemany(
                 "UPDATE streams SET next=?, last_s=? WHERE id=?", [(*end, stream) for stream, end in ends.items()]
             )
@@ -220,11 +275,12 @@ class Store:
         """Records of `stream` with start <= offset < end, in order, as they are asked for; emptied ones left out."""
         base = stream << OFFSET_BITS
         found = self.db.execute(
-            "SELECT id, time_s, key, value FROM records WHERE id>=? AND id<? AND length(value)>0 ORDER BY id LIMIT ?",
+            "SELECT id, time_s, key, value, clock_s FROM records"
+            " WHERE id>=? AND id<? AND length(value)>0 ORDER BY id LIMIT ?",
             (base | start, base | end, limit),
         )
-        for row_id, time_s, key, value in found:
-            yield Row(time_s, stream, row_id & OFFSET_MASK, key, value)
+        for row_id, time_s, key, value, clock_s in found:
+            yield Row(time_s, stream, row_id & OFFSET_MASK, key, value, clock_s)
 
     def offset_at(self, stream: Stream, time_s: float) -> int:
         """Offset of the first record written at or after `time_s`; the stream's next offset if there is none."""
@@ -243,7 +299,39 @@ class Store:
         return None if row is None else float(row[0])
 
     def close(self) -> None:
+        self.inode = None
         self.db.close()
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether `error` says that the content of the file is broken."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
+
+
+@contextmanager
+def file_lock(path: str, how: int) -> Iterator[None]:
+    """Hold a lock of all processes (`fcntl.LOCK_SH` or ``LOCK_EX``) on which file has the name `path`."""
+    try:
+        make = os.O_CREAT if how == fcntl.LOCK_EX else 0  # beside a file that may not be a bus nothing is made
+        lock = os.open(path + "-members", os.O_RDWR | make | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _was_ours(path: str) -> bool:
+    """Whether a file that cannot be read was a bus, by its header or by who has locked members beside it."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_ID_AT + 4)
+    except OSError:
+        return False
+    return header[_ID_AT:] == _APPLICATION_ID.to_bytes(4, "big") or Path(path + "-members").exists()
 
 
 def _check_place(path: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
@@ -13,22 +15,26 @@ from kafka.errors import (
     CommitFailedError,
     IllegalGenerationError,
     RebalanceInProgressError,
+    TopicAuthorizationFailedError,
     UnknownMemberIdError,
 )
 from kafka.structs import OffsetAndMetadata
 
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.buffers import Buffers
-from trainwarden.bus.kafka.client import Clients
+from trainwarden.bus.kafka.client import Clients, is_about
 from trainwarden.bus.kafka.listener import Listener
 from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
 
+log = logging.getLogger("trainwarden.bus")
+
 _NOT_OURS_ANY_MORE = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked whether it is there
 _MERGE_WAIT_S = 1.0  # longest that one partition which does not come holds back the others
+_BARRED_S = 30.0  # between two tries to read a topic that is not permitted
 _ALL = 2**31 - 1
 _SLICE_S = 0.1  # the library's poll does not return when the assignment changes, so ask in slices
 
@@ -42,7 +48,8 @@ class GroupConsumer:
     not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
     that a caller sees the change before any record that follows from it; one that was put out of its group, or is given
     the same partitions again, sees that it lost everything first. At every assignment each partition, also one that
-    this member keeps, is placed where the group has committed, and resumed. After `seek_to_time` a `commit` does not
+    this member keeps, is placed where the group has committed, and resumed. A topic that was deleted and made again is
+    read from its first record; its member sees that it lost everything, too. After `seek_to_time` a `commit` does not
     fall behind what the group had reached before.
     """
 
@@ -55,10 +62,12 @@ class GroupConsumer:
         start: str,
         decoder: Decoder,
         flush: Callable[[], None],
+        missing: Callable[[Collection[str]], None],
     ) -> None:
         self._clients = clients
         self._decoder = decoder
         self._flush = flush
+        self._missing = missing
         self._latest = start == "latest"
         self._timeout_ms = int(clients.config.request_timeout_s * 1000)
         self._lock = threading.RLock()
@@ -74,31 +83,28 @@ class GroupConsumer:
         self._returned: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
         self._kept: dict[TopicPartition, int | None] = {}
+        self._due: dict[TopicPartition, int] = {}  # the first record that this group has not been given yet
+        self._gone: dict[TopicPartition, int] = {}  # records before it were counted as lost
+        self._lost: Counter[str] = Counter()
+        self._barred: dict[str, float] = {}  # topics that may not be read, until when they are left alone
+        self._hidden: frozenset[TopicPartition] = frozenset()  # partitions of which not even offsets are told
+        self._lives: dict[str, Any] = {}  # the cluster's own id of each topic, another one once it is made again
         self._heard_s = time.monotonic()
         self.closed = False
-        names = [clients.topic_name(topic) for topic in topics]
-        self._probe = TopicPartition(names[0], 0)
-        session_ms = int(clients.config.session_timeout_s * 1000)
+        self._names = [clients.topic_name(topic) for topic in topics]
+        self._compact = frozenset(clients.topic_name(topic) for topic in topics if topic.compact)
         clients.reach()
-        with clients.guard("connecting"):
-            self._consumer = KafkaConsumer(
-                **clients.consumer(),
-                group_id=clients.config.topic_prefix + group,
-                group_instance_id=clients.config.instance_id,
-                auto_offset_reset=start,
-                session_timeout_ms=session_ms,
-                heartbeat_interval_ms=max(100, session_ms // 5),
-                partition_assignment_strategy=[RangePartitionAssignor],
-            )
-            self._consumer.subscribe(names, listener=self._listener)
-            # Wait for the topics' metadata before joining: if it comes while the group is being shared out,
-            # kafka-python 3.0 keeps an empty assignment for good.
-            self._consumer.end_offsets([TopicPartition(name, 0) for name in names], timeout_ms=self._timeout_ms)
+        self._consumer = self._connected(group)
 
     @property
     def dead_letters(self) -> int:
         """Undecodable records met so far."""
         return self._decoder.dead_letters
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """By topic, records that were gone before they could be read."""
+        return self._lost
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
@@ -131,9 +137,14 @@ class GroupConsumer:
                 with self._clients.guard("committing"):
                     try:
                         self._consumer.commit(
-                            {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in offsets.items()},
+                            {one: OffsetAndMetadata(offset, self._life(one), -1) for one, offset in offsets.items()},
                             timeout_ms=self._timeout_ms,
                         )
+                    except TopicAuthorizationFailedError as error:
+                        self._bar(error)
+                        for partition in offsets.keys() & self._left_alone():
+                            del self._returned[partition]  # whoever may read it again begins at the last commit
+                        return self.commit()
                     except _NOT_OURS_ANY_MORE:
                         # The group is being shared out anew: whoever gets the partition reads these records again.
                         return
@@ -184,11 +195,17 @@ class GroupConsumer:
     def lag(self) -> int | None:
         with self._lock:
             self._check_open()
-            partitions = self._mine
+            partitions = self._mine - self._left_alone()
             if not partitions:
                 return None
             with self._clients.guard("measuring the lag"):
-                ends: dict[TopicPartition, int] = self._consumer.end_offsets(partitions, timeout_ms=self._timeout_ms)
+                try:
+                    ends: dict[TopicPartition, int] = self._consumer.end_offsets(
+                        partitions, timeout_ms=self._timeout_ms
+                    )
+                except TopicAuthorizationFailedError as error:
+                    self._bar(error)
+                    return self.lag()
                 left = [max(0, end - self._first_left(partition, end)) for partition, end in ends.items()]
             self._heard_s = time.monotonic()
             return sum(left)
@@ -213,27 +230,123 @@ class GroupConsumer:
 
     def _fetch(self, timeout_s: float) -> None:
         with self._clients.guard("polling"):
-            full, paused = self._buffers.full() & self._mine, self._consumer.paused()
+            full, paused = (self._buffers.full() | self._left_alone()) & self._mine, self._consumer.paused()
             self._consumer.pause(*(full - paused))
             self._consumer.resume(*(paused - full))
             # All that was fetched, always: kafka-python 3.0 does not give back a part of a fetch that it had to park
             # because its partition was paused in between. The fetch sizes bound what this can be.
-            batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
+            try:
+                batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
+            except TopicAuthorizationFailedError as error:
+                self._bar(error)
+                return
+        self._follow_topics()
         now_s = time.monotonic()
         if batches:
             self._heard_s = now_s
             for partition, records in batches.items():
+                self._barred.pop(partition.topic, None)
                 if records[0].offset < self._next.get(partition, 0):
                     # The library had to begin anew: the topic was made again, and counts from the beginning.
                     self._returned.pop(partition, None)
                     self._reached.pop(partition, None)
+                self._pass_over(partition, self._due.get(partition), records[0].offset)
                 self._buffers.add(partition, records)
                 self._next[partition] = records[-1].offset + 1
+                self._due[partition] = max(self._due.get(partition, 0), self._next[partition])
         elif now_s - self._heard_s >= _PROBE_INTERVAL_S:
             # The library goes on trying without a word while the broker is away, so ask.
             with self._clients.guard("polling"):
-                self._consumer.end_offsets([self._probe], timeout_ms=min(2_000, self._timeout_ms))
+                known = self._consumer._cluster
+                there = next((name for name in self._names if known.partitions_for_topic(name)), self._names[0])
+                try:
+                    self._consumer.end_offsets([TopicPartition(there, 0)], timeout_ms=min(2_000, self._timeout_ms))
+                except TopicAuthorizationFailedError as error:
+                    self._bar(error)
             self._heard_s = now_s
+
+    def _connected(self, group: str) -> KafkaConsumer:
+        """A member of `group` that has subscribed, once it knows its topics."""
+        clients, names = self._clients, self._names
+        session_ms = int(clients.config.session_timeout_s * 1000)
+        with clients.guard("connecting"):
+            consumer = KafkaConsumer(
+                **clients.consumer(),
+                group_id=clients.config.topic_prefix + group,
+                group_instance_id=clients.config.instance_id,
+                auto_offset_reset="earliest",  # `_starts` says where to begin; this is for what retention has passed
+                session_timeout_ms=session_ms,
+                heartbeat_interval_ms=max(100, session_ms // 5),
+                partition_assignment_strategy=[RangePartitionAssignor],
+            )
+            consumer.subscribe(names, listener=self._listener)
+            # Wait for the topics' metadata before joining: if it comes while the group is being shared out,
+            # kafka-python 3.0 keeps an empty assignment for good.
+            try:
+                consumer.end_offsets([TopicPartition(name, 0) for name in names], timeout_ms=self._timeout_ms)
+            except (TopicAuthorizationFailedError, KeyError) as error:  # the library gives no offsets of hidden topics
+                if not (hidden := consumer._cluster.unauthorized_topics):
+                    raise
+                self._bar(TopicAuthorizationFailedError(set(hidden)), error)
+        return consumer
+
+    def _bar(self, error: TopicAuthorizationFailedError, cause: BaseException | None = None) -> None:
+        """Leave topics alone that may not be read, and go on with the others; `error` goes on where there are none."""
+        names = {name for name in self._names if is_about(error, name)}
+        if not names or names | self._barred.keys() >= set(self._names):
+            raise error from cause
+        for name in names - self._barred.keys():
+            topic = name[len(self._clients.config.topic_prefix) :]
+            log.error("topic may not be read", extra={"fields": {"topic": topic, "operation": "read or describe"}})
+        self._barred.update(dict.fromkeys(names, time.monotonic() + _BARRED_S))
+
+    def _left_alone(self) -> set[TopicPartition]:
+        now_s = time.monotonic()
+        return {one for one in self._mine if self._barred.get(one.topic, now_s) > now_s}
+
+    def _follow_topics(self) -> None:
+        """Have topics made again that are gone, and begin anew with those that were made again.
+
+        Offsets of a topic's earlier life say nothing of its present one. The library would go on from them.
+        """
+        cluster = self._consumer._cluster
+        gone = {name for name in self._names if cluster.partitions_for_topic(name) is None}
+        if gone - cluster.unauthorized_topics:
+            self._missing(gone - cluster.unauthorized_topics)
+        again = {name for name, life in self._lives.items() if cluster.topic_id(name) not in (None, life)}
+        for name in again:
+            del self._lives[name]
+            unread = 0
+            for partition in [one for one in self._next if one.topic == name]:
+                end, first = self._consumer.highwater(partition) or 0, self._buffers.first_offset(partition)
+                following = self._next.pop(partition)
+                unread += max(0, end - (following if first is None else first))
+                self._due.pop(partition, None)
+                self._gone.pop(partition, None)
+                self._stood[partition] = 0
+            topic = name[len(self._clients.config.topic_prefix) :]
+            self._lost[topic] += unread
+            fields = {"topic": topic, "unread_records": unread}
+            log.warning("topic was made again: it is read from its first record", extra={"fields": fields})
+        if again:
+            self._listener.changes += 1
+            self._listener.lost = True
+
+    def _life(self, partition: TopicPartition) -> str:
+        """Which life of its topic a partition belongs to, to be kept beside offsets; empty where brokers do not say."""
+        life = self._consumer._cluster.topic_id(partition.topic)
+        return "" if life is None else str(life)
+
+    def _pass_over(self, partition: TopicPartition, due: int | None, first: int) -> None:
+        """Count what retention has removed before this group was given it: from `due` to `first`."""
+        start = first if due is None else max(due, self._gone.get(partition, 0))
+        if start >= first or partition.topic in self._compact:
+            return
+        self._gone[partition] = first
+        topic, number = self._place(partition)
+        self._lost[topic] += first - start
+        fields = {"topic": topic, "partition": number, "records": first - start}
+        log.warning("records were removed before they were read", extra={"fields": fields})
 
     def _held_back(self) -> bool:
         """Whether some partition is known to hold records that may be older than those at hand."""
@@ -260,7 +373,7 @@ class GroupConsumer:
     def _mine(self) -> frozenset[TopicPartition]:
         """Partitions that this member has taken over; none from a change of the group until it has been followed."""
         followed = self._listener.changes == self._seen_changes and not self._shows_loss
-        return self._listener.assigned if followed else frozenset()
+        return self._listener.assigned - self._hidden if followed else frozenset()
 
     def _comes_back(self) -> bool:
         """Whether a rebalance has given back just what this member had.
@@ -289,6 +402,7 @@ class GroupConsumer:
                 for partition, offset in starts.items():
                     self._consumer.seek(partition, offset)
                 self._consumer.resume(*assigned)
+            self._hidden = assigned - starts.keys()
             self._next.update(starts)
             self._stood.clear()
         if not self._shows_loss:
@@ -298,6 +412,7 @@ class GroupConsumer:
 
     def _starts(self, assigned: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group goes on in each of its partitions; without a commit, where it begins."""
+        assigned -= {one for one in assigned if one.topic in self._consumer._cluster.unauthorized_topics}
         kept = self._committed(assigned)
         with self._clients.guard("reading offsets"):
             firsts = self._consumer.beginning_offsets(assigned, timeout_ms=self._timeout_ms)
@@ -308,6 +423,9 @@ class GroupConsumer:
             start = kept.get(partition, fresh)
             # Retention may have passed the group; a topic that was made again counts from the beginning.
             starts[partition] = firsts[partition] if start > ends[partition] else max(start, firsts[partition])
+            self._pass_over(partition, kept.get(partition), starts[partition])
+            self._due[partition] = starts[partition]
+        self._lives = {one.topic: life for one in assigned if (life := self._consumer._cluster.topic_id(one.topic))}
         return starts
 
     def _decoded(self, max_records: int) -> list[Message]:
@@ -335,7 +453,10 @@ class GroupConsumer:
         with self._clients.guard("reading committed offsets"):
             for partition in partitions:
                 if partition not in self._kept:
-                    self._kept[partition] = self._consumer.committed(partition, timeout_ms=self._timeout_ms)
+                    found = self._consumer.committed(partition, metadata=True, timeout_ms=self._timeout_ms)
+                    life = self._life(partition)
+                    earlier = found is not None and found.metadata and life and found.metadata != life
+                    self._kept[partition] = None if found is None or earlier else found.offset
         return {
             partition: offset
             for partition in partitions
