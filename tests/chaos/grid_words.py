@@ -65,6 +65,7 @@ class Words:
             return
         reply: Reply = answer(Poll("j", asked.id), table, self._grid.now_s)
         if reply.report is not None and reply.report.state == "unknown":
+            self._orders = []  # a round that began before this service knew of it may have any order
             reply = answer(Submit(asked), table, self._grid.now_s)
         if reply.report is None or not reply.report.ended:
             return
