@@ -25,6 +25,7 @@ from trainwarden.protocols import Bus, Message
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import flush, offer
+from trainwarden.topics import ACTIONS
 
 WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
 
@@ -60,6 +61,7 @@ class Acting:
         self._bus: Bus | None = None
         self._hearing: Hearing | None = None
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
+        self._unproved: set[str] = set()  # a flush after `started` was published has failed
 
     def hear(self, bus: Bus, now_s: float) -> None:
         """Begin to hear what people and other engines say on `bus`."""
@@ -122,7 +124,11 @@ class Acting:
         """
         assert self._bus is not None
         if action.id not in self._recorded:
+            if action.id in self._unproved:  # the flush after it broke, and another may have been told of its refusal
+                self._bus.publish(ACTIONS, action.job, action)
+            self._unproved.add(action.id)
             refused = [record for _, record in flush(self._bus, self._metrics) if isinstance(record, ActionRecord)]
+            self._unproved.discard(action.id)
             if any((one.id, one.outcome) == (action.id, "started") for one in refused):
                 self._refused(action)
                 return
