@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
+import pytest
 
 from actions.engine.acting import REFUSED
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
+from trainwarden.errors import BusUnavailable, RecordsRefused
 from trainwarden.records import ActionRecord
 from trainwarden.topics import ACTIONS
 
@@ -36,3 +40,25 @@ def test_a_record_that_is_refused_at_the_flush_of_a_start_does_not_hold_the_star
     rig.tick()
     assert rig.launcher.asked == [("restart", "i1/restart/1")]
     assert metric_value(rig.metrics, "outputs_refused_total", kind="RecordsRefused") == 1.0
+
+
+def test_a_start_whose_refusal_another_flush_was_told_of_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus is away at the flush of a start, and the service loop's own flush is told that its topic refuses it."""
+    rig = Rig()
+    rig.bus.refuses = lambda record: getattr(record, "outcome", "") == "started"
+    flush, away = rig.bus.flush, [BusUnavailable("away")]
+
+    def once_away() -> None:
+        started = any(getattr(record, "outcome", "") == "started" for _, _, record in rig.bus.queued)
+        if away and started:
+            raise away.pop()
+        flush()
+
+    monkeypatch.setattr(rig.bus, "flush", once_away)
+    with pytest.raises(BusUnavailable):
+        rig.tell(rig.incident())
+    with suppress(RecordsRefused):
+        rig.bus.flush()
+    for _ in range(3):
+        rig.tick(1.0)
+    assert rig.launcher.asked == []
