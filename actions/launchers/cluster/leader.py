@@ -107,9 +107,9 @@ class LeaderTable:
         """Decide what is due now."""
         self._forget(now_s)
         # Before it has heard all nodes a leader may know of an older ledger alone; it would fork what was done since.
-        if self.over is None and self.asked.turn is not None and self.settled(now_s):
-            if self.asked.known(self._ledgers(now_s)):
-                self._obey(now_s)
+        due = self.over is None and self.asked.turn is not None and self.settled(now_s)
+        if due and self.asked.known(self._ledgers(now_s)):
+            self._obey(now_s)
         if self.over is not None:
             return
         if self.runs:
