@@ -25,11 +25,14 @@ install: $(STAMP)
 	@$(BIN)/python collectors/nccl_profiler/build.py
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Fetching $$(grep -c == constraints.txt) packages into $(VENV), once: $(if $(TORCH_INDEX),torch for CPUs from $(TORCH_INDEX),about 7 GB on disk with torch's CUDA libraries). Two to four minutes where the network is good."
+	$(if $(TORCH_INDEX),,@command -v nvidia-smi > /dev/null || echo "No GPU is seen here. Where an index of CPU wheels is at hand, make install TORCH_INDEX=URL fetches less.")
+	@df -Pk . | awk 'NR == 2 && $$4 < 9000000 {printf "Only %.1f GB are free here.\n", $$4 / 1e6}'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt pip setuptools wheel
-	$(if $(TORCH_INDEX),$(PIP) install --quiet --constraint constraints.txt --index-url $(TORCH_INDEX) torch)
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
-	touch $@
+	$(if $(TORCH_INDEX),$(PIP) install --constraint constraints.txt --index-url $(TORCH_INDEX) torch)
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@; echo "Installed: $$(du -sh $(VENV) | cut -f1) in $(VENV)."
 
 # What tests of real servers need beyond Python: Java and Maven for Kafka, a C compiler for the fake NVML, Prometheus.
 # Taken from Debian's packages where this may be done; elsewhere those tests skip and say why.

@@ -77,6 +77,7 @@ class ServiceLoop:
         self._retry_s = retry_s
         self._consumer: Consumer | None = None
         self._assigned: frozenset[tuple[str, int]] | None = None
+        self._knows = False  # the handler has a memory, which a member that has left the group has to let go of
         self._unflushed = False
         self._handling = False
         self._away = False
@@ -199,9 +200,9 @@ class ServiceLoop:
         assignment count as taken over; else the next round tries again.
         """
         assigned = consumer.assignment()
-        if assigned != self._assigned and (assigned or self._assigned):
+        if assigned != self._assigned and (assigned or self._assigned or self._knows):
             self._handler.start(self._bus, consumer)
-            self._assigned = assigned
+            self._assigned, self._knows = assigned, bool(assigned)
 
     def _finish(self, consumer: Consumer) -> None:
         """Flush, then commit; if the bus is away both are tried again before anything new is read."""

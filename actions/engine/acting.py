@@ -25,7 +25,6 @@ from trainwarden.protocols import Bus, Message
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import flush, offer
-from trainwarden.topics import ACTIONS
 
 WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
 
@@ -61,7 +60,8 @@ class Acting:
         self._bus: Bus | None = None
         self._hearing: Hearing | None = None
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
-        self._unproved: set[str] = set()  # a flush after `started` was published has failed
+        # Its flush broke off. A later flush elsewhere may have had it refused, so it is published once more.
+        self._unconfirmed: set[str] = set()
 
     def hear(self, bus: Bus, now_s: float) -> None:
         """Begin to hear what people and other engines say on `bus`."""
@@ -79,7 +79,7 @@ class Acting:
 
     def forget(self) -> None:
         """Let go of what the memory has let go of."""
-        for names in (self._recorded, self.mine):
+        for names in (self._recorded, self._unconfirmed, self.mine):
             names.intersection_update(self.memory.actions)
 
     def listen(self) -> set[str] | None:
@@ -124,14 +124,15 @@ class Acting:
         """
         assert self._bus is not None
         if action.id not in self._recorded:
-            if action.id in self._unproved:  # the flush after it broke, and another may have been told of its refusal
-                self._bus.publish(ACTIONS, action.job, action)
-            self._unproved.add(action.id)
+            if action.id in self._unconfirmed and not offer(self._bus, self._metrics, action.job, action):
+                self._refused(action)
+                return
+            self._unconfirmed.add(action.id)
             refused = [record for _, record in flush(self._bus, self._metrics) if isinstance(record, ActionRecord)]
-            self._unproved.discard(action.id)
             if any((one.id, one.outcome) == (action.id, "started") for one in refused):
                 self._refused(action)
                 return
+            self._unconfirmed.discard(action.id)
             self._recorded.add(action.id)
         if self.listen() is None:
             return  # somebody may be saying stop

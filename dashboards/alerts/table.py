@@ -280,6 +280,17 @@ OF_SERVICES: Final = (
         for_s=300,
         severity="sev3",
     ),
+    Alert(
+        "TrainwardenNotReplicated",
+        "time() - max by (training_job) (trainwarden_keeper_replicated_timestamp_seconds) "
+        "> 3 * max by (training_job) (trainwarden_keeper_interval_seconds) "
+        "or max by (training_job) (trainwarden_keeper_interval_seconds) "
+        "unless on (training_job) trainwarden_keeper_replicated_timestamp_seconds",
+        "a lost node costs {{ $labels.training_job }} more than three intervals: no new checkpoint has a copy elsewhere",
+        f"trainwarden checkpoints --job {_JOB}",
+        for_s=120,
+        severity="sev2",
+    ),
 )
 
 ALERTS: Final = OF_JOBS + OF_SERVICES

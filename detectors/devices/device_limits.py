@@ -25,13 +25,16 @@ from trainwarden.settings import Config
 
 MAX_SUSPECTS: Final = 16
 _KIND: Final = "device_limits"
+_LINK: Final = ("gpu_pcie_link_generation_max_version", "gpu_pcie_link_width_max_count")
+_GIGATRANSFERS: Final = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # a second and lane, by PCIe generation
+_REFERENCE: Final = 8.0 * 16  # of the link that a limit per lane is told for
 Breach = tuple[Limit, Entity, float, float, int]
 """A limit, the device beyond it, its value, since when, and its row in the family."""
 
 
 def _metrics(limits: Iterable[Limit]) -> tuple[str, ...]:
     """Every metric that is looked at for `limits`."""
-    return tuple(dict.fromkeys([*(name for one in limits for name in one.metrics), *AT_WORK, *CLOCKS]))
+    return tuple(dict.fromkeys([*(name for one in limits for name in one.metrics), *AT_WORK, *CLOCKS, *_LINK]))
 
 
 class DeviceLimits:
@@ -57,6 +60,7 @@ class DeviceLimits:
         self._clocks = ClockCost()
         self._memory: dict[tuple[str, str], LimitMemory] = {}  # by family and limit
         self._entities: dict[str, dict[int, Entity]] = {}
+        self._links: dict[tuple[str, int], float] = {}  # rates of PCIe links as shares of the reference
         self._now_s = 0.0
         self._shown, self._at_s = 0, -np.inf
         self._found: list[list[Breach]] = []
@@ -95,6 +99,7 @@ class DeviceLimits:
         for number, memory in enumerate(self._memory.values()):
             arrays |= {f"{number}/{name}": array for name, array in memory.state().items()}
         plain["roles"] = self._clocks.roles
+        plain["links"] = [[family, row, share] for (family, row), share in self._links.items()]
         arrays |= {f"clocks/{name}": array for name, array in self._clocks.state().items()}
         return pack(_KIND, plain, arrays)
 
@@ -111,6 +116,8 @@ class DeviceLimits:
             roles = msgspec.convert(plain["roles"], dict[str, int])
             clocks.restore({name: arrays[f"clocks/{name}"] for name in clocks.state()}, roles)
             known = msgspec.convert(plain["entities"], dict[str, list[tuple[int, Entity]]])
+            links = msgspec.convert(plain.get("links", []), list[tuple[str, int, float]])
+            self._links = {(family, row): share for family, row, share in links}
             self._now_s, self._seen = float(plain["now_s"]), bool(plain["seen"])
         except (KeyError, IndexError, TypeError, ValueError, msgspec.ValidationError) as error:
             raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
@@ -130,6 +137,7 @@ class DeviceLimits:
         idle = _idle(samples)[:, past:]
         if samples.family == "gpu":
             self._clocks.take(samples, idle)
+        self._links |= {(samples.family, row): share for row, share in _link_shares(samples)}
         for limit in wanted:
             memory = self._memory.setdefault((samples.family, limit.id), LimitMemory(limit))
             values, void = _judged(limit, samples, past, idle)
@@ -147,6 +155,8 @@ class DeviceLimits:
             for row in memory.broken(self._now_s).tolist():
                 limit, entity = memory.limit, self._entities[family][row]
                 breach = (limit, entity, float(memory.value[row]), float(memory.since_s[row]), row)
+                if limit.per_lane and breach[2] <= limit.bar * self._links.get((family, row), 1.0):
+                    continue
                 own = found.setdefault(limit.kind, {})
                 known = own.get((family, row))
                 if known is None or limit.severity < known[0].severity:
@@ -195,6 +205,18 @@ def _judged(
     elif limit.than is not None:
         values = values - others[0]
     return values, void
+
+
+def _link_shares(samples: FamilySamples) -> list[tuple[int, float]]:
+    """Rows of devices of which the samples tell what their link can do at most, and its share of the reference."""
+    if not set(_LINK) <= set(samples.names) or not samples.values.shape[2]:
+        return []
+    generation, width = (np.fmax.reduce(samples.values[:, samples.names.index(name)], axis=1) for name in _LINK)
+    return [
+        (row, _GIGATRANSFERS[int(which)] * lanes / _REFERENCE)
+        for row, which, lanes in zip(samples.rows.tolist(), generation.tolist(), width.tolist(), strict=True)
+        if which in _GIGATRANSFERS and lanes > 0.0
+    ]
 
 
 def _idle(samples: FamilySamples) -> npt.NDArray[np.bool_]:

@@ -39,6 +39,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     times: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     at_work: bool = False
     turned: bool = False
+    per_lane: bool = False
     not_in: tuple[Phase, ...] = ()
 
     @property

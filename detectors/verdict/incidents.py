@@ -17,7 +17,7 @@ import numpy as np
 from detectors.job.window import Window
 from detectors.verdict.causes import evidenced
 from detectors.verdict.ensemble import Candidate, family_of, versions_used
-from detectors.verdict.revisions import began_together, better, covers, explains, moved, overlap, same
+from detectors.verdict.revisions import began_together, better, covers, echoes, explains, moved, overlap, same
 from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, Vote
 
@@ -145,7 +145,7 @@ class Joiner:
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
         for entry in self._open.values():
-            if self._grown_out_of(candidate, entry.record, window):
+            if echoes(candidate, entry.record) or self._grown_out_of(candidate, entry.record, window):
                 return entry
         return None
 
@@ -173,6 +173,8 @@ class Joiner:
             return True
         onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
         for closed in self._closed:
+            if echoes(candidate, closed) and _without_progress(closed, window):
+                return True
             if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:
                 continue
             if candidate.family == "failure" and onset_s <= closed.closed_at_s:
@@ -278,6 +280,13 @@ def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
     first = candidate.suspects[0] if candidate.suspects else None
     who = (first.rank, first.node, first.device) if first else None
     return hashlib.sha256(f"{job}/{candidate.family}/{who}/{onset_s:.1f}".encode()).hexdigest()[:16]
+
+
+def _without_progress(closed: IncidentRecord, window: Window) -> bool:
+    """Whether the job stands where it stood when `closed` was opened: its rank has not come back since."""
+    if closed.opened_step is None or not len(window.steps):
+        return True
+    return int(window.steps[-1]) - closed.opened_step < PROGRESS_STEPS
 
 
 def _scores(votes: Mapping[str, Vote]) -> dict[str, float]:

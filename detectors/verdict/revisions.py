@@ -12,6 +12,9 @@ from trainwarden.records import IncidentRecord, Suspect
 
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause
 MAX_FOLLOWED: Final = 8
+# Kinds, beside failures, that the end of a process may have: then its rank is certain.
+PROCESS_KINDS: Final = frozenset({"storage", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_error"})
+ECHO_S: Final = 1_860.0  # NCCL waits for up to 1,800 s, and 60 s more for its dumps
 SAME_CAUSE_S: Final = 30.0  # a failure and a device fault on one node within this time are one problem
 LONG_AFTER_S: Final = 120.0  # onsets that are told by samples of half a minute may be so far apart
 DEVICE_KINDS: Final = frozenset(
@@ -99,7 +102,7 @@ def _followed(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | 
 
 def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
     onset_s, onset_step = record.onset_s, record.onset_step
-    if onset_s is None:
+    if onset_s is None or (newly_named(candidate, record) and candidate.onset_s is not None):
         onset_s, onset_step = candidate.onset_s, candidate.onset_step
     suspects = candidate.suspects or record.suspects
     return msgspec.structs.replace(
@@ -162,11 +165,22 @@ def covers(candidate: Candidate, record: IncidentRecord) -> bool:
 def later(candidate: Candidate, record: IncidentRecord) -> bool:
     """True if `candidate` says what is wrong since well after `record`, which could only say that something is unusual.
 
-    What was unusual of a device minutes before its fault is not when the fault began.
+    What was unusual of a device minutes before its fault is not when the fault began; and a rank that became slow
+    after an incident of slowness was opened is another problem than that one.
     """
-    if record.kind != "metric_anomaly" or candidate.kind == record.kind or candidate.onset_s is None:
+    if candidate.onset_s is None:
+        return False
+    if newly_named(candidate, record):
+        return candidate.onset_s > record.opened_at_s
+    if record.kind != "metric_anomaly" or candidate.kind == record.kind:
         return False
     return candidate.onset_s - (record.opened_at_s if record.onset_s is None else record.onset_s) > LONG_AFTER_S
+
+
+def newly_named(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` names a slow rank of which `record`, an incident of slowness, says nothing."""
+    slow = candidate.family == "slow" == family_of(record.kind) and candidate.kind == "slow_compute"
+    return slow and any_rank(candidate.suspects) and not overlap(candidate.suspects, record.suspects, ("rank",))
 
 
 def any_rank(suspects: tuple[Suspect, ...]) -> bool:
@@ -188,6 +202,15 @@ def overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple
             if known and all(a == b for a, b in known):
                 return True
     return False
+
+
+def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if others wait for a rank that is known to have failed of what `record` says, as by a full disk."""
+    if candidate.kind not in _SEEN_OF_HANGS or _surest(record.suspects) < CERTAIN or candidate.onset_s is None:
+        return False
+    began_s = record.onset_s if record.onset_s is not None else record.opened_at_s
+    after = -SAME_CAUSE_S <= candidate.onset_s - began_s <= ECHO_S
+    return after and record.kind in PROCESS_KINDS and overlap(candidate.suspects, record.suspects, ("rank",))
 
 
 def began_together(candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:

@@ -103,7 +103,7 @@ class Grid:
         self.sick: set[str] = set()
         self.out: set[str] = set()
         self.down_since_s: float | None = None
-        self.step = 0
+        self.step = self.anew = 0  # `anew`: how often rounds were numbered from the beginning
         self.rosters: dict[int, tuple[str, ...]] = {}
         self.services = [JobTable("j", LOST_AFTER_S, now_s) for _ in range(2)]
         self.words = Words(self, random)
@@ -133,7 +133,7 @@ class Grid:
             one.obey()
         self.words.tick()
         whole = self._whole()
-        self.history.steps += [(number, 0) for number in whole]
+        self.history.steps += [(self.anew, number) for number in whole]
         if whole:
             self.step += 1
             if self.step % CHECKPOINT_STEPS == 0:
@@ -144,16 +144,16 @@ class Grid:
         """A node starts ranks: of a round that is one and the same wherever it begins."""
         lives = tuple(seat.life for seat in memory.roster)
         self.history.begun.setdefault(node.agent.life, []).append((memory.round, 0))
-        before = self.rosters.get(memory.round, lives)
-        if before != lives and all(self._is_on(life) for life in before):
-            self.history.aside.append(f"round {memory.round} began with {before} and {lives}")
-        elif before != lives:  # all that knew of the job were lost with their services, so it began anew
-            self.history.steps.clear()
+        newest = max(self.rosters, default=0)
+        if memory.round <= newest and self.rosters.get(memory.round) != lives:
+            # A service that knows nothing numbers rounds anew where too few agents are left that could tell it.
+            still = {one.agent.life for one in self.machines if one.runs == newest} & set(self.rosters[newest])
+            if 2 * len(still) > len(self.rosters[newest]):
+                self.history.aside.append(f"round {memory.round} began with {lives}, and {newest} still ran")
+            self.anew += 1
+            self.rosters.clear()
         self.rosters[memory.round] = lives
         self.words.check(memory)
-
-    def _is_on(self, life: str) -> bool:
-        return any(one.on and one.agent.life == life for one in self.machines)
 
     def _whole(self) -> list[int]:
         """Rounds of which every rank runs."""

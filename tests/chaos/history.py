@@ -56,8 +56,8 @@ class History(msgspec.Struct):
     """One run: what engines asked for, what was done, what is on the bus, and how each job ended.
 
     `steps` are rounds of the job of torchruns in the order in which they trained, `begun` those that each torchrun
-    started, `aside` rounds that were not to begin so, `done` what was seen done there. `steps_lost`
-    tells of steps that ranks ended and detection does not know.
+    started, `aside` rounds that were not to begin so, `done` what was seen done there. `steps_lost` tells of steps that
+    ranks ended and detection does not know.
     """
 
     seed: int

@@ -33,13 +33,6 @@ def _disowned(self: Acting, memory: Any, elsewhere: Any, take_over: Any = Acting
     return []
 
 
-def _by_label(self: StepNumbers, column: int, label: int, end_s: float) -> int | None:
-    if label <= self.high[column]:
-        return None
-    self.high[column] = label
-    return label
-
-
 def _anybody(self: JobTable, now_s: float) -> list[Any]:
     return [one for one in self.members.living(now_s) if one.beat.waits]
 
@@ -47,6 +40,13 @@ def _anybody(self: JobTable, now_s: float) -> list[Any]:
 def _no_order(self: JobTable, waiting: Any, seats: Any = JobTable._seats) -> Any:
     self.memory = msgspec.structs.replace(self.memory, order=())
     return seats(self, waiting)
+
+
+def _by_label(self: StepNumbers, column: int, label: int, end_s: float) -> int | None:
+    if label <= self.high[column]:
+        return None
+    self.high[column] = label
+    return label
 
 
 WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {

@@ -7,17 +7,33 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from actions.engine.handler import EngineHandler
+from actions.remedies.policy import Rules
+from detectors.service import DetectionHandler
+from detectors.testing.streams import Job
+from tests.archive_doubles import event_record, present
 from tests.contract.bus_harness import event, ids, joined, wait_until
+from tests.contract.test_detectors_share import of
+from tests.contract.test_engines_share import ManyJobs
+from tests.contract.test_rebalance import Members, Service
 from tests.servers.kafka import KafkaBroker
+from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
+from trainwarden.clock import SystemClock
+from trainwarden.commands.words import on_job
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Consumer
-from trainwarden.topics import EVENTS, METRICS
+from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.settings import ArchiveSettings, DetectionSettings, EngineSettings
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, METRICS, Topic, topic_of
 
 pytestmark = [
     pytest.mark.system,
@@ -46,9 +62,11 @@ class Cluster:
             bus.publish(EVENTS, "k", event("k", number))
         bus.flush()
 
-    def delete(self) -> None:
-        self.admin.delete_topics([self.topic])
-        wait_until(lambda: self.topic not in self.admin.list_topics(), "the topic is gone")
+    def delete(self, *topics: Topic[Any]) -> None:
+        names = [self.config.topic_prefix + topic.name for topic in topics or (EVENTS,)]
+        self.admin.delete_topics(names)
+        if not topics:  # else services are at work, and may be quicker
+            wait_until(lambda: self.topic not in self.admin.list_topics(), "the topic is gone")
 
     def close(self) -> None:
         for bus in self.buses:
@@ -176,8 +194,6 @@ def test_records_of_other_topics_go_on_while_one_topic_is_gone_and_cannot_be_mad
             bus.flush(timeout_s=1.0)
     done = threading.Event()
     seen: list[str] = []
-    from trainwarden.records import HeartbeatRecord
-    from trainwarden.topics import HEARTBEATS
 
     def read() -> None:
         consumer = reader.consumer([HEARTBEATS], "g")
@@ -197,3 +213,78 @@ def test_records_of_other_topics_go_on_while_one_topic_is_gone_and_cannot_be_mad
     bus._topics[cluster.topic] = EVENTS
     bus.flush(timeout_s=30.0)
     assert ids(list(bus.read(EVENTS))) == ["k/1"]
+
+
+class Services:
+    """An archive, a detector and an engine on one cluster, each with a thread of its own."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.bus, self.members, self.launcher = cluster.open(), Members(), ManyJobs()
+        clock = SystemClock()
+        settings = ArchiveSettings(folder=str(folder), flush_s=0.5)
+        self.archive = ArchiveHandler(settings, clock, SelfMetrics("archive"))
+        self.detector = DetectionHandler(DetectionSettings(), clock, SelfMetrics("detector"))
+        rules = Rules.of(EngineSettings(mode="auto", cool_down_s=3600.0))
+        engine = EngineHandler(rules, self.launcher, clock, SelfMetrics("engine"))
+        self.members.come(Service(GatedBus(cluster.open(), self.archive.settled), self.archive))
+        self.members.come(Service(cluster.open(), self.detector))
+        self.members.come(Service(cluster.open(), engine))
+        wait_until(lambda: all(one.owned() for one in self.members.all), "all have their partitions")
+
+    def steps(self, job: str) -> int:
+        watch = self.detector._jobs.get(job)
+        return 0 if watch is None else len(watch.state._steps.ring.steps)
+
+    def fails(self, job: str) -> None:
+        now_s = time.time()
+        self.bus.publish(INCIDENTS, job, IncidentRecord(
+            id=f"crash/{job}", job=job, kind="crash", severity="sev2", state="opened", revision=0, opened_at_s=now_s,
+            updated_at_s=now_s, reason="rank 2 was killed",
+        ))  # fmt: skip
+        self.bus.flush()
+
+    def say(self, word: Any) -> None:
+        said = on_job(word, None, "ann", time.time())
+        self.bus.publish(COMMANDS, said.job, said)
+        self.bus.flush()
+
+    def outcomes(self) -> set[tuple[str, str]]:
+        records = [message.record for message in self.bus.read(ACTIONS)]
+        return {(one.job, one.outcome) for one in records if isinstance(one, ActionRecord)}
+
+
+def test_all_services_go_on_when_their_topics_are_deleted(cluster: Cluster, tmp_path: Path) -> None:
+    services = Services(cluster, tmp_path / "archive")
+    bus = services.bus
+    job = [record for _, record in Job(step_s=0.1).run(60).records]
+    told = sum(topic_of(record) is EVENTS for record in job)
+
+    def archived() -> list[Any]:
+        return [place for place in present(tmp_path / "archive") if place[0] == "events"]
+
+    try:
+        for number in range(50):
+            bus.publish(EVENTS, "k", event_record(number, job="k"))
+        for record in job:
+            bus.publish(topic_of(record), "llama", of("llama", record))
+        services.fails("a")
+        wait_until(lambda: services.steps("llama") == 60, "every step")
+        wait_until(lambda: len(archived()) == 50 + told, "rows on disk")
+        wait_until(lambda: ("a", "done") in services.outcomes(), "a restart")
+        cluster.delete(EVENTS, ITERATIONS, COMMANDS, INCIDENTS)
+        for number in range(50, 80):
+            bus.publish(EVENTS, "k", event_record(number, job="k"))
+        for record in job:
+            bus.publish(topic_of(record), "bert", of("bert", record))
+        services.say("stop")
+        services.fails("b")
+        wait_until(lambda: ("b", "skipped") in services.outcomes(), "the stop is obeyed")
+        assert [one.job for one in services.launcher.operations] == ["a"]
+        services.say("resume")
+        wait_until(lambda: ("b", "done") in services.outcomes(), "and lifted")
+        wait_until(lambda: services.steps("bert") == 60, "steps of the new topic")
+        wait_until(lambda: len(archived()) == 80 + 2 * told, "rows of both topics")
+    finally:
+        services.members.end()
+        services.archive.close()
+    assert {present(tmp_path / "archive")[place] for place in archived()} == {1}, "each event once"

@@ -286,7 +286,7 @@ def as_torchrun(forks, folder, ranks, port, fault="-"):
         folder,
         [
             start(
-                forks, folder, "--checks", "gemm,links", "--port", port,
+                forks, folder, "--checks", "gemm,links", "--port", port, "--join", str(PATIENCE_S),
                 node=number, fault=fault, environ={**shared, "RANK": rank, "LOCAL_RANK": rank},
             )
             for number, rank in ranks.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Annotated, Any, Final
@@ -14,6 +15,7 @@ from trainwarden.cli.shared.foreign_signals import foreign_signals
 from trainwarden.cli.shared.output import open_streams, with_json_target
 from trainwarden.errors import ConfigError, DataError, NotJudged, WardenError
 
+_COMPLETES: Final = "_TRAINWARDEN_COMPLETE"
 _COMMANDS: Final[dict[str, Entry]] = {
     "demo": Entry(
         "trainwarden.cli.run.demo:demo",
@@ -59,6 +61,10 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.rendezvous:rendezvous",
         "The rendezvous of torchrun jobs: rounds, spares, restarts; until stopped.",
     ),
+    "keeper": Entry(
+        "trainwarden.cli.serve.keeper:keeper",
+        "The keeper of a node: copies checkpoints in memory to the next node and the store, until stopped.",
+    ),
     "supervise": Entry(
         "trainwarden.cli.serve.supervise:supervise",
         "The local launcher alone (started by launch and demo).",
@@ -75,6 +81,10 @@ _COMMANDS: Final[dict[str, Entry]] = {
     "incidents": Entry(
         "trainwarden.cli.ask.incidents:incidents",
         "Incidents, oldest first; exit codes 0 there is none, 1 there is one, 3 no detector has judged anything.",
+    ),
+    "checkpoints": Entry(
+        "trainwarden.cli.ask.checkpoints:checkpoints",
+        "List checkpoints in memory, at the neighbour and in the store, and what would be lost now.",
     ),
     "runs": Entry(
         "trainwarden.cli.ask.runs:runs",
@@ -164,12 +174,16 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.setup.hook:hook",
         "Print the hook as one file that can be copied into an image: trainwarden hook > trainwarden_hook.py",
     ),
+    "completion": Entry(
+        "trainwarden.cli.setup.completion:completion",
+        "Print what makes a shell complete commands and options; `source <(trainwarden completion bash)`.",
+    ),
 }
 
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Start": ("watch", "launch", "up", "demo", "job"),
-    "Ask": ("status", "incidents", "explain", "report", "runs", "detect", "check", "serve"),
+    "Ask": ("status", "incidents", "explain", "report", "runs", "checkpoints", "detect", "check", "serve"),
     "Operate": ("actions", "nodes", "cordon", "uncordon", "set-healthy", "silences", "validate", "plan"),
     "Train models": ("train", "models", "trainer", "archive", "annotate", "profile"),
 }
@@ -230,9 +244,13 @@ def run() -> None:
     if sys.argv[1:2] in (["watch"], ["launch"]):  # they pass such signals on, as soon as there is somebody to have them
         signal.pthread_sigmask(signal.SIG_BLOCK, foreign_signals())
     open_streams()
+    if _COMPLETES in os.environ:  # a shell asks what may come next
+        from typer._completion_classes import completion_init
+
+        completion_init()
     sys.argv[1:] = with_json_target(sys.argv[1:])
     try:
-        app()
+        app(**({"prog_name": "trainwarden"} if _COMPLETES in os.environ else {}))
     except (ConfigError, DataError) as error:
         typer.echo(f"trainwarden: {error}", err=True)
         sys.exit(2)

@@ -179,7 +179,8 @@ class _Reader:
             self._ended(attempt, order, where[0], key[1], ending)
             return
         rule = self._rules.match(line)
-        if rule is not None and (rule.role in {"cascade", "phase"} or (rule.role == "root" and rule.class_ in "HNS")):
+        told = rule is not None and rule.role == "root" and rule.class_ in "HNS" and rule.severity != "sev3"
+        if rule is not None and (rule.role in {"cascade", "phase"} or told):
             self._said(attempt, order, where, line, rule)
             if rule.role == "cascade":
                 attempt.fallen.append(self._named_cause(order, where, line, rule, raised=True))

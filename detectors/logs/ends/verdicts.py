@@ -196,7 +196,7 @@ def _by_waiting(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | No
             rule="silent.ranks", kind="hang", severity="sev2",
         )  # fmt: skip
         return Verdict(cause, "", order[0])
-    if attempt.fallen and at_end and not attempt.stuck:
+    if attempt.fallen and at_end and len(attempt.stuck) < WITNESSES:
         cause = min(attempt.fallen, key=lambda one: one.order)
         if cause.left <= FEW_LINES:
             cause.rank = None  # it tells of another's end

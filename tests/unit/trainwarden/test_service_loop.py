@@ -120,6 +120,27 @@ def test_a_member_that_was_put_out_starts_anew_though_it_gets_the_same_partition
     bus.close()
 
 
+def test_a_member_that_left_its_group_forgets_before_it_is_let_in_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a")
+    loop, _ = loop_of(bus, handler)
+    for _ in range(2):
+        loop.step()
+    starts, handler.tick_error = handler.starts, BusUnavailable("away")
+    loop.step()
+    assert handler.starts == starts
+    monkeypatch.setattr("trainwarden.bus.embedded.consumer.EmbeddedConsumer.assignment", lambda self: frozenset())
+    for _ in range(3):
+        loop.step()
+    assert handler.starts == starts + 1, "once, with nothing that is its own"
+    monkeypatch.undo()
+    loop.step()
+    assert handler.starts == starts + 2
+    bus.close()
+
+
 @pytest.mark.parametrize("error", [BusUnavailable("away"), WardenError("broken")])
 def test_errors_are_counted_and_nothing_is_lost(tmp_path: Path, error: WardenError) -> None:
     bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()

@@ -180,7 +180,7 @@ class Clients:
             raise BusError(f"kafka {','.join(self.servers)}: not permitted while {doing}: {error}") from error
         except KafkaConfigurationError as error:
             raise ConfigError(f"kafka: {error}") from error
-        except (KafkaError, OSError) as error:
+        except (KafkaError, OSError, KeyError) as error:  # the last one for offsets of a topic that is gone
             text = f"{type(error).__name__}: {error}"
             raise BusUnavailable(f"kafka {','.join(self.servers)}: {text} (while {doing})") from error
 

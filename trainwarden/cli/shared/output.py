@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from trainwarden.errors import ConfigError
 
@@ -102,6 +103,29 @@ def _let_go(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
+_RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
+_COLOURS: Final = {
+    "sev1": _RED, "sev2": _RED, "sev3": _YELLOW, "NOT JUDGED": _YELLOW, "not judged": _YELLOW, "incident": _RED,
+    "incident opened": _RED, "incident closed": _GREEN, "healthy": _GREEN,
+}  # fmt: skip
+# Severities, and the answer where it stands by itself: a "healthy level" within a sentence is no answer.
+_COLOURED: Final = re.compile(
+    r"\bsev[123]\b|\bNOT JUDGED\b|(?<=\[)incident (?:opened|closed)(?=\])|(?<=  )(?:healthy|not judged|incident)(?=  )"
+    r"|(?<=: )healthy(?=, no incident)"
+)
+
+
+def coloured(text: str) -> str:
+    """`text` with severities and answers in colour.
+
+    Examples
+    --------
+    >>> coloured("hang sev2: rank 1")
+    'hang \\x1b[1;31msev2\\x1b[0m: rank 1'
+    """
+    return _COLOURED.sub(lambda found: f"{_COLOURS[found[0]]}{found[0]}{_PLAIN}", text)
+
+
 class Voice:
     """How one command answers: plain lines for people, and one JSON object where it was asked for.
 
@@ -128,7 +152,7 @@ class Voice:
     def say(self, text: str) -> None:
         """One line, at once; to nobody once the stream is closed, as what we do goes on."""
         try:
-            self._stream.write(text + "\n")
+            self._stream.write((coloured(text) if self.has_colour else text) + "\n")
             self._stream.flush()
         except OSError:
             _let_go(self._stream)
@@ -154,6 +178,11 @@ class Voice:
             return self._stream.isatty()
         except (OSError, ValueError):
             return False
+
+    @property
+    def has_colour(self) -> bool:
+        """Whether the terminal shows colours and the user wants them (https://no-color.org)."""
+        return self.terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
     @property
     def stream(self) -> IO[str]:

@@ -44,6 +44,34 @@ def test_what_breaks_a_limit(name, values, kind):
         assert vote.metrics == (name,)
 
 
+@pytest.mark.parametrize(
+    ("generation", "width", "rate", "told"),
+    [
+        (3.0, 16.0, 0.6, True),
+        (5.0, 16.0, 0.5, False),
+        (5.0, 16.0, 0.6, True),
+        (5.0, 8.0, 0.3, True),
+        (np.nan, 16.0, 0.6, True),
+    ],
+)
+def test_faster_and_wider_links_may_replay_as_much_more_often(generation, width, rate, told):
+    """Replays a second: 8 a minute are the limit of generation 3 with 16 lanes, 32 of generation 5."""
+    detector = limits()
+    for tick in range(12):
+        values = {
+            "gpu_pcie_replay_count": [rate, 0.0],
+            "gpu_pcie_link_generation_max_version": [generation, generation],
+            "gpu_pcie_link_width_max_count": [width, width],
+        }
+        detector.update(window_of(samples_of("gpu", values, START_S + 15.0 * tick), now_s=START_S + 15.0 * tick))
+        if tick == 6:
+            restored = limits()
+            restored.restore(detector.state())
+            detector = restored
+    vote = detector.score(window_of(now_s=START_S + 165.0))
+    assert vote.kind == ("pcie_error" if told else None)
+
+
 def test_an_efa_port_is_blamed_for_its_own_doing_alone():
     """Those whose remote died count errors and silent remotes as well, on every healthy node of the job."""
     vote = run(limits(), "nic", "nic_rdma_uncompleted_commands_count", [[0.0, 0.0, 1 / 15], [0.0] * 3])

@@ -141,3 +141,34 @@ def test_a_log_in_utf_16_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_bytes("\r\n".join([*lines, ""]).encode("utf-16"))
     (incident,) = judged(tmp_path, {})
     assert (incident.kind, incident.suspects[0].rank) == ("cuda_out_of_memory", 2)
+
+
+def test_one_rank_that_gave_up_waiting_is_told_and_not_accused(tmp_path: Path) -> None:
+    waited = "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+    lines = [*LOSSES, *raised(0, waited), FAILED.format(clock="10:31:40", code=1, rank=0)]
+    assert only(tmp_path, *lines) == ("hang", None)
+
+
+def test_a_stale_file_handle_and_the_exit_that_follows_are_one(tmp_path: Path) -> None:
+    lines = [
+        *raised(0, "OSError: [Errno 116] Stale file handle: '/data/3.bin'"),
+        FAILED.format(clock="10:31:40", code=1, rank=0),
+    ]
+    assert only(tmp_path, *lines) == ("storage", 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("5m  Normal   NodeNotReady  node/gpu-13  Node gpu-13 status is now: NodeNotReady", "node_lost"),
+        (
+            "2m  Warning  Evicted  pod/w-3  The node was low on resource: memory. Threshold quantity: 100Mi",
+            "out_of_memory",
+        ),
+        ("      Reason:       OOMKilled", "out_of_memory"),
+    ],
+)
+def test_what_kubectl_shows_is_read(tmp_path: Path, said: str, kind: str) -> None:
+    (tmp_path / "events.txt").write_text(f"LAST SEEN   TYPE   REASON   OBJECT   MESSAGE\n{said}\n")
+    (incident,) = judged(tmp_path, {})
+    assert incident.kind == kind

@@ -9,6 +9,8 @@ import pytest
 
 from detectors.job.state import JobState
 from detectors.job.window import Window
+from detectors.logs.loss_watch import LossWatch
+from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.protocol import Role
 from detectors.verdict.ensemble import Candidate, Ensemble, family_of
 from detectors.verdict.incidents import Joiner, incident_id
@@ -171,6 +173,26 @@ def test_a_root_once_known_stays_and_what_follows_is_added(kind: Any, later: Any
     assert told.evidence["followed"] == [f"{later}: because {later}"]
     for second in range(2, 6):
         assert story.at(second, follows, candidate(kind, 2, hard=True)) == []  # told once, in any order
+
+
+@pytest.mark.parametrize("after_s", [40.0, 900.0])
+def test_peers_that_wait_for_a_rank_whose_disk_is_full_are_no_second_incident(after_s: float) -> None:
+    story = Story()
+    story.at(0.0, candidate("storage", 1, hard=True))
+    waits = candidate("hang", 1, onset_s=START_S + after_s, hard=True)
+    story.at(after_s, candidate("storage", 1, hard=True), waits)
+    assert [(one.kind, one.state) for one in story.told] == [("storage", "opened")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "after_s"), [("storage", 2, 40.0), ("storage", 1, -40.0), ("storage", 1, 9e3)]
+)
+def test_a_hang_of_another_rank_or_time_is_a_second_incident(kind: Any, rank: int, after_s: float) -> None:
+    story = Story()
+    story.at(0.0, candidate(kind, 1, hard=True))
+    hang = candidate("hang", rank, onset_s=START_S + after_s, hard=True)
+    story.at(max(0.0, after_s), candidate("storage", 1, hard=True), hang)
+    assert [one.kind for one in story.told] == ["storage", "hang"]
 
 
 def test_a_hang_is_no_root_of_a_crash_without_words_but_what_explains_the_crash_is() -> None:
@@ -436,6 +458,16 @@ def test_a_vote_may_do_what_its_role_allows_and_no_more() -> None:
     assert voted({"a": vote("slow_job"), "logs": vote("log_storm")})
 
 
+def test_a_loss_that_is_no_number_does_not_make_an_unverified_slowness_believed() -> None:
+    """What the loss says names nobody, and would count in everybody's favour."""
+    ensemble = Ensemble(CONFIG, {"loss_watch": LossWatch.role, "iteration_threshold": IterationThreshold.role})
+    window = replace(JobState("job").window(START_S), phase="")
+    slow = {"iteration_threshold": vote("slow_job")}
+    lost = {"loss_watch": vote("silent_corruption", verified=True)}
+    assert [one.kind for one in ensemble.candidates(window, slow | lost)] == ["silent_corruption"]
+    assert ensemble.candidates(window, slow) == []
+
+
 def test_one_weight_leaves_the_others_as_they_are() -> None:
     ensemble = Ensemble(EnsembleConfig(weights={"a": 0.5}), ROLES | {"half": Role(reads="scores", weight=0.25)})
     assert [ensemble.weight(name) for name in ("a", "b", "half", "logs")] == [0.5, 1.0, 0.25, 0.0]
@@ -464,3 +496,16 @@ def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
     story.at(0.0, candidate("out_of_memory", 1), candidate("nic_down", 1))
     assert [(one.state, one.closed_at_s) for one in story.joiner.end(START_S + 9.0)] == [("closed", START_S + 9.0)] * 2
     assert story.joiner.open == []
+
+
+@pytest.mark.parametrize(("after_s", "incidents"), [(-1.0, 1), (0.5, 2)])
+def test_an_incident_of_slowness_lends_a_rank_that_is_named_later_no_beginning(after_s: float, incidents: int) -> None:
+    """What was open before the rank became slow is another problem; what was not is the same one, better known."""
+    story = Story()
+    (first,) = story.at(0.0, candidate("slow_job", onset_s=START_S - 30.0))
+    named = candidate("slow_compute", 1, onset_s=START_S + after_s)
+    (told,) = story.at(1.0, named)
+    assert len({first.id, told.id}) == incidents
+    assert told.onset_s == START_S + after_s
+    ended = [one.id for one in story.at(3.5, named) if one.state == "closed"]
+    assert ended == [first.id] * (incidents - 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from trainwarden.cli.shared.output import check_json_target, with_json_target, write_json
+from trainwarden.cli.shared.output import Voice, check_json_target, with_json_target, write_json
 from trainwarden.errors import ConfigError
 
 
@@ -36,3 +38,24 @@ def test_json_goes_to_the_file_whole(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         check_json_target(str(tmp_path / "none" / "out.json"))
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "has_colour"),
+    [
+        (True, {"TERM": "xterm"}, True), (False, {"TERM": "xterm"}, False), (True, {"TERM": "dumb"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ],
+)  # fmt: skip
+def test_colour_is_only_for_terminals_that_have_it(
+    terminal: bool, environ: dict[str, str], has_colour: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    Voice(stream=stream).say("[incident opened] hang sev2: rank 1 does not move")
+    assert ("\x1b[" in stream.getvalue()) is has_colour
+    assert re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()) == "[incident opened] hang sev2: rank 1 does not move\n"

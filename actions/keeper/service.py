@@ -1,0 +1,181 @@
+"""Runs a keeper: a round a second, what Prometheus and `trainwarden checkpoints` are told, until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from actions.keeper.copies import TIERS, Copies
+from actions.keeper.keeper import Keeper
+from actions.keeper.line import Listener, TlsPeer
+from actions.keeper.store import Store
+from trainwarden.checkpoint.shard import CheckpointError, Id
+from trainwarden.checkpoint.slots import Busy, Slots, job_folder, locked
+from trainwarden.clock import Clock
+from trainwarden.errors import ConfigError
+from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.self_metrics import SelfMetrics
+
+log = logging.getLogger("trainwarden.keeper")
+ROUND_S: Final = 1.0  # a save is replicated at most so much later than the network could
+_SKIPS: Final = ("late", "memory", "refused", "failed")
+
+
+class KeeperService:
+    """A keeper that answers other nodes, its ranks and Prometheus.
+
+    Parameters
+    ----------
+    ring : mapping of str to (host, port)
+        Every node of the job with the address of its keeper, in the order of the ring; empty for one node alone.
+
+    Raises
+    ------
+    ConfigError
+        If the ring lacks this node or its certificates, or another keeper runs here.
+    """
+
+    def __init__(
+        self, *, job: str, node: str, ring: Mapping[str, tuple[str, int]], tls: PeerTls | None, clock: Clock,
+        metrics: SelfMetrics, store: Path | None = None, memory: str | None = None, flush_every_s: float = 600.0,
+        keep: int = 3,
+    ) -> None:  # fmt: skip
+        if ring and node not in ring:
+            raise ConfigError(f"--ring: it does not name this node, '{node}'")
+        if len(ring) > 1 and tls is None:
+            raise ConfigError("--tls-ca: other nodes are asked by mutual TLS only; see docs/checkpoints.md")
+        try:
+            self._slots = Slots(job_folder(job, memory))
+            self._lock = locked(self._slots.descriptor)
+            self._lock.__enter__()
+        except Busy as error:
+            raise ConfigError(f"a keeper of job '{job}' runs on this node already") from error
+        except (OSError, CheckpointError) as error:
+            raise ConfigError(f"the memory of job '{job}' cannot be used ({error})") from error
+        asking = None if tls is None else tls.asking()
+        peers = {
+            name: TlsPeer(name, address, job, asking)
+            for name, address in ring.items()
+            if name != node and asking is not None
+        }
+        self.keeper = Keeper(
+            self._slots, job=job, node=node, ring=list(ring) or [node], peers=peers, clock=clock,
+            store=None if store is None else Store(store, job), flush_every_s=flush_every_s, keep=keep,
+        )  # fmt: skip
+        self._clock, self._metrics, self._tls = clock, metrics, tls
+        self._address = ring.get(node) if len(ring) > 1 else None
+        self._counted: dict[str, int] = {}
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Work until `stop` says so.
+
+        Raises
+        ------
+        ConfigError
+            If this node's address cannot be listened on.
+        """
+        listener = Listener(self.keeper, self.listed)
+        try:
+            listener.serve_ranks()
+            if self._address is not None and self._tls is not None:
+                listener.serve_nodes(self._address, self._tls)
+        except OSError as error:
+            raise ConfigError(f"--ring: {self._address} cannot be listened on ({error.strerror or error})") from error
+        try:
+            while not stop():
+                began = self._clock.monotonic_s()
+                self.round()
+                self._clock.sleep(max(0.05, ROUND_S - (self._clock.monotonic_s() - began)))
+        finally:
+            listener.close()
+            self._lock.__exit__(None, None, None)
+
+    def round(self) -> None:
+        """One round of the keeper; a failure of it is counted and the next round tries again."""
+        try:
+            copies = self.keeper.tick()
+        except Exception:
+            log.exception("the round failed")
+            _OfJob(self._metrics, self.keeper.job).count("errors_total", "Rounds that failed.", 1)
+            return
+        self._tell(copies)
+
+    def listed(self) -> dict[str, Any]:
+        """The object of `trainwarden checkpoints` for this job."""
+        keeper = self.keeper
+        return listing(keeper, keeper.survey(), time.time())
+
+    def _tell(self, copies: Copies) -> None:
+        keeper, totals, job = self.keeper, self.keeper.totals, _OfJob(self._metrics, self.keeper.job)
+        ids = [id_ for id_ in copies.newest_first() if copies.is_complete(id_, "memory")][:2]
+        if len(ids) == 2 and len(keeper.ring) > 1:  # one node alone replicates nothing
+            gap_s = copies.saved_at_s(ids[0]) - copies.saved_at_s(ids[1])
+            job.gauge("interval_seconds", "Time between the two newest checkpoints.", gap_s)
+        if (newest := copies.newest("neighbour")) is not None:
+            saved_at_s = copies.saved_at_s(newest)
+            job.gauge("replicated_timestamp_seconds", "When the newest replicated checkpoint was saved.", saved_at_s)
+        if (newest := copies.newest("store")) is not None:
+            saved_at_s = copies.saved_at_s(newest)
+            job.gauge("durable_timestamp_seconds", "When the newest durable checkpoint was saved.", saved_at_s)
+        size = sum(copy.size for copy in keeper.inventory())
+        job.gauge("memory_bytes", "Sealed shards in this node's memory.", size)
+        job.gauge("away", "Peers and stores that do not answer.", len(keeper.away))
+        job.count("sent_total", "Shards that the next node has verified.", self._new("sent", totals.sent))
+        job.count("sent_bytes_total", "Their bytes.", self._new("sent_bytes", totals.sent_bytes))
+        job.count("flushed_total", "Shards written to the store.", self._new("flushed", totals.flushed))
+        job.count("corrupt_total", "Shards that failed a checksum.", self._new("corrupt", totals.corrupt))
+        notes = [keeper.slots.note(f"trainer-{rank}.json") or {} for rank in {s.rank for s in keeper.slots.listed()}]
+        for reason in _SKIPS:
+            skipped = sum(one for note in notes if isinstance(one := note.get(reason), int))
+            job.gauge("skipped_saves", "Saves that the trainers here have skipped.", skipped, reason=reason)
+
+    def _new(self, name: str, total: int) -> int:
+        new, self._counted[name] = total - self._counted.get(name, 0), total
+        return new
+
+
+class _OfJob:
+    """The metrics of one job."""
+
+    def __init__(self, metrics: SelfMetrics, job: str) -> None:
+        self._metrics, self._job = metrics, job
+
+    def count(self, name: str, help_text: str, amount: float) -> None:
+        self._metrics.count(name, help_text, amount, training_job=self._job)
+
+    def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        self._metrics.gauge(name, help_text, value, training_job=self._job, **labels)
+
+
+def listing(keeper: Keeper, copies: Copies, now_s: float) -> dict[str, Any]:
+    """Every checkpoint by tier, newest first, and what would be lost now.
+
+    `verified` is true where the bytes were checked on arrival; what the trainer wrote is checked when it is read.
+    """
+    rows = [
+        {
+            "id": str(id_), "step": id_.step, "attempt": id_.attempt, "tier": tier,
+            "complete": copies.is_complete(id_, tier), "missing_ranks": copies.missing(id_, tier),
+            "verified": None if tier == "memory" else True,
+            "bytes": sum(copy.size for copy in copies.by_id[id_] if copy.tier == tier),
+            "age_s": round(max(0.0, now_s - copies.saved_at_s(id_)), 3),
+        }
+        for id_ in copies.newest_first()
+        for tier in TIERS
+        if any(copy.tier == tier for copy in copies.by_id[id_])
+    ]  # fmt: skip
+    lost = {
+        "a process": _back_to(copies, copies.newest(), now_s),
+        "a node": _back_to(copies, copies.newest("neighbour", "store"), now_s),
+        "all nodes": _back_to(copies, copies.newest("store"), now_s),
+    }
+    return {"job": keeper.job, "node": keeper.node, "checkpoints": rows, "if_lost": lost, "away": dict(keeper.away)}
+
+
+def _back_to(copies: Copies, id_: Id | None, now_s: float) -> dict[str, Any] | None:
+    if id_ is None:
+        return None
+    return {"id": str(id_), "step": id_.step, "age_s": round(max(0.0, now_s - copies.saved_at_s(id_)), 3)}

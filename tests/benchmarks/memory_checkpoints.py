@@ -1,0 +1,141 @@
+"""Checkpoints in memory beside peers of the same run: stall of a save, time of a restore; medians of mixed rounds.
+
+The stall is the time that a save adds to a step: the call, and the wait before the next optimizer step. Between them
+lies emulated device time (sleep), in which copying may go on.
+
+    python -m tests.benchmarks.memory_checkpoints --mib 128 --rounds 7 --device-s 0.3
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from trainwarden.checkpoint import restoring, saving
+
+
+class Peers:
+    """One state of `mib` MiB (parameters and Adam's two moments), and each way to save it."""
+
+    def __init__(self, mib: int, folder: Path, device_s: float) -> None:
+        self.folder, self.device_s = folder, device_s
+        count = mib * 1024 * 1024 // 4 // 3
+        self.model = torch.nn.ParameterList(torch.randn(count // 8) for _ in range(8))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        for one in self.model:
+            one.grad = torch.randn_like(one)
+        self.optimizer.step()
+        self.state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        self.bytes = sum(one.nbytes for one in self.tensors())
+        self.target = torch.empty(self.bytes, dtype=torch.uint8)
+        self.target.fill_(1)  # its pages are there
+        self.step = 0
+        self._asked: Any = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        moments = [one for state in self.optimizer.state.values() for one in state.values()]
+        return [one.detach() for one in self.model] + moments
+
+    def memcpy(self) -> Callable[[], None]:
+        at = self.target.data_ptr()
+        for one in self.tensors():
+            ctypes.memmove(at, one.data_ptr(), one.nbytes)
+            at += one.nbytes
+        return lambda: None
+
+    def ours(self) -> Callable[[], None]:
+        self.step += 1
+        assert saving.save(self.step, model=self.model, optimizer=self.optimizer)
+        return saving.wait
+
+    def torch_save(self) -> Callable[[], None]:
+        torch.save(self.state, self.folder / "torch.pt")
+        return lambda: None
+
+    def dcp_async(self) -> Callable[[], None]:
+        """As it is by default: staged on the training's thread, written by another one."""
+        if self._asked is not None:
+            self._asked.result()
+        self.step += 1
+        shutil.rmtree(self.folder / "dcp", ignore_errors=True)
+        began = time.perf_counter()
+        self._asked = dcp.async_save(self.state, checkpoint_id=str(self.folder / "dcp"))
+        self.last = time.perf_counter() - began
+        return lambda: None
+
+    def stall(self, save: Callable[[], Callable[[], None]]) -> float:
+        """Seconds that training stands still."""
+        if self._asked is not None:
+            self._asked.result()
+        began = time.perf_counter()
+        wait = save()
+        called = time.perf_counter() - began if save != self.dcp_async else self.last
+        time.sleep(self.device_s)
+        began = time.perf_counter()
+        wait()
+        return called + time.perf_counter() - began
+
+    def torch_load(self) -> None:
+        state = torch.load(self.folder / "torch.pt", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def restore(self) -> None:
+        assert restoring.restore(model=self.model, optimizer=self.optimizer) is not None
+
+
+def measured(mib: int, rounds: int, device_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        os.environ["TRAINWARDEN_CHECKPOINT_MEMORY"] = name
+        peers = Peers(mib, Path(name), device_s)
+        saves = [peers.memcpy, peers.ours, peers.torch_save, peers.dcp_async]
+        stalls: dict[str, list[float]] = {save.__name__: [] for save in saves}
+        for number in range(rounds + 2):  # the first two allocate
+            for save in saves:
+                stall = peers.stall(save)
+                if number >= 2:
+                    stalls[save.__name__].append(stall)
+        loads: dict[str, list[float]] = {"torch_load": [], "restore": []}
+        for _ in range(rounds):
+            for load in (peers.torch_load, peers.restore):
+                began = time.perf_counter()
+                load()
+                loads[load.__name__].append(time.perf_counter() - began)
+        if peers._asked is not None:
+            peers._asked.result()
+        slots = sum(path.stat().st_size for path in Path(name).rglob("own-*.safetensors"))
+        found = {
+            key: {"median_ms": round(statistics.median(one) * 1000, 2), "worst_ms": round(max(one) * 1000, 2)}
+            for key, one in {**stalls, **loads}.items()
+        }
+        return {"state_mib": peers.bytes >> 20, "rounds": rounds, "device_s": device_s, "torch": torch.__version__,
+                "cores": os.cpu_count(), "load": os.getloadavg()[0], "own_slots_mib": slots >> 20, **found}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device-s", type=float, default=0.3)
+    words = parser.parse_args()
+    logging.disable(logging.WARNING)
+    print(json.dumps(measured(words.mib, words.rounds, words.device_s), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
