@@ -221,11 +221,11 @@ class KubeCluster:
 def running(folder: Path) -> Iterator[KubeCluster]:
     """A running cluster. Its server takes minutes to build, once."""
     if importlib.util.find_spec("kubernetes") is None:
-        refuse("pip install 'trainwarden[kubernetes]'")
+        refuse("pip install 'trainwarden[kubernetes]'", "kubernetes")
     try:
         cluster = KubeCluster(folder)
     except ServerMissing as missing:
-        refuse(str(missing))
+        refuse(str(missing), "kubernetes")
     try:
         cluster.start()
         yield cluster

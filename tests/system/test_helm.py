@@ -156,7 +156,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
         server = Kubernetes(tmp_path_factory.mktemp("kubernetes") / "server")
         crds = [*monitoring_crds(), *job_crds()]
     except ServerMissing as missing:
-        refuse(str(missing))
+        refuse(str(missing), "kubernetes")
     try:
         server.start()
         server.apply(crds)

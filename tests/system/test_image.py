@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Final, NoReturn
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
 from tests.places import ROOT
 from tests.servers.image import BUILD_TIMEOUT_S, ImageBuilder
 from tests.servers.kafka import ServerMissing
+from tests.servers.missing import refuse
 from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings
@@ -27,17 +28,15 @@ CHECK: Final = ROOT / "docker" / "healthcheck.py"
 
 
 @pytest.fixture(scope="module")
-def image(
-    tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]
-) -> Iterator[ImageBuilder]:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageBuilder]:
     if not EXTRAS:
-        require_servers("an image takes minutes to build: make image")
+        refuse("an image takes minutes to build: make image", "image")
     folder = tmp_path_factory.mktemp("image")
     try:
         builder = ImageBuilder(folder)
         builder.build(EXTRAS)
     except ServerMissing as missing:
-        require_servers(str(missing))
+        refuse(str(missing), "image")
     yield builder
     builder.close()
 
