@@ -124,9 +124,11 @@ class Acting:
         """
         assert self._bus is not None
         if action.id not in self._recorded:
-            if action.id in self._unconfirmed and not offer(self._bus, self._metrics, action.job, action):
-                self._refused(action)
-                return
+            if action.id in self._unconfirmed:
+                flush(self._bus, self._metrics)  # while the bus is away nothing is published again
+                if not offer(self._bus, self._metrics, action.job, action):
+                    self._refused(action)
+                    return
             self._unconfirmed.add(action.id)
             refused = [record for _, record in flush(self._bus, self._metrics) if isinstance(record, ActionRecord)]
             if any((one.id, one.outcome) == (action.id, "started") for one in refused):

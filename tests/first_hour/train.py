@@ -14,7 +14,7 @@ from typing import Any
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 GUILTY = WORLD - 1 == RANK
-FOLDER = Path(os.environ["FIRST_HOUR_FOLDER"])
+FOLDER = Path(os.environ.get("FIRST_HOUR_FOLDER", "."))
 STEPS = {
     "slow-rank": 160, "leak": 1_200, "hang": 10_000, "load-8": 120, "ctrl-c": 3_000, "sigterm": 3_000,
     "detector-killed": 200,

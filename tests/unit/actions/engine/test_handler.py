@@ -58,7 +58,8 @@ def test_a_bus_that_is_away_stops_the_action_and_delays_it_only() -> None:
     rig.bus.away = False
     rig.tick()
     assert rig.launcher.asked == [("restart", "i1/restart/1")]
-    assert rig.story() == [("i1/restart/1", "started"), ("i1/restart/1", "done")]
+    # Its start is written twice: nobody knows what became of the first record.
+    assert rig.story() == [("i1/restart/1", "started")] * 2 + [("i1/restart/1", "done")]
 
 
 def test_repeats_and_old_revisions_change_nothing() -> None:

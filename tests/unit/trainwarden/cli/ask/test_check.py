@@ -34,16 +34,24 @@ class Told:
     """An embedded bus on which records are said so long ago."""
 
     def __init__(self, path: Path) -> None:
-        self.address = f"embedded:{path}"
         self._clock = ManualClock(NOW_S)
         self._path = path
+        self._said: list[tuple[float, Record]] = []
+
+    @property
+    def address(self) -> str:
+        """The bus's address; what was said is written in the order of its times, which never fall on this bus."""
+        for ago_s, record in sorted(self._said, key=lambda one: -one[0]):
+            self._clock.set_s(NOW_S - ago_s)
+            bus = EmbeddedBus(str(self._path), clock=self._clock)
+            bus.publish(topic_of(record), record.job, record)  # type: ignore[attr-defined]
+            bus.flush()
+            bus.close()
+        self._said.clear()
+        return f"embedded:{self._path}"
 
     def say(self, record: Record, ago_s: float) -> None:
-        self._clock.set_s(NOW_S - ago_s)
-        bus = EmbeddedBus(str(self._path), clock=self._clock)
-        bus.publish(topic_of(record), record.job, record)  # type: ignore[attr-defined]
-        bus.flush()
-        bus.close()
+        self._said.append((ago_s, record))
 
     def heard(self, *ago_s: float, job: str = "j") -> None:
         for one in sorted(ago_s, reverse=True):
@@ -74,7 +82,7 @@ class Told:
         self.say(IncidentRecord(**record), 5.0)  # type: ignore[arg-type]
 
     def answer(self, job: str | None = None) -> Answer:
-        bus = EmbeddedBus(str(self._path), clock=ManualClock(NOW_S))
+        bus = EmbeddedBus(self.address.removeprefix("embedded:"), clock=ManualClock(NOW_S))
         try:
             answer = look(bus, job, LIMITS, NOW_S)
         finally:
