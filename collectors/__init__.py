@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainwarden.plugins import Off
+from trainwarden.plugins import OptIn
 
 CATALOG: Final[dict[str, str]] = {
     "host": "collectors.host.collector:HostCollector",
@@ -19,6 +19,6 @@ CATALOG: Final[dict[str, str]] = {
     "nccl_calls": "collectors.nccl_profiler.collector:NcclCallsCollector",
     "nccl_inspector": "collectors.nccl_inspector.collector:NcclInspectorCollector",
     "parallel_layout": "collectors.parallel_layout.collector:ParallelLayoutCollector",
-    "prometheus": Off("collectors.prometheus.collector:PrometheusCollector"),
+    "prometheus": OptIn("collectors.prometheus.collector:PrometheusCollector"),
 }
 ENTRY_POINTS: Final = "trainwarden.collectors"

@@ -1,8 +1,8 @@
 """Finds the training processes of this node: which process is which rank.
 
 A hook file names a pid as its process sees itself, in a container a number of that container's own. So no collector
-takes a pid from a hook file: it asks `Lookout`, which answers with the pid that the process has here, once namespace,
-pid and start agree; with ``X`` for one that is gone; and with an empty state for one that cannot be seen from here.
+takes a pid from a hook file: it asks `ProcessFinder`, which answers with the pid that the process has here, once
+namespace, pid and start agree; with ``X`` for one that is gone; and with an empty state for one not visible here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RankProcess(msgspec.Struct, frozen=True):
     path: str
 
 
-class Sight(msgspec.Struct, frozen=True):
+class ProcessStatus(msgspec.Struct, frozen=True):
     """What the kernel says of a process now.
 
     `state` is its letter, X if it is gone, empty if it cannot be seen from here; `pid` its number here; `fields` are
@@ -53,8 +53,8 @@ class Sight(msgspec.Struct, frozen=True):
         return self.state in ("X", "Z")
 
 
-GONE: Final = Sight("X")
-UNSEEN: Final = Sight("")
+GONE: Final = ProcessStatus("X")
+UNSEEN: Final = ProcessStatus("")
 
 
 def hook_files(run_dir: Path, suffix: str = ".hook") -> Iterator[os.DirEntry[str]]:
@@ -103,7 +103,7 @@ def rank_processes(run_dir: Path) -> list[RankProcess]:
     return sorted(found, key=lambda process: (process.rank, process.pid, process.path))
 
 
-class Lookout:
+class ProcessFinder:
     """The processes of hook files, as `proc` shows them.
 
     Parameters
@@ -123,7 +123,7 @@ class Lookout:
         self._begun: dict[int, list[int]] = {}  # start in ticks -> pids here
         self._listed_s = float("-inf")
 
-    def look(self, header: hook.Header) -> Sight:
+    def look(self, header: hook.Header) -> ProcessStatus:
         """The process that wrote `header`."""
         who = f"{header.pid_namespace}/{header.rank}/{header.incarnation}"
         pid = self._here.get(who)
@@ -196,7 +196,7 @@ class Lookout:
         except OSError:
             return len(numbers) > 1  # another user's: which namespace it is, is not for us to know
 
-    def _sight(self, pid: int, header: hook.Header) -> Sight:
+    def _sight(self, pid: int, header: hook.Header) -> ProcessStatus:
         try:
             fields = _read_fields(f"{self._proc}/{pid}/stat")
         except (FileNotFoundError, ProcessLookupError):
@@ -205,7 +205,7 @@ class Lookout:
             return UNSEEN
         if not fields or not self._same(fields, header):
             return GONE  # the pid belongs to a younger process by now
-        return Sight(fields[0].decode(errors="replace"), pid, fields)
+        return ProcessStatus(fields[0].decode(errors="replace"), pid, fields)
 
     def _same(self, fields: tuple[bytes, ...], header: hook.Header) -> bool:
         if self._namespace is not None and header.start_ticks is not None:
@@ -236,7 +236,7 @@ class Ranks:
 
     def __init__(self, run_dir: Path, proc: str = "/proc") -> None:
         self._run_dir = run_dir
-        self._lookout = Lookout(proc)
+        self._lookout = ProcessFinder(proc)
         self._headers: dict[str, hook.Header] = {}  # who a process is never changes
 
     def by_pid(self) -> dict[int, int]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from collectors.ranks import Lookout, RankProcess, rank_processes
+from collectors.ranks import ProcessFinder, RankProcess, rank_processes
 from trainwarden import hook
 
 _RECENT_STEPS: Final = 16
@@ -55,12 +55,12 @@ class Patience(msgspec.Struct, frozen=True):
         return max(patience_s, self.stalled_s)
 
 
-def runs(header: hook.Header, lookout: Lookout) -> bool:
+def runs(header: hook.Header, lookout: ProcessFinder) -> bool:
     """Whether a process may be alive; one that cannot be seen from here may well be."""
     return lookout.look(header).state != "X"
 
 
-def trainers(run_dir: Path, lookout: Lookout) -> list[Trainer]:
+def trainers(run_dir: Path, lookout: ProcessFinder) -> list[Trainer]:
     """The trainer of each rank that has a hook's file in `run_dir`, dead ones too.
 
     Examples
@@ -69,7 +69,7 @@ def trainers(run_dir: Path, lookout: Lookout) -> list[Trainer]:
     >>> run = Path(tempfile.mkdtemp())
     >>> (run / "hook").mkdir()
     >>> (run / "hook" / "rank-3-4711.hook").touch()  # none of the hook's making
-    >>> trainers(run, Lookout())
+    >>> trainers(run, ProcessFinder())
     []
     """
     found: dict[int, tuple[tuple[bool, int, float], Trainer]] = {}

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from detectors.job_watch import JobWatch
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.shadow import show_versions
-from detectors.metrics.source import ModelFollower
+from detectors.metrics.source import ModelPoller
 from detectors.own_models.learner import Learn
 from detectors.protocol import Detector
 from detectors.verdict.rule import EnsembleConfig
@@ -45,7 +45,7 @@ class ServedModels:
     def __init__(
         self,
         models: str | None,
-        follower: ModelFollower | None,
+        follower: ModelPoller | None,
         metrics: SelfMetrics,
         asked: frozenset[str] = frozenset(),
     ) -> None:
@@ -60,13 +60,13 @@ class ServedModels:
             except DetectorError as error:
                 raise ConfigError(f"detection.models: {error}") from error
 
-    def watched(self, job: str, detectors: dict[str, Detector], config: EnsembleConfig) -> JobWatch:
+    def watched(self, job: str, detectors: dict[str, Detector], config: EnsembleConfig) -> JobMonitor:
         """A watch of `job` that remembers nothing yet, with the challenger beside its champion."""
-        watch = JobWatch(job, detectors, config, self._metrics, self.champion, learn=self.learn, asked=self._asked)
+        watch = JobMonitor(job, detectors, config, self._metrics, self.champion, learn=self.learn, asked=self._asked)
         watch.shadow.swap(self._challenger)
         return watch
 
-    def swap(self, watches: Collection[JobWatch]) -> None:
+    def swap(self, watches: Collection[JobMonitor]) -> None:
         """Serve what the follower has brought: between two windows, so that each is scored by one set of models."""
         found = None if self._follower is None else self._follower.take()
         if found is None:

@@ -6,24 +6,24 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from detectors.barrier import MAX_WHY_CHARS, pipeline_incident
-from detectors.choice import asked_for, checked, rule
+from detectors.configured_detectors import asked_for, checked, rule
+from detectors.detector_runner import MAX_WHY_CHARS, pipeline_incident
 from detectors.job.clocks import BusClock
-from detectors.job_watch import JobWatch
-from detectors.keeper import Keeper
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.shadow import told
-from detectors.metrics.source import ModelFollower, ModelSource
+from detectors.metrics.source import ModelPoller, ModelSource
 from detectors.own_models.learner import Learner
-from detectors.reading import Reading
+from detectors.replay_tracker import ReplayTracker
 from detectors.served_models import ServedModels
-from detectors.verdict.incidents import Joiner
+from detectors.snapshot_manager import SnapshotManager
+from detectors.verdict.incidents import IncidentTracker
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service_loop import Output, ServiceLoop, letter_of
+from trainwarden.service_loop import Output, ServiceLoop, dead_letter_of
 from trainwarden.settings import DetectionSettings, Settings
 from trainwarden.topics import COLLECTIVES, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, Topic
 
@@ -72,7 +72,7 @@ class DetectionHandler:
         settings: DetectionSettings,
         clock: Clock,
         metrics: SelfMetrics,
-        follower: ModelFollower | None = None,
+        follower: ModelPoller | None = None,
     ) -> None:
         self._settings = settings
         self._clock = BusClock(clock)
@@ -80,11 +80,11 @@ class DetectionHandler:
         self._config = rule(settings)
         self._chosen = checked(settings)
         self.models = ServedModels(settings.models, follower, metrics, asked_for(settings))
-        self._jobs: dict[str, JobWatch] = {}
+        self._jobs: dict[str, JobMonitor] = {}
         self._past: dict[str, list[IncidentRecord]] = {}
         self._past_since_s = 0.0
-        self._reading = Reading()
-        self._keeper = Keeper(self._clock, metrics, self._reading, self._made)
+        self._reading = ReplayTracker()
+        self._keeper = SnapshotManager(self._clock, metrics, self._reading, self._made)
         self._consumer: Consumer | None = None
         self._last_tick_s: float | None = None
         self._aside_until_s: dict[str, float] = {}
@@ -113,7 +113,7 @@ class DetectionHandler:
                 del self._jobs[job]
                 self._keeper.drop(job)
         self._take_back(bus)
-        watches, offsets = self._keeper.give_back(bus, kept, gained, committed)
+        watches, offsets = self._keeper.restore_jobs(bus, kept, gained, committed)
         self._jobs |= watches
         for job in self._jobs.keys() & self._past.keys():  # another member may have judged it in between
             for record in self._past.pop(job):
@@ -200,7 +200,7 @@ class DetectionHandler:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _made(self, job: str) -> JobWatch:
+    def _made(self, job: str) -> JobMonitor:
         """A watch of `job` that remembers nothing yet."""
         detectors = {name: choice.made() for name, choice in self._chosen.items()}
         return self.models.watched(job, detectors, self._config)
@@ -222,7 +222,7 @@ class DetectionHandler:
             self._metrics.count("errors_total", "Records that broke what they were fed to.", kind=type(error).__name__)
             log.exception("record refused", extra={"fields": {"job": message.key, "topic": message.topic}})
             if not told:  # else whoever handled it has said so
-                self._dead.append((message.topic, letter_of(message, error)))
+                self._dead.append((message.topic, dead_letter_of(message, error)))
         watch.heard_s, watch.partition = max(watch.heard_s, at_s), message.partition
         return isinstance(message.record, EventRecord) and message.record.kind in URGENT
 
@@ -248,7 +248,7 @@ class DetectionHandler:
         log.info("memory rebuilt", extra={"fields": {"jobs": len(self._jobs)}})
         return [(job, record) for job, watch in self._jobs.items() for record in watch.joiner.unpublished()]
 
-    def _judged(self, watch: JobWatch, now_s: float, *, live: bool = True) -> list[Output]:
+    def _judged(self, watch: JobMonitor, now_s: float, *, live: bool = True) -> list[Output]:
         """One window of one job. The one place where a defect in judging it ends at the job."""
         job = watch.state.job
         try:
@@ -270,7 +270,7 @@ class DetectionHandler:
         for job in list(self._past):
             if now_s - self._aside_until_s.get(job, self._past_since_s) > self._config.forget_s:
                 self._aside_until_s.pop(job, None)
-                joiner = Joiner(job, self._config)
+                joiner = IncidentTracker(job, self._config)
                 for record in self._past.pop(job, []):
                     joiner.resume(record)
                 yield from ((job, record) for record in joiner.end(now_s))
@@ -298,7 +298,7 @@ def serve(settings: Settings, stop: Callable[[], bool], source: ModelSource | No
         If a setting is wrong; if the bus cannot be opened at all.
     """
     metrics = SelfMetrics("detector")
-    follower = None if source is None else ModelFollower(source, settings.detection.models_every_s, told(metrics))
+    follower = None if source is None else ModelPoller(source, settings.detection.models_every_s, told(metrics))
     handler = DetectionHandler(settings.detection, SystemClock(), metrics, follower)
     if settings.detection.own_models:
         handler.models.learn = Learner().learn

@@ -33,7 +33,7 @@ _FASTEST: Final = 1  # zlib: a third of the time of its default for a tenth more
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SnapshotOffsets:
     """The records that a snapshot stands for, as offsets by topic in one `partition` of each.
 
     They are those of the job below `positions`. Records of other jobs there, which have no snapshot, begin at `floors`.
@@ -50,11 +50,11 @@ class Snapshot:
 
     job: str
     number: int
-    place: Place
+    place: SnapshotOffsets
     kept: bytes
 
 
-def parts_of(job: str, number: int, place: Place, kept: bytes) -> list[Output]:
+def parts_of(job: str, number: int, place: SnapshotOffsets, kept: bytes) -> list[Output]:
     """The records that carry one snapshot.
 
     Raises
@@ -64,7 +64,7 @@ def parts_of(job: str, number: int, place: Place, kept: bytes) -> list[Output]:
 
     Examples
     --------
-    >>> place = Place(0, {"trainwarden.events": 7}, {})
+    >>> place = SnapshotOffsets(0, {"trainwarden.events": 7}, {})
     >>> ((key, record),) = parts_of("j", 3, place, b"memory")
     >>> key, record.parts, whole([record]).kept
     ('j/1/0', 1, b'memory')
@@ -81,7 +81,7 @@ def parts_of(job: str, number: int, place: Place, kept: bytes) -> list[Output]:
     ]
 
 
-def none_of(job: str, number: int, place: Place) -> list[Output]:
+def none_of(job: str, number: int, place: SnapshotOffsets) -> list[Output]:
     """The record which says that nothing is remembered of `job` any more."""
     return [(_key(job, one, 0), _blank(job, one, place)) for one in range(number, number + SLOTS)]
 
@@ -90,7 +90,7 @@ def _key(job: str, number: int, part: int) -> str:
     return f"{job}/{number % SLOTS}/{part}"
 
 
-def _blank(job: str, number: int, place: Place) -> SnapshotRecord:
+def _blank(job: str, number: int, place: SnapshotOffsets) -> SnapshotRecord:
     return SnapshotRecord(
         job=job, number=number, part=0, parts=0, partition=place.partition, positions=dict(place.positions),
         floors=dict(place.floors), digest="", value=b"",
@@ -113,7 +113,7 @@ def whole(parts: Iterable[SnapshotRecord]) -> Snapshot | None:
         return None
     if not stream.eof:
         return None
-    place = Place(first.partition, first.positions, first.floors)
+    place = SnapshotOffsets(first.partition, first.positions, first.floors)
     return Snapshot(first.job, first.number, place, kept)
 
 

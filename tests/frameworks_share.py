@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import Place, environment
+from actions.launchers.local.ranks import LocalJob, environment
 from tests.places import ROOT
 from trainwarden import rundir
 from trainwarden.hook import read_steps
@@ -57,7 +57,7 @@ def trained(script: Path, folder: Path, packages: Path, plan: tuple[int, ...]) -
         (folder / name).mkdir(parents=True)
     if plan:
         PlanFile(folder / rundir.PLAN).put(plan, "to be compared with the even split", "op")
-    place = Place(command=(), ranks=RANKS, run_dir=folder, job="job", node="node")
+    place = LocalJob(command=(), ranks=RANKS, run_dir=folder, job="job", node="node")
     paths = [str(ROOT), str(packages / "transformers"), str(script.parent)]
     environ = {**environment(place, 0, 0, 0, os.environ), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", "29833"]

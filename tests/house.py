@@ -34,7 +34,7 @@ PATH: Final = (
     ("detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
     ("detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
     ("detectors.verdict.ensemble:Ensemble", "votes become a verdict"),
-    ("detectors.verdict.incidents:Joiner", "verdicts of one cause become one incident"),
+    ("detectors.verdict.incidents:IncidentTracker", "verdicts of one cause become one incident"),
     ("actions.engine.handler:EngineHandler", "an incident becomes a plan; `started` is kept before acting"),
     ("actions.launchers.local.client:LocalLauncher", "the launcher does it once, by its id"),
 )

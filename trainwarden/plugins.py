@@ -2,7 +2,7 @@
 
 A CATALOG maps a plug-in's name to where its class is (``"module:Class"``), so that listing the names
 imports nothing and only what a configuration names is ever loaded. What is in a CATALOG runs unless it is
-`Off` there or the settings say so; what comes from outside runs where the settings name it.
+`OptIn` there or the settings say so; what comes from outside runs where the settings name it.
 
 A class may bring, beside its `Config`: ``metrics_file`` (a table of its own metrics, in the form of
 ``catalogue.toml``), ``events`` (its own kinds of event, each with a struct of their fields) and ``page`` (a
@@ -29,7 +29,7 @@ from trainwarden.settings import PluginSettings, Settings, parse
 GROUPS: Final = ("trainwarden.collectors", "trainwarden.detectors", "trainwarden.launchers")
 
 
-class Off(str):
+class OptIn(str):
     """A place in a CATALOG of what runs only where settings name it: ``"name": Off("module:Class")``."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ def chosen(catalog: Mapping[str, str], group: str, said: Mapping[str, PluginSett
 
     Examples
     --------
-    >>> table = {"lof": "m:Lof", "dtw": "m:Dtw", "slow": Off("m:Slow")}
+    >>> table = {"lof": "m:Lof", "dtw": "m:Dtw", "slow": OptIn("m:Slow")}
     >>> chosen(table, "trainwarden.detectors", {"lof": {"threshold": 0.5}})
     {'lof': {'threshold': 0.5}, 'dtw': {}}
     >>> chosen(table, "trainwarden.detectors", {"lof": False, "slow": True})
@@ -63,7 +63,7 @@ def chosen(catalog: Mapping[str, str], group: str, said: Mapping[str, PluginSett
     for name in said:
         if name not in catalog:
             _third_party(catalog, group, name)
-    wanted: dict[str, PluginSettings] = {name: not isinstance(place, Off) for name, place in catalog.items()}
+    wanted: dict[str, PluginSettings] = {name: not isinstance(place, OptIn) for name, place in catalog.items()}
     wanted.update(said)
     return {name: {} if raw is True else raw for name, raw in wanted.items() if raw is not False}
 

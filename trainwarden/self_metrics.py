@@ -68,7 +68,7 @@ class SelfMetrics:
             if self._children.pop((LAG, ("service", self._service)), None) is not None:
                 self._families[LAG].remove(self._service)
 
-    def tell_also(self, families: Callable[[], Iterable[Metric]]) -> None:
+    def register_families(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Tell at each scrape what `families` gives then, under its own names."""
         self.registry.register(_Asked(families))
 

@@ -181,7 +181,7 @@ class ServiceLoop:
             except Exception as error:  # the marked place for a record that breaks its handler twice
                 self._metrics.count("dead_letters_total", "Records that broke the handler.", topic=message.topic)
                 log.exception("record breaks the handler", extra={"fields": {"topic": message.topic}})
-                outputs.append((message.topic, letter_of(message, error)))
+                outputs.append((message.topic, dead_letter_of(message, error)))
         self._alone = False
         return outputs
 
@@ -262,14 +262,14 @@ def shortened(record: Record) -> Record:
     return msgspec.structs.replace(record, **{field: {} for field in beside}) if beside else record
 
 
-def letter_of(message: Message, error: Exception) -> DeadLetter:
+def dead_letter_of(message: Message, error: Exception) -> DeadLetter:
     """The dead letter of a record that breaks whoever handles it.
 
     Examples
     --------
     >>> from trainwarden.records import EventRecord
     >>> event = EventRecord(id="e1", job="j", node="n", time_s=1.0, kind="xid")
-    >>> letter_of(Message("trainwarden.events", 2, 7, 1.0, "j", event), KeyError("x")).reason
+    >>> dead_letter_of(Message("trainwarden.events", 2, 7, 1.0, "j", event), KeyError("x")).reason
     "KeyError: 'x'"
     """
     try:

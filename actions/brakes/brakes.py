@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from actions.brakes.active_brake import ActiveBrake, BrakeInput
 from actions.brakes.history import RESTARTS, by_engines, carried_out, cost_something, counts_s, ended_s
-from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import NodeLimits
-from actions.brakes.windows import Window, over
+from actions.brakes.windows import MaintenanceWindow, over
 from trainwarden.commands.silences import silenced_text
 from trainwarden.records import ActionKind, ActionRecord
 from trainwarden.settings import EngineSettings
@@ -29,43 +29,43 @@ class Brakes:
     --------
     >>> brakes = Brakes(EngineSettings(mode="auto", actions_per_hour=0))
     >>> action = ActionRecord(id="a", incident="i", job="j", kind="restart_job", outcome="started", at_s=0.0, why="w")
-    >>> brakes.hold(0.0, Asked(action=action)).name
+    >>> brakes.hold(0.0, BrakeInput(action=action)).name
     'budget'
     """
 
     def __init__(
-        self, settings: EngineSettings, nodes: NodeLimits | None = None, maintenance: Sequence[Window] = ()
+        self, settings: EngineSettings, nodes: NodeLimits | None = None, maintenance: Sequence[MaintenanceWindow] = ()
     ) -> None:
         self._actions_per_hour = settings.actions_per_hour
         self._cool_down_s = settings.cool_down_s
         self._maintenance = tuple(maintenance)
         self.nodes = nodes or NodeLimits()
 
-    def hold(self, now_s: float, asked: Asked) -> Hold | None:
+    def hold(self, now_s: float, asked: BrakeInput) -> ActiveBrake | None:
         """The brake that forbids `asked` at `now_s`, if one is on. What was begun before goes on."""
         if asked.stopped_by is not None:
             said = f"all acting was stopped by {asked.stopped_by}; it may go ahead once a person resumes"
-            return Hold("stop", said)
+            return ActiveBrake("stop", said)
         if asked.silence is not None:
-            return Hold("silence", silenced_text(asked.silence), asked.silence.until_s)
+            return ActiveBrake("silence", silenced_text(asked.silence), asked.silence.until_s)
         return self._window(now_s, asked.action) or self.nodes.hold(now_s, asked) or self._budget(now_s, asked)
 
-    def after_start(self, now_s: float, asked: Asked) -> Hold | None:
+    def after_start(self, now_s: float, asked: BrakeInput) -> ActiveBrake | None:
         """The brake that forbids what is recorded as started, as long as its launcher has not heard of it.
 
         Other engines may have begun at the same moment, and an engine that was killed in between may be away for days.
         """
         return self._window(now_s, asked.action) or self.nodes.hold(now_s, asked)
 
-    def _window(self, now_s: float, action: ActionRecord) -> Hold | None:
+    def _window(self, now_s: float, action: ActionRecord) -> ActiveBrake | None:
         """A maintenance window; what a person has approved is not done by itself."""
         found = over(self._maintenance, now_s) if action.by is None else None
         if found is None:
             return None
         window, until_s = found
-        return Hold("maintenance", f"maintenance{f' ({window.why})' if window.why else ''}", until_s)
+        return ActiveBrake("maintenance", f"maintenance{f' ({window.why})' if window.why else ''}", until_s)
 
-    def _budget(self, now_s: float, asked: Asked) -> Hold | None:
+    def _budget(self, now_s: float, asked: BrakeInput) -> ActiveBrake | None:
         """The job's budget: a job that flaps uses up no other's."""
         of_job = (a for a in by_engines(asked.actions) if a.job == asked.action.job and cost_something(a))
         recent = sorted(s for s in (counts_s(now_s, action) for action in of_job) if s > now_s - HOUR_S)
@@ -73,7 +73,7 @@ class Brakes:
             return None
         said = f"{len(recent)} actions within an hour, the job's budget is {self._actions_per_hour}"
         freed = len(recent) - self._actions_per_hour  # the one whose hour has to be over
-        return Hold("budget", said, recent[freed] + HOUR_S if freed < len(recent) else None)
+        return ActiveBrake("budget", said, recent[freed] + HOUR_S if freed < len(recent) else None)
 
     def cooling_until_s(self, kind: ActionKind, actions: Iterable[ActionRecord]) -> float:
         """When `kind` need no longer wait for an earlier action of the same job to show its effect.

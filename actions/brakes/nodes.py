@@ -12,9 +12,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from actions.brakes.active_brake import ActiveBrake, BrakeInput
 from actions.brakes.history import NODES_OUT, carried_out, counts_s
-from actions.brakes.hold import Asked, Hold
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.records import ActionRecord, Ratio
 from trainwarden.settings import Config
 
@@ -38,24 +38,26 @@ class NodeLimits(Config, frozen=True, kw_only=True):
     least_healthy: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     least_healthy_share: Ratio = 0.51  # medik8s' minHealthy
 
-    def hold(self, now_s: float, asked: Asked) -> Hold | None:
+    def hold(self, now_s: float, asked: BrakeInput) -> ActiveBrake | None:
         """The brake on taking nodes out, if `asked` would and one is on."""
         if asked.action.kind not in NODES_OUT:
             return None
         if (latch := asked.latch) is not None:
-            return Hold(TAKEN, f"no more nodes are taken out, {RESET}: {latch.why}")
+            return ActiveBrake(TAKEN, f"no more nodes are taken out, {RESET}: {latch.why}")
         if not asked.nodes:
-            return Hold(UNKNOWN, "the launcher does not tell which nodes the job has; it may go ahead once it does")
+            return ActiveBrake(
+                UNKNOWN, "the launcher does not tell which nodes the job has; it may go ahead once it does"
+            )
         return self._of_all(now_s, asked) or self._of_job(now_s, asked) or self._ill(asked)
 
-    def _of_all(self, now_s: float, asked: Asked) -> Hold | None:
+    def _of_all(self, now_s: float, asked: BrakeInput) -> ActiveBrake | None:
         out = self._out(now_s, asked, asked.actions)
         if len(out | targets(asked.action)) <= self.at_most:
             return None
         said = f"{self._said(out)}, and the limit of all jobs together is {self.at_most}"
-        return Hold(TAKEN, f"{said}; held {RESET}", latches=EVERY_JOB)
+        return ActiveBrake(TAKEN, f"{said}; held {RESET}", latches=EVERY_JOB)
 
-    def _of_job(self, now_s: float, asked: Asked) -> Hold | None:
+    def _of_job(self, now_s: float, asked: BrakeInput) -> ActiveBrake | None:
         action = asked.action
         out = self._out(now_s, asked, (other for other in asked.actions if other.job == action.job))
         of_job = {node.node for node in asked.nodes} | out | targets(action)
@@ -64,9 +66,9 @@ class NodeLimits(Config, frozen=True, kw_only=True):
             return None
         part = f"{limit} of {len(of_job)} ({self.share:.0%}, rounded up)"
         said = f"{self._said(out)}, and the limit of this job is {part}"
-        return Hold(TAKEN, f"{said}; held {RESET}", latches=action.job)
+        return ActiveBrake(TAKEN, f"{said}; held {RESET}", latches=action.job)
 
-    def _ill(self, asked: Asked) -> Hold | None:
+    def _ill(self, asked: BrakeInput) -> ActiveBrake | None:
         others = {node.node: node.state for node in asked.nodes if node.node not in targets(asked.action)}
         healthy = {name for name, state in others.items() if state in ("healthy", "spare")} - asked.suspected
         least = max(self.least_healthy, _part(self.least_healthy_share, len(others)))
@@ -74,9 +76,11 @@ class NodeLimits(Config, frozen=True, kw_only=True):
             return None
         said = f"of the job's {len(others)} other nodes {len(healthy)} are healthy, and {least} have to be"
         ill = _names(others.keys() - healthy)
-        return Hold(TAKEN, f"{said}{f' (not healthy: {ill})' if ill else ''}; held {RESET}", latches=asked.action.job)
+        return ActiveBrake(
+            TAKEN, f"{said}{f' (not healthy: {ill})' if ill else ''}; held {RESET}", latches=asked.action.job
+        )
 
-    def _out(self, now_s: float, asked: Asked, actions: Iterable[ActionRecord]) -> set[str]:
+    def _out(self, now_s: float, asked: BrakeInput, actions: Iterable[ActionRecord]) -> set[str]:
         """Nodes that others of `actions` have taken out within the time, or are about to.
 
         Before its own record is on the bus, an engine goes by its clock and those of others; after that by the bus's.

@@ -16,12 +16,12 @@ FIRST_DAY: Final = 3  # 1970-01-01, from which seconds are counted, was a Thursd
 HourMinute = Annotated[str, msgspec.Meta(pattern=r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$")]
 
 
-class Window(Config, frozen=True, kw_only=True):
+class MaintenanceWindow(Config, frozen=True, kw_only=True):
     """Every week, on each of `days`, from `from_utc` until `to_utc`; where that is not later, of the next day.
 
     Examples
     --------
-    >>> night = Window(days=("sat",), from_utc="22:00", to_utc="06:00")
+    >>> night = MaintenanceWindow(days=("sat",), from_utc="22:00", to_utc="06:00")
     >>> saturday_s = 1795219200.0
     >>> night.until_s(saturday_s + 21 * 3600), night.until_s(saturday_s + 29 * 3600) - saturday_s
     (None, 108000.0)
@@ -45,7 +45,7 @@ class Window(Config, frozen=True, kw_only=True):
         return None
 
 
-def over(windows: Sequence[Window], now_s: float) -> tuple[Window, float | None] | None:
+def over(windows: Sequence[MaintenanceWindow], now_s: float) -> tuple[MaintenanceWindow, float | None] | None:
     """The window that lies over `now_s`, and when all that join on to it end: None where they never do."""
     found = next(((one, until_s) for one in windows if (until_s := one.until_s(now_s)) is not None), None)
     if found is None:

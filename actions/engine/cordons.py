@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
+from actions.brakes.active_brake import ActiveBrake
 from actions.brakes.history import STALE, begun
-from actions.brakes.hold import Hold
-from actions.engine.acting import WITHDRAWN, Acting
-from actions.engine.calls import VERBS
-from actions.nodes.words import CORDONING
+from actions.engine.action_executor import WITHDRAWN, ActionExecutor
+from actions.engine.launcher_client import VERBS
+from actions.nodes.commands import CORDONING
 from actions.remedies.policy import Rules
 from trainwarden.launching import MAX_SENTENCE_CHARS
 from trainwarden.protocols import Message
@@ -33,7 +33,7 @@ class _Word(msgspec.Struct, frozen=True):
     said_s: float
 
 
-class Cordons:
+class CordonExecutor:
     """The words on nodes that this engine has to carry out.
 
     Parameters
@@ -44,7 +44,7 @@ class Cordons:
         The only job that the launcher runs; None if it runs many.
     """
 
-    def __init__(self, rules: Rules, acting: Acting, job: str | None) -> None:
+    def __init__(self, rules: Rules, acting: ActionExecutor, job: str | None) -> None:
         self._rules, self._acting, self._job = rules, acting, job
         self._words: dict[str, _Word] = {}
 
@@ -110,7 +110,7 @@ class Cordons:
             else f"{said.id} asks for no such thing"
         )
 
-    def _why_not(self, word: _Word, now_s: float) -> str | Hold | None:
+    def _why_not(self, word: _Word, now_s: float) -> str | ActiveBrake | None:
         """Why it should not be done, or not now, whatever the launcher can."""
         memory, command = self._acting.memory, word.command
         if (later := memory.node_words.later(command)) is not None:
@@ -121,16 +121,16 @@ class Cordons:
         if self._rules.mode_of(KINDS[command.kind]) == "observe":
             return "the engine was told to observe only"
         if (stopped_by := memory.stopped_by(command.job)) is not None:
-            return Hold("stop", f"all acting was stopped by {stopped_by}; it may go ahead once a person resumes")
+            return ActiveBrake("stop", f"all acting was stopped by {stopped_by}; it may go ahead once a person resumes")
         return None
 
-    def _cannot(self, action: ActionRecord, now_s: float) -> str | Hold | None:
+    def _cannot(self, action: ActionRecord, now_s: float) -> str | ActiveBrake | None:
         """The launcher's own words if it cannot do it, or cannot be asked for too long."""
         calls = self._acting.calls
         if calls.state(action.job, now_s) is None:
             away_s, why = calls.away(action.job, now_s)
             told = calls.unknown(action.job) or away_s >= self._rules.config.launcher_deadline_s
-            return Hold("launcher", why) if told else None
+            return ActiveBrake("launcher", why) if told else None
         able = calls.capabilities(now_s)
         return None if able is None else able.refusal(VERBS[action.kind])
 

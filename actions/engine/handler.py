@@ -12,26 +12,26 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from actions.brakes.active_brake import ActiveBrake, BrakeInput
 from actions.brakes.history import NODES_OUT
-from actions.brakes.hold import Asked, Hold
 from actions.brakes.nodes import TAKEN
-from actions.engine.acting import Acting
+from actions.engine.action_executor import ActionExecutor
 from actions.engine.approval import answer_of, planned_at
-from actions.engine.asked import asked_of, unwanted
-from actions.engine.calls import VERBS, LauncherCalls
-from actions.engine.cordons import Cordons
-from actions.engine.hearing import OVERLAP_S
+from actions.engine.control_consumer import OVERLAP_S
+from actions.engine.cordons import CordonExecutor
+from actions.engine.launcher_client import VERBS, LauncherClient
+from actions.engine.operation_tracker import ActionResult, OperationTracker
 from actions.engine.outbox import Outbox
-from actions.engine.under_way import End, UnderWay
+from actions.engine.preconditions import asked_of, cancel_reason
 from actions.remedies.adoption import Adoptions
-from actions.remedies.memory import Case, Memory
+from actions.remedies.engine_state import EngineState, IncidentState
 from actions.remedies.planner import next_intent
 from actions.remedies.policy import Rules
-from actions.remedies.view import Intent, View
+from actions.remedies.view import Intent, PlanningContext
 from trainwarden.clock import Clock, SteadyClock
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.gate import CommandGate
 from trainwarden.commands.trust import Trust, in_order
-from trainwarden.commands.words import EVERY_JOB
 from trainwarden.errors import WardenError
 from trainwarden.launching import NODE_VERBS, Launcher
 from trainwarden.protocols import Bus, Consumer, Message
@@ -67,15 +67,17 @@ class EngineHandler:
         clock = SteadyClock(clock)
         self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
         self.group = "engine" if self._job is None else f"engine-{self._job}"
-        self._calls = LauncherCalls(launcher, metrics)
+        self._calls = LauncherClient(launcher, metrics)
         self._adoptions = Adoptions()
-        self._memory = Memory(rules.remedies.ladder, self._adoptions)
-        self._under_way = UnderWay(self._calls, rules.config, self._adoptions.missing)
+        self._memory = EngineState(rules.remedies.ladder, self._adoptions)
+        self._under_way = OperationTracker(self._calls, rules.config, self._adoptions.missing)
         self._gate = gate or CommandGate(Trust(), None, clock, metrics)
         self._outbox = outbox = Outbox(metrics, self._gate.sealed)
         memory, hear = self._memory, self._hear
-        self._acting = Acting(self._calls, self._under_way, clock, metrics, outbox=outbox, memory=memory, take=hear)
-        self._cordons = Cordons(rules, self._acting, self._job)
+        self._acting = ActionExecutor(
+            self._calls, self._under_way, clock, metrics, outbox=outbox, memory=memory, take=hear
+        )
+        self._cordons = CordonExecutor(rules, self._acting, self._job)
         self._unplanned: set[str] = set()  # incidents of which it was said that no plan can be made
         self._forget_at_s = 0.0
 
@@ -88,7 +90,7 @@ class EngineHandler:
         """
         now_s = self._clock.now_s()
         self._acting.hear(bus, now_s)
-        memory = Memory(self._rules.remedies.ladder, self._adoptions)
+        memory = EngineState(self._rules.remedies.ladder, self._adoptions)
         for message in bus.read(ACTIONS, from_time_s=now_s - MEMORY_S):
             self._take(memory, message)
         self._outbox.remind(memory)
@@ -101,10 +103,10 @@ class EngineHandler:
         started = self._acting.take_over(memory, elsewhere)
         for action in started:
             if action.cause not in memory.cases and action.cause not in self._cordons:
-                self._acting.end(action, End("failed", f"{action.why}; what it was about is no longer known"))
+                self._acting.end(action, ActionResult("failed", f"{action.why}; what it was about is no longer known"))
         log.info("engine ready", extra={"fields": {"incidents": len(memory.cases), "unfinished": len(started)}})
 
-    def _take_causes(self, memory: Memory, bus: Bus, consumer: Consumer, since_s: float) -> set[str]:
+    def _take_causes(self, memory: EngineState, bus: Bus, consumer: Consumer, since_s: float) -> set[str]:
         """Take in all that was commanded, and the incidents of our own partitions; the ids of what others own."""
         owned, elsewhere = consumer.assignment(), set[str]()
         for topic, from_s in ((COMMANDS, None), (INCIDENTS, since_s)):
@@ -149,7 +151,7 @@ class EngineHandler:
         self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
         return self._outbox.empty()
 
-    def _take(self, memory: Memory, message: Message) -> bool:
+    def _take(self, memory: EngineState, message: Message) -> bool:
         """Whether `memory` has taken it in: it is about a job of ours, and its word counts."""
         ours = self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB)
         if taken := ours and self._gate.admits(message):
@@ -161,13 +163,13 @@ class EngineHandler:
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
-    def _advance(self, case: Case, now_s: float) -> None:
+    def _advance(self, case: IncidentState, now_s: float) -> None:
         unfinished = self._acting.unfinished(case.incident.id)
         for action in unfinished:
             self._continue(action, case, now_s)
         if unfinished or self._busy(case.incident, now_s):
             return
-        view = View(
+        view = PlanningContext(
             now_s=now_s,
             case=case,
             memory=self._memory,
@@ -181,7 +183,7 @@ class EngineHandler:
         if intent is not None and not (intent.kind == "rebalance" and self._under_way.adopting_in(case.incident.job)):
             self._decide(intent, case, now_s)
 
-    def _planned(self, view: View) -> Intent | None:
+    def _planned(self, view: PlanningContext) -> Intent | None:
         """The next action. The one place where a defect in planning ends at its incident, and all others go on."""
         try:
             return next_intent(view)
@@ -203,13 +205,13 @@ class EngineHandler:
             for a in self._memory.under_way.values()
         )
 
-    def _decide(self, intent: Intent, case: Case, now_s: float) -> None:
+    def _decide(self, intent: Intent, case: IncidentState, now_s: float) -> None:
         """Propose, hold, skip or carry out; each is recorded once, not at every tick."""
         incident, mode = case.incident, self._rules.mode_of(intent.kind)
         known = self._memory.actions.get(intent.id)
         action = intent.of(incident, now_s)
         if intent.refused is not None:
-            held = None if intent.held is None else Hold(intent.held, intent.refused, intent.until_s)
+            held = None if intent.held is None else ActiveBrake(intent.held, intent.refused, intent.until_s)
             self._acting.skip(action, now_s, intent.refused if held is None else held)
         elif mode == "observe":
             if known is None:
@@ -231,9 +233,9 @@ class EngineHandler:
     def _taking_out(self) -> bool:
         """Whether a node is about to be taken out here; one at a time, as the next might trip a brake on both."""
         own = (action for action in self._memory.under_way.values() if action.id in self._acting.mine)
-        return any(action.kind in NODES_OUT and self._under_way.unasked(action.id) for action in own)
+        return any(action.kind in NODES_OUT and self._under_way.not_submitted(action.id) for action in own)
 
-    def _asked(self, action: ActionRecord, case: Case, now_s: float) -> Asked:
+    def _asked(self, action: ActionRecord, case: IncidentState, now_s: float) -> BrakeInput:
         state = self._calls.state(action.job, now_s)
         return asked_of(action, case, self._memory, self._rules.remedies, state)
 
@@ -248,20 +250,20 @@ class EngineHandler:
             self._outbox.put(action, self._memory)
         return verdict if isinstance(verdict, ActionRecord) else None
 
-    def _carry_out(self, action: ActionRecord, case: Case, now_s: float) -> None:
+    def _carry_out(self, action: ActionRecord, case: IncidentState, now_s: float) -> None:
         """Keep `started` on the bus, and only then call the launcher."""
         started = self._acting.start(action, now_s)
         if started is not None:
             self._continue(started, case, now_s)
 
-    def _continue(self, action: ActionRecord, case: Case, now_s: float) -> None:
+    def _continue(self, action: ActionRecord, case: IncidentState, now_s: float) -> None:
         """Bring a ``started`` action one step nearer to its end."""
         self._acting.go_on(action, now_s, lambda: self._why_not(action, case, now_s))
 
-    def _why_not(self, action: ActionRecord, case: Case, now_s: float) -> str | Hold | None:
+    def _why_not(self, action: ActionRecord, case: IncidentState, now_s: float) -> str | ActiveBrake | None:
         """Why the launcher should not hear of `action`, which was begun, any more."""
-        said = unwanted(action, case, self._memory, self._rules, self._gate)
-        if not self._under_way.unasked(action.id):
+        said = cancel_reason(action, case, self._memory, self._rules, self._gate)
+        if not self._under_way.not_submitted(action.id):
             return said
         brake = self._rules.brakes.after_start(now_s, self._asked(action, case, now_s))
-        return said if brake is None else Hold(brake.name, said or brake.said)
+        return said if brake is None else ActiveBrake(brake.name, said or brake.said)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from actions.brakes.history import restart_loop_incident
-from actions.remedies.memory import Memory, with_outcome
+from actions.remedies.engine_state import EngineState, with_outcome
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -41,19 +41,21 @@ class Outbox:
             if not offer(bus, self._metrics, key, record):
                 offer(bus, self._metrics, key, shortened(record))
 
-    def remind(self, memory: Memory) -> None:
+    def remind(self, memory: EngineState) -> None:
         """Tell a new memory what has not come to the bus yet."""
         for _, record in self._waiting:
             memory.take(record)
 
-    def put(self, record: ActionRecord | IncidentRecord | CommandRecord, memory: Memory) -> None:
+    def put(self, record: ActionRecord | IncidentRecord | CommandRecord, memory: EngineState) -> None:
         """Say it, and know it."""
         memory.take(record)
         if isinstance(record, ActionRecord):
             self.count(record)
         self._waiting.append((record.job, record))
 
-    def skip(self, action: ActionRecord, memory: Memory, *, now_s: float, why: str, held: dict[str, object]) -> None:
+    def skip(
+        self, action: ActionRecord, memory: EngineState, *, now_s: float, why: str, held: dict[str, object]
+    ) -> None:
         """Say that `action` is not done, unless that was said: for good, or `held` by a brake that may go off."""
         known = memory.actions.get(action.id)
         if known is not None and known.outcome == "skipped" and known.plan.get("held") == held.get("held"):
@@ -61,7 +63,7 @@ class Outbox:
         skipped = with_outcome(action, "skipped", now_s, why)
         self.put(msgspec.structs.replace(skipped, plan={**action.plan, **held}), memory)
 
-    def end(self, action: ActionRecord, memory: Memory) -> None:
+    def end(self, action: ActionRecord, memory: EngineState) -> None:
         """Say how `action` ended, and that a job which was stopped for restarts in vain needs a person."""
         self.put(action, memory)
         if action.kind == "stop_job" and (loop := action.plan.get("restart_loop")):

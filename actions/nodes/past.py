@@ -13,7 +13,7 @@ import msgspec
 
 from actions.brakes.history import NODES_OUT, carried_out
 from actions.brakes.nodes import targets
-from actions.nodes.words import CLEARING
+from actions.nodes.commands import CLEARING
 from trainwarden.records import ActionRecord, CommandRecord
 
 WEEK_S: Final = 7 * 86_400.0

@@ -8,8 +8,8 @@ import msgspec
 
 from actions.brakes.history import NODES_OUT
 from actions.brakes.nodes import targets
+from actions.nodes.commands import CLEARING, CORDONING
 from actions.nodes.past import NodePasts
-from actions.nodes.words import CLEARING, CORDONING
 from trainwarden.launching import NodeCondition, NodeState
 from trainwarden.records import ActionKind, ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
 

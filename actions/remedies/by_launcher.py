@@ -10,13 +10,13 @@ from typing import Final
 import msgspec
 
 from actions.brakes.history import BY_LAUNCHER, FAILURES, begun, carried_out
-from actions.remedies.view import Intent, View
+from actions.remedies.view import Intent, PlanningContext
 from trainwarden.launching import LauncherState
 
 SETTLED_S: Final = 5.0  # a failure is heard of at once, and which rank was the first within two seconds
 
 
-def between_attempts(view: View) -> bool:
+def between_attempts(view: PlanningContext) -> bool:
     """Whether the launcher has just begun an attempt by itself, as far as anybody knows: its ranks do not tell yet."""
     able, state = view.capabilities(), view.state()
     if able is None or state is None or not able.restarts_itself:
@@ -24,7 +24,7 @@ def between_attempts(view: View) -> bool:
     return state.phase == "running" and state.attempt_age_s is None
 
 
-def restarted_already(view: View, intent: Intent) -> Intent | None:
+def restarted_already(view: PlanningContext, intent: Intent) -> Intent | None:
     """`intent`, a restart, refused where the launcher has seen to it by itself; None where it has not."""
     able, state = view.capabilities(), view.state()
     if able is None or state is None or not able.restarts_itself:
@@ -41,7 +41,7 @@ def restarted_already(view: View, intent: Intent) -> Intent | None:
     return _told(view, intent, state, f"its launcher has seen to it already, {since}")
 
 
-def _is_counted(view: View, state: LauncherState) -> bool:
+def _is_counted(view: PlanningContext, state: LauncherState) -> bool:
     """Whether the incident is the first that is heard of the newest failure which the launcher has counted.
 
     So no clock has to tell whether ranks have ended before or after they were started again.
@@ -53,7 +53,7 @@ def _is_counted(view: View, state: LauncherState) -> bool:
     return all(action.plan.get(FAILURES) != state.failures for action in told)
 
 
-def _told(view: View, intent: Intent, state: LauncherState, said: str) -> Intent:
+def _told(view: PlanningContext, intent: Intent, state: LauncherState, said: str) -> Intent:
     """`intent`, refused as `said`: once for each failure of which the launcher knows."""
     attempts = view.attempts("restart")
     told = {action.plan[FAILURES]: action.id for action in attempts if FAILURES in action.plan}
@@ -63,7 +63,7 @@ def _told(view: View, intent: Intent, state: LauncherState, said: str) -> Intent
     return msgspec.structs.replace(intent, id=name, refused=said, plan=plan)
 
 
-def seen_to(view: View) -> bool:
+def seen_to(view: PlanningContext) -> bool:
     """Whether the launcher has started all ranks again by itself for this incident, and whom it blames is settled.
 
     What is opened blames for the failure that it tells of; one that was open before may come to blame another.
@@ -72,7 +72,7 @@ def seen_to(view: View) -> bool:
     return len(told) == 1 or (bool(told) and view.now_s - max(told) >= SETTLED_S)
 
 
-def out_already(view: View, node: str) -> str | None:
+def out_already(view: PlanningContext, node: str) -> str | None:
     """Why `node` need not be taken out, as the launcher goes on without it or has to decide alone; None if it need."""
     able, state = view.capabilities(), view.state()
     if able is None or state is None or not able.restarts_itself:

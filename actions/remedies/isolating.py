@@ -15,7 +15,7 @@ from actions.brakes.nodes import targets
 from actions.nodes.past import cleared_text
 from actions.remedies.by_launcher import out_already
 from actions.remedies.table import EvictNode, RestartProcess, Validate
-from actions.remedies.view import Intent, View
+from actions.remedies.view import Intent, PlanningContext
 from actions.validation.question import question
 from trainwarden.records import ActionKind, ActionRecord
 
@@ -24,7 +24,7 @@ REST: Final = "rest"
 MOST_ATTEMPTS: Final = 3  # of one incident's question, where the launcher came to no answer
 
 
-def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Intent | None:
+def evict(view: PlanningContext, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Intent | None:
     """The node at fault out of the job, if the launcher can; else its own words for a person.
 
     Parameters
@@ -59,7 +59,7 @@ def evict(view: View, rung: EvictNode, in_vain: Sequence[ActionRecord]) -> Inten
     return None if able is None else view.cooled(intent)
 
 
-def _taken_out(view: View, node: str) -> ActionRecord | None:
+def _taken_out(view: PlanningContext, node: str) -> ActionRecord | None:
     """What another incident of the job has had `node` taken out by, or is about to; None where that is older news."""
     case, memory = view.case, view.memory
     for action in memory.of_job(case.incident.job):
@@ -71,7 +71,7 @@ def _taken_out(view: View, node: str) -> ActionRecord | None:
     return None
 
 
-def validate(view: View, rung: Validate) -> Intent | None:
+def validate(view: PlanningContext, rung: Validate) -> Intent | None:
     """The suspects measured against their peers, once the job is down or can stand still; not every few minutes."""
     incident, able = view.case.incident, view.capabilities()
     asked = question(incident.kind, incident.suspects)
@@ -101,20 +101,20 @@ def validate(view: View, rung: Validate) -> Intent | None:
     return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
 
 
-def _down(view: View) -> bool:
+def _down(view: PlanningContext) -> bool:
     """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
     job, remedies = view.case.incident.job, view.rules.remedies
     of_job = (case.incident for case in view.memory.cases.values() if case.open and case.incident.job == job)
     return any(remedies.find(incident.kind, RestartProcess) is not None for incident in of_job)
 
 
-def asks_again(view: View) -> bool:
+def asks_again(view: PlanningContext) -> bool:
     """Whether the newest validation came to no answer, and it may be tried once more."""
     tried = view.attempts("validate")
     return 0 < len(tried) < MOST_ATTEMPTS and tried[-1].outcome == "failed"
 
 
-def unproved(view: View) -> set[ActionKind]:
+def unproved(view: PlanningContext) -> set[ActionKind]:
     """Rungs that are not for suspects whom no validation has confirmed, where the row has one for that."""
     if view.rules.remedies.find(view.case.incident.kind, Validate) is None:
         return set()
@@ -123,7 +123,7 @@ def unproved(view: View) -> set[ActionKind]:
     return doubted | {"move_topology"} if verdicts == {"cleared"} else doubted
 
 
-def _confirmed(view: View) -> tuple[ActionRecord, str] | None:
+def _confirmed(view: PlanningContext) -> tuple[ActionRecord, str] | None:
     """The validation of this incident that says of a node that it is at fault, and that node, still a suspect."""
     suspects = {suspect.node for suspect in view.case.incident.suspects}
     for action in reversed(view.attempts("validate")):

@@ -9,7 +9,7 @@ import msgspec
 
 from actions.planners.slow import Slowness
 from actions.remedies.table import MoveTopology
-from actions.remedies.view import Intent, View
+from actions.remedies.view import Intent, PlanningContext
 from trainwarden.errors import DataError
 from trainwarden.launching import LauncherState
 
@@ -21,7 +21,7 @@ SLOWER: Final = 1.1  # times the healthy step time, for so many steps: Falcon's 
 STEPS: Final = 10
 
 
-def move(view: View, rung: MoveTopology) -> Intent | None:
+def move(view: PlanningContext, rung: MoveTopology) -> Intent | None:
     """All ranks again, the nodes in the order that loses least, once so much of it was lost as the restart costs."""
     able = view.capabilities()
     intent = Intent(id=view.next_id("move"), kind="move_topology", why=view.case.incident.reason)
@@ -45,7 +45,7 @@ def move(view: View, rung: MoveTopology) -> Intent | None:
     return _worth(view, rung, intent, found)
 
 
-def _worth(view: View, rung: MoveTopology, intent: Intent, found: Move) -> Intent | None:
+def _worth(view: PlanningContext, rung: MoveTopology, intent: Intent, found: Move) -> Intent | None:
     """`intent` with the plan `found`, if that saves more than it costs."""
     lost_s = view.case.ladder.impact_s
     if found.node_order == found.today:
@@ -67,7 +67,7 @@ def _worth(view: View, rung: MoveTopology, intent: Intent, found: Move) -> Inten
     return view.cooled(msgspec.structs.replace(intent, why=why, plan=plan))
 
 
-def _witnessed_twice(view: View) -> bool:
+def _witnessed_twice(view: PlanningContext) -> bool:
     """Whether a validation has confirmed it, or the steps of the ranks tell of it beside what accuses somebody."""
     seen = view.case.slowness
     if any(action.plan.get("verdict") == "confirmed" for action in view.attempts("validate")):
@@ -77,7 +77,7 @@ def _witnessed_twice(view: View) -> bool:
     return seen.iteration_s >= SLOWER * seen.healthy_iteration_s
 
 
-def _best(view: View, state: LauncherState) -> Move | str:
+def _best(view: PlanningContext, state: LauncherState) -> Move | str:
     """The best order, or what is missing for it."""
     tried = view.attempts("validate")
     links = [pair for action in tried if action.outcome == "done" for pair in action.plan.get("links", ())]

@@ -26,17 +26,17 @@ from actions.remedies.table import (
     StopJob,
     Validate,
 )
-from actions.remedies.view import COOL_DOWN, Intent, View
+from actions.remedies.view import COOL_DOWN, Intent, PlanningContext
 from trainwarden.records import ActionRecord
 
 
-def next_intent(view: View) -> Intent | None:
+def next_intent(view: PlanningContext) -> Intent | None:
     """The next action for `view`'s incident, with its severity; None if there is nothing to do now."""
     intent = _next(view)
     return None if intent is None else _graded(view, intent)
 
 
-def _next(view: View) -> Intent | None:
+def _next(view: PlanningContext) -> Intent | None:
     incident = view.case.incident
     if view.now_s - incident.updated_at_s > view.rules.config.stale_s and not view.held():
         return None
@@ -46,7 +46,7 @@ def _next(view: View) -> Intent | None:
     return None if rung is None else _by(view, rung)
 
 
-def _by(view: View, rung: AnyRung) -> Intent | None:
+def _by(view: PlanningContext, rung: AnyRung) -> Intent | None:
     """What `rung` would do now."""
     match rung:
         case RestartProcess():
@@ -70,7 +70,7 @@ def _by(view: View, rung: AnyRung) -> Intent | None:
             return view.for_a_person("ignore", nothing)
 
 
-def _graded(view: View, intent: Intent) -> Intent:
+def _graded(view: PlanningContext, intent: Intent) -> Intent:
     """`intent` with the severity that it is for, which a milder action of the incident that is over has raised.
 
     Beside it stand whom it blames, and what is to be said of a node that is blamed again and again.
@@ -92,7 +92,7 @@ def _graded(view: View, intent: Intent) -> Intent:
 # --- which rung ------------------------------------------------------------------------------------------------------
 
 
-def _in_turn(view: View) -> AnyRung | None:
+def _in_turn(view: PlanningContext) -> AnyRung | None:
     """The highest rung that is due; splits, restarts and stops, once tried, go on until a higher one is.
 
     A rung is due when what the incident has cost reaches its overhead and all before it were tried; a remedy that a
@@ -134,7 +134,7 @@ def _passed_over(action: ActionRecord) -> bool:
 # --- an incident that has closed -------------------------------------------------------------------------------------
 
 
-def _withdrawn(view: View) -> Intent | None:
+def _withdrawn(view: PlanningContext) -> Intent | None:
     """A proposal that nobody answered before its incident closed."""
     for action in view.actions:
         waits = action.outcome == "proposed" and view.rules.mode_of(action.kind) == "confirm"
@@ -149,6 +149,6 @@ def _withdrawn(view: View) -> Intent | None:
     return None
 
 
-def _relief(view: View) -> Intent | None:
+def _relief(view: PlanningContext) -> Intent | None:
     rung = view.rules.remedies.find(view.case.incident.kind, Rebalance)
     return None if rung is None else relief(view, rung)

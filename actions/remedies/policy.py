@@ -9,7 +9,7 @@ import msgspec
 
 from actions.brakes.brakes import Brakes
 from actions.brakes.nodes import NodeLimits
-from actions.brakes.windows import Window
+from actions.brakes.windows import MaintenanceWindow
 from actions.remedies import table
 from actions.remedies.table import Remedies
 from trainwarden.launching import Verb
@@ -55,7 +55,7 @@ class PolicyConfig(Config, frozen=True, kw_only=True):
     adoption_deadline_s: PositiveSeconds = 300.0
     modes: dict[ActionKind | Literal["others"], Mode] = msgspec.field(default_factory=dict)
     nodes: NodeLimits = NodeLimits()
-    maintenance: Annotated[tuple[Window, ...], msgspec.Meta(max_length=100)] = ()
+    maintenance: Annotated[tuple[MaintenanceWindow, ...], msgspec.Meta(max_length=100)] = ()
 
     def deadline_s(self, verb: Verb) -> float:
         """Seconds within which an operation of that kind must be done.

@@ -7,12 +7,12 @@ import msgspec
 from actions.brakes.history import carried_out
 from actions.planners import slow
 from actions.remedies.table import Rebalance
-from actions.remedies.view import Intent, View
+from actions.remedies.view import Intent, PlanningContext
 from trainwarden.errors import DataError
 from trainwarden.records import ActionRecord
 
 
-def rebalance(view: View, rung: Rebalance) -> Intent | None:
+def rebalance(view: PlanningContext, rung: Rebalance) -> Intent | None:
     """The best split for what is measured; once one is in force, a better one only if measurements under it say so."""
     incident = view.case.incident
     before = [action for action in view.attempts("rebalance") if carried_out(action)]
@@ -44,7 +44,7 @@ def rebalance(view: View, rung: Rebalance) -> Intent | None:
     return view.cooled(msgspec.structs.replace(intent, why=why, plan=plan))
 
 
-def relief(view: View, rung: Rebalance) -> Intent | None:
+def relief(view: PlanningContext, rung: Rebalance) -> Intent | None:
     """The even split again, once the slow rank is as fast as the others; not merely because the split works."""
     done = [action for action in view.attempts("rebalance") if action.outcome == "done"]
     tried = view.attempts("relief")
@@ -63,7 +63,7 @@ def relief(view: View, rung: Rebalance) -> Intent | None:
     return view.cooled(msgspec.structs.replace(intent, plan=plan))
 
 
-def _measured_since(view: View, rung: Rebalance, action: ActionRecord) -> bool:
+def _measured_since(view: PlanningContext, rung: Rebalance, action: ActionRecord) -> bool:
     """Whether the evidence at hand was told well after `action`, with its split in force.
 
     Detection's clock may be another than ours: which came later is told by the bus.
@@ -75,12 +75,12 @@ def _measured_since(view: View, rung: Rebalance, action: ActionRecord) -> bool:
     return view.rules.brakes.settled(view.now_s, action) and seen >= rung.settle_iterations
 
 
-def _in_force(view: View) -> tuple[int, ...]:
+def _in_force(view: PlanningContext) -> tuple[int, ...]:
     state = view.state()
     return () if state is None else state.micro_batches
 
 
-def _relieved(view: View, rung: Rebalance, action: ActionRecord) -> bool:
+def _relieved(view: PlanningContext, rung: Rebalance, action: ActionRecord) -> bool:
     """Whether every rank is as fast as the others again.
 
     Detection closes a slow rank's incident when its time per micro-batch is that of the others, so the closing is
@@ -93,6 +93,6 @@ def _relieved(view: View, rung: Rebalance, action: ActionRecord) -> bool:
     return slow.relieved(slowness, counts, rung.relief_ratio)
 
 
-def _others_open(view: View) -> bool:
+def _others_open(view: PlanningContext) -> bool:
     job, kind = view.case.incident.job, view.case.incident.kind
     return any(c.open and c.incident.job == job and c.incident.kind == kind for c in view.memory.cases.values())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from actions.brakes.history import begun
-from actions.remedies.view import Intent, View
+from actions.remedies.view import Intent, PlanningContext
 
 
-def checkpoint(view: View) -> Intent | None:
+def checkpoint(view: PlanningContext) -> Intent | None:
     """A checkpoint before the restart that has its turn next, if the launcher can; else its own words."""
     able, seen = view.capabilities(), view.case.ladder.impact_s
     why = f"{seen:.0f} s lost, so a restart is due, which then loses no step: {view.case.incident.reason}"
@@ -21,7 +21,7 @@ def checkpoint(view: View) -> Intent | None:
     return view.cooled(intent) if why_not is None else msgspec.structs.replace(intent, refused=why_not)
 
 
-def restart_running(view: View) -> Intent | None:
+def restart_running(view: PlanningContext) -> Intent | None:
     """A restart of a job that trains, but has lost more than that costs."""
     seen, told = view.case.ladder.impact_s, view.attempts("checkpoint")
     why = f"{seen:.0f} s lost and cheaper remedies did not end it: {view.case.incident.reason}"

@@ -16,11 +16,11 @@ from actions.brakes.history import (
 )
 from actions.remedies.by_launcher import SETTLED_S, between_attempts, restarted_already, seen_to
 from actions.remedies.table import EvictNode, RestartProcess, StopJob, Validate
-from actions.remedies.view import OVER, Intent, View
+from actions.remedies.view import OVER, Intent, PlanningContext
 from trainwarden.records import ActionRecord
 
 
-def restart(view: View, rung: RestartProcess) -> Intent | None:
+def restart(view: PlanningContext, rung: RestartProcess) -> Intent | None:
     """Restart in place, and again if that did not last."""
     incident = view.case.incident
     intent = Intent(
@@ -47,7 +47,7 @@ def restart(view: View, rung: RestartProcess) -> Intent | None:
     return view.cooled(intent) if due and down else None
 
 
-def _down(view: View, persist_s: float) -> bool:
+def _down(view: PlanningContext, persist_s: float) -> bool:
     """Whether the job needs a restart now.
 
     The launcher knows of dead ranks better than any incident: several incidents of one crash see one failure, and
@@ -65,7 +65,7 @@ def _down(view: View, persist_s: float) -> bool:
     return view.now_s - max(later_s, default=float("-inf")) > persist_s
 
 
-def _after_opening(view: View, action: ActionRecord) -> bool:
+def _after_opening(view: PlanningContext, action: ActionRecord) -> bool:
     """Whether `action` was carried out after what the incident tells of had begun.
 
     Detection's clock may be another than ours, so that is told by whose remedy it was, and clocks are asked last: the
@@ -81,7 +81,7 @@ def _after_opening(view: View, action: ActionRecord) -> bool:
     return later or ended_s(action) >= (incident.opened_at_s if incident.onset_s is None else incident.onset_s)
 
 
-def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
+def restarts_in_vain(view: PlanningContext, rung: StopJob | EvictNode) -> list[ActionRecord]:
     """Restarts that have not helped a job that is down again; none if they are too few to say so.
 
     For an eviction only those count that were for incidents which blame the same node, and this failure must be one.
@@ -90,7 +90,7 @@ def restarts_in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord
     return [] if evicts and not seen_to(view) and not _told_of_this_failure(view) else _in_vain(view, rung)
 
 
-def _in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
+def _in_vain(view: PlanningContext, rung: StopJob | EvictNode) -> list[ActionRecord]:
     state = view.state() if view.rules.mode_of("restart_process") != "observe" else None
     if state is None or state.phase in OVER or rung.after_restarts is None:
         return []
@@ -106,7 +106,7 @@ def _in_vain(view: View, rung: StopJob | EvictNode) -> list[ActionRecord]:
     return (failures_in_vain if by_launcher else restart_loop)(view.now_s, of_job, rung.after_restarts, rung.within_s)
 
 
-def _told_of_this_failure(view: View) -> bool:
+def _told_of_this_failure(view: PlanningContext) -> bool:
     """Whether the incident was heard of after the newest restart of its job, so that it blames for what came after it.
 
     One that is open still may blame for a failure before; which node has ended the job now is not known by it.
@@ -116,7 +116,7 @@ def _told_of_this_failure(view: View) -> bool:
     return not view.failed() or said_s is None or all(at_s is None or at_s <= said_s for at_s in restarts)
 
 
-def _blame_is_awaited(view: View) -> bool:
+def _blame_is_awaited(view: PlanningContext) -> bool:
     """Whether a node may have to go if it is to blame for this failure too, and that is about to be told."""
     rung, able = view.rules.remedies.find(view.case.incident.kind, EvictNode), view.capabilities()
     if rung is None or able is None or "evict" not in able.can or any(a.kind == rung.action for a in view.actions):
@@ -124,7 +124,7 @@ def _blame_is_awaited(view: View) -> bool:
     return view.down_s() < SETTLED_S and not _told_of_this_failure(view) and bool(_in_vain(view, rung))
 
 
-def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
+def _counts_against(view: PlanningContext, action: ActionRecord, node: str) -> bool:
     """Whether `action` was for an incident that blames `node`, and no person has said since that it is well."""
     said_s = case.first_said_s if (case := view.memory.cases.get(action.cause)) else None  # its end may be told late
     if action.plan.get(BY_LAUNCHER) and action.blames != node:
@@ -132,7 +132,7 @@ def _counts_against(view: View, action: ActionRecord, node: str) -> bool:
     return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
 
 
-def _another(view: View, node: str) -> bool:
+def _another(view: PlanningContext, node: str) -> bool:
     """Whether the job may be down by another node: it has failed itself, or a later incident has the job down by it."""
     own, remedies = view.case, view.rules.remedies
     for case, other in view.memory.accused(own.incident.job):
@@ -148,18 +148,18 @@ def _another(view: View, node: str) -> bool:
     return False
 
 
-def awaited(view: View, rung: EvictNode) -> bool:
+def awaited(view: PlanningContext, rung: EvictNode) -> bool:
     """Whether a person has yet to approve it; until then a job that is down is better restarted again."""
     shown = (a for a in view.actions if a.kind == rung.action and a.outcome == "proposed")
     return any(action.id not in view.memory.approved for action in shown)
 
 
-def _persist_s(view: View) -> float:
+def _persist_s(view: PlanningContext) -> float:
     restart = view.rules.remedies.find(view.case.incident.kind, RestartProcess) or RestartProcess()
     return restart.persist_s
 
 
-def stop(view: View, rung: StopJob) -> Intent | None:
+def stop(view: PlanningContext, rung: StopJob) -> Intent | None:
     """The end of a job that restarts do not help, or whose own code is wrong."""
     incident = view.case.incident
     if restarts := restarts_in_vain(view, rung):

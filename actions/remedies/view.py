@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from actions.brakes.history import begun, carried_out, ended_s
-from actions.remedies.memory import Case, Memory
+from actions.remedies.engine_state import EngineState, IncidentState
 from actions.remedies.policy import Rules
 from actions.remedies.table import Rung
 from trainwarden.launching import Capabilities, LauncherState
@@ -55,7 +55,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """One incident at one moment, under `rules`.
 
     `state` and `capabilities` ask the launcher (None: it does not tell), `away` for how long it has not told, and why,
@@ -63,8 +63,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     now_s: float
-    case: Case
-    memory: Memory
+    case: IncidentState
+    memory: EngineState
     rules: Rules
     state: Callable[[], LauncherState | None]
     capabilities: Callable[[], Capabilities | None]

@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 from actions.brakes.history import BY_LAUNCHER, begun, carried_out, ended_s
-from actions.launchers.restart_check.words import Conclusion, Doubt, Outcome, Wanted
+from actions.launchers.restart_check.messages import CheckRequest, Conclusion, OpenSuspicion, Outcome
 from actions.remedies import table
-from actions.remedies.memory import Case, Memory
+from actions.remedies.engine_state import EngineState, IncidentState
 from actions.remedies.table import SEVERITY_OF, Remedies, Validate
 from actions.validation.question import Question, answer, at_fault, question
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.trust import Trust, in_order
-from trainwarden.commands.words import EVERY_JOB
 from trainwarden.errors import WardenError
 from trainwarden.launching import CHECKS
 from trainwarden.protocols import Bus
@@ -35,7 +35,7 @@ MEMORY_S: Final = 7 * 86_400.0  # as long as an engine's
 
 
 class SuspicionsOnBus:
-    """A `actions.launchers.restart_check.words.Suspicions` of one job.
+    """A `actions.launchers.restart_check.messages.Suspicions` of one job.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ class SuspicionsOnBus:
             always=rule == "always", trust=Trust.of(settings.commands.trusted),
         )  # fmt: skip
 
-    def wanted(self, nodes: Collection[str]) -> Wanted | None:
-        """See `actions.launchers.restart_check.words.Suspicions.wanted`; a bus that is away knows of no suspect."""
-        doubts: Sequence[Doubt] = ()
+    def wanted(self, nodes: Collection[str]) -> CheckRequest | None:
+        """See `actions.launchers.restart_check.messages.Suspicions.wanted`; a bus that is away knows of no suspect."""
+        doubts: Sequence[OpenSuspicion] = ()
         try:
             memory = self._read()
         except WardenError as error:
@@ -83,17 +83,17 @@ class SuspicionsOnBus:
                 return None
             doubts = list(self._doubts(memory, nodes))
         if self._always:
-            return Wanted(checks=CHECKS, doubts=tuple(doubts))
+            return CheckRequest(checks=CHECKS, doubts=tuple(doubts))
         if not doubts:
             return None
         named = tuple(dict.fromkeys(node for doubt in doubts for node in doubt.nodes))
         of_all = any(not doubt.nodes for doubt in doubts)
         checks = tuple(check for check in CHECKS if any(check in doubt.checks for doubt in doubts))
-        return Wanted(checks=checks, nodes=() if of_all else named, doubts=tuple(doubts))
+        return CheckRequest(checks=checks, nodes=() if of_all else named, doubts=tuple(doubts))
 
-    def _read(self) -> Memory:
+    def _read(self) -> EngineState:
         """What the bus tells of the job."""
-        memory = Memory(self._remedies.ladder)
+        memory = EngineState(self._remedies.ladder)
         if self._open_bus is None:
             return memory
         since_s, bus = self._clock.now_s() - MEMORY_S, self._open_bus()
@@ -109,7 +109,7 @@ class SuspicionsOnBus:
             bus.close()
         return memory
 
-    def _doubts(self, memory: Memory, nodes: Collection[str]) -> Iterator[Doubt]:
+    def _doubts(self, memory: EngineState, nodes: Collection[str]) -> Iterator[OpenSuspicion]:
         now_s = self._clock.now_s()
         past = [a for a in memory.of_job(self._job) if a.kind == "validate" and carried_out(a)]
         for case in memory.cases.values():
@@ -124,8 +124,8 @@ class SuspicionsOnBus:
             if (left or asked.of_all) and not _settled(memory, case):
                 yield _doubt(memory, case, asked._replace(nodes=left))
 
-    def conclude(self, wanted: Wanted, outcome: Outcome) -> Conclusion:
-        """See `actions.launchers.restart_check.words.Suspicions.conclude`."""
+    def conclude(self, wanted: CheckRequest, outcome: Outcome) -> Conclusion:
+        """See `actions.launchers.restart_check.messages.Suspicions.conclude`."""
         findings, now_s = outcome.findings, self._clock.now_s()
         records, said, confirmed = list[ActionRecord](), list[str](), list[str]()
         for doubt in wanted.doubts:
@@ -168,17 +168,17 @@ class SuspicionsOnBus:
             log.error("what was measured is not told", extra={"fields": {"reason": str(error)}})
 
 
-def _settled(memory: Memory, case: Case) -> bool:
+def _settled(memory: EngineState, case: IncidentState) -> bool:
     """Whether a validation of this incident has confirmed or cleared its suspects."""
     of_cause = memory.of_cause(case.incident.id)
     return any(a.kind == "validate" and a.plan.get("verdict") in ("confirmed", "cleared") for a in of_cause)
 
 
-def _doubt(memory: Memory, case: Case, asked: Question) -> Doubt:
+def _doubt(memory: EngineState, case: IncidentState, asked: Question) -> OpenSuspicion:
     incident = case.incident
     prefix = f"{incident.id}/validate/"
     attempt = 1 + sum(begun(a) for a in memory.of_cause(incident.id) if a.id.startswith(prefix))
-    return Doubt(
+    return OpenSuspicion(
         incident=incident.id, action=f"{prefix}{attempt}", why=f"{incident.kind}: {incident.reason}",
         checks=asked.checks, nodes=asked.nodes, ranks=asked.ranks,
     )  # fmt: skip

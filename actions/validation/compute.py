@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping
 
 from actions.validation import judgement
-from actions.validation.cast import Cast
 from actions.validation.judgement import LEAST_PEERS, ROUNDS, Reference, is_slow
+from actions.validation.participants import Participants
 from actions.validation.results import Finding, RankReport
 from actions.validation.schedules import turns
 from trainwarden.records import IncidentKind
@@ -46,7 +46,7 @@ class ComputeStage:
         10^9 floating-point operations a second in that time, of each rank that tells how many they are.
     """
 
-    def __init__(self, cast: Cast, budget_s: float, baseline_s: Mapping[str, float]) -> None:
+    def __init__(self, cast: Participants, budget_s: float, baseline_s: Mapping[str, float]) -> None:
         self._cast, self._budget_s, self._baseline_s = cast, budget_s, baseline_s
         self.accused: list[Finding] = []
         self.noted: list[str] = []

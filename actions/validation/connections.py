@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from actions.validation.cast import Cast
 from actions.validation.ends import common_ends
 from actions.validation.judgement import (
     LEAST_PEERS,
@@ -16,6 +15,7 @@ from actions.validation.judgement import (
     link_reference,
     link_times,
 )
+from actions.validation.participants import Participants
 from actions.validation.results import Finding, LinkTime
 from actions.validation.schedules import Pair, disjoint, ring_and_tree
 
@@ -26,7 +26,7 @@ SILENT = float("inf")  # the ratio of a link that carried nothing
 class LinkStage:
     """The link tests of `cast`; the attributes are as `actions.validation.compute.ComputeStage` has them."""
 
-    def __init__(self, cast: Cast, budget_s: float, limit_s: float, baseline_s: Mapping[str, float]) -> None:
+    def __init__(self, cast: Participants, budget_s: float, limit_s: float, baseline_s: Mapping[str, float]) -> None:
         self._cast, self._budget_s, self._limit_s, self._baseline_s = cast, budget_s, limit_s, baseline_s
         self.accused: list[Finding] = []
         self.noted: list[str] = []

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from actions.validation.judgement import link_kind
-from actions.validation.results import Joined
+from actions.validation.results import RankInfo
 from actions.validation.schedules import Pair
 
 LEAST_PARTNERS: Final = 2  # of one slow link nobody knows which end it is
@@ -21,7 +21,7 @@ class CommonEnd(NamedTuple):
 
 
 def common_ends(
-    measured: Iterable[Pair], suspects: Collection[Pair], confirmed: Collection[Pair], joined: Mapping[int, Joined]
+    measured: Iterable[Pair], suspects: Collection[Pair], confirmed: Collection[Pair], joined: Mapping[int, RankInfo]
 ) -> list[CommonEnd]:
     """Nodes and ranks that explain slow links: all of their links are suspects, and of two partners it is confirmed.
 
@@ -34,7 +34,7 @@ def common_ends(
 
     Examples
     --------
-    >>> joined = {rank: Joined(rank=rank, node=f"n{rank}", local_rank=0, device="cpu") for rank in range(4)}
+    >>> joined = {rank: RankInfo(rank=rank, node=f"n{rank}", local_rank=0, device="cpu") for rank in range(4)}
     >>> common_ends([(0, 1), (1, 2), (2, 3), (0, 3)], {(0, 1), (1, 2)}, {(0, 1), (1, 2)}, joined)[0].ranks
     (1,)
     """
@@ -63,5 +63,5 @@ def common_ends(
     return found
 
 
-def _of_node(rank: int, joined: Mapping[int, Joined]) -> tuple[int, ...]:
+def _of_node(rank: int, joined: Mapping[int, RankInfo]) -> tuple[int, ...]:
     return tuple(sorted(other for other, member in joined.items() if member.node == joined[rank].node))

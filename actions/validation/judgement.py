@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from actions.validation.results import Joined, LinkTime, RankReport
+from actions.validation.results import LinkTime, RankInfo, RankReport
 
 SLOW_RATIO: Final = 1.1  # Falcon, section 4.3: suspicious from 1.1 x the median on
 ROUNDS: Final = 2  # of suspects: on a busy machine some rank is slow for one round now and then
@@ -51,7 +51,7 @@ def best_s(report: RankReport) -> float:
 
 
 def compute_reference(
-    reports: Mapping[int, RankReport], joined: Mapping[int, Joined], baseline_s: Mapping[str, float]
+    reports: Mapping[int, RankReport], joined: Mapping[int, RankInfo], baseline_s: Mapping[str, float]
 ) -> Reference:
     """The usual time of each kind of device, for the same work.
 
@@ -115,18 +115,18 @@ def link_times(reports: Iterable[RankReport]) -> dict[tuple[int, int], LinkTime]
     return times
 
 
-def link_kind(one: int, other: int, joined: Mapping[int, Joined]) -> str:
+def link_kind(one: int, other: int, joined: Mapping[int, RankInfo]) -> str:
     """Links within nodes are compared with each other, and links between nodes."""
     return "within a node" if joined[one].node == joined[other].node else "between nodes"
 
 
-def link_name(sender: int, receiver: int, joined: Mapping[int, Joined]) -> str:
+def link_name(sender: int, receiver: int, joined: Mapping[int, RankInfo]) -> str:
     """How the baseline of a direction is called."""
     return f"{joined[sender].name}>{joined[receiver].name}"
 
 
 def link_reference(
-    times: Iterable[LinkTime], joined: Mapping[int, Joined], baseline_s: Mapping[str, float]
+    times: Iterable[LinkTime], joined: Mapping[int, RankInfo], baseline_s: Mapping[str, float]
 ) -> Reference:
     """The usual time of each kind of link, for one message.
 

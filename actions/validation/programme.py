@@ -9,10 +9,10 @@ from itertools import pairwise
 import msgspec
 
 from actions.validation.baseline import Baseline
-from actions.validation.cast import Cast, Named, Talk
 from actions.validation.compute import ComputeStage
 from actions.validation.connections import LinkStage
 from actions.validation.judgement import link_name
+from actions.validation.participants import Participants, RankChannel, ValidationTargets
 from actions.validation.results import ComputeTime, Finding, LinkTime, NodeReport, Validation
 from trainwarden.launching import CHECKS, Check, Rates, device_rates, link_rates
 from trainwarden.records import IncidentKind
@@ -28,11 +28,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     burn_in_s: float = 0.1
     link_s: float = 0.1
     link_limit_s: float = 3.0
-    named: Named = Named()
+    named: ValidationTargets = ValidationTargets()
 
 
 def validate(
-    talk: Talk,
+    talk: RankChannel,
     world_size: int,
     wanted: Wanted,
     baseline: Baseline,
@@ -56,7 +56,7 @@ def validate(
         In any case, whoever hangs or dies: each order to ranks has a limit.
     """
     at_s = {"start": monotonic_s()}
-    cast = Cast(talk, world_size, wanted.named)
+    cast = Participants(talk, world_size, wanted.named)
     at_s["join"] = monotonic_s()
     compute = ComputeStage(cast, wanted.burn_in_s, baseline.busy_s)
     if "gemm" in wanted.checks:
@@ -66,7 +66,7 @@ def validate(
     if "links" in wanted.checks:
         links.run(left_out=compute.held_back | cast.crowded)
     at_s["links"] = monotonic_s()
-    gone, late = cast.who_is_gone()
+    gone, late = cast.missing_ranks()
     cast.finish()
     meant = {member.node for member in cast.chosen.values()} if wanted.named else None
     nodes = [report for report in cast.node_reports() if meant is None or report.node in meant]
@@ -97,7 +97,7 @@ def validate(
     return result
 
 
-def _rates(compute: ComputeStage, links: LinkStage, cast: Cast) -> Rates:
+def _rates(compute: ComputeStage, links: LinkStage, cast: Participants) -> Rates:
     """In the best repeat of each, by which it is judged: what else a machine does only adds to the others."""
     nodes = {rank: one.node for rank, one in cast.joined.items()}
     kinds = {rank: one.device for rank, one in cast.joined.items()}
@@ -141,7 +141,7 @@ def _link_times(times: Mapping[tuple[int, int], LinkTime], accused: Iterable[Fin
     )
 
 
-def _ranks_of(cast: Cast) -> dict[str, tuple[int, ...]]:
+def _ranks_of(cast: Participants) -> dict[str, tuple[int, ...]]:
     nodes: dict[str, tuple[int, ...]] = {}
     for rank, member in sorted(cast.chosen.items()):
         nodes[member.node] = (*nodes.get(member.node, ()), rank)
@@ -151,7 +151,7 @@ def _ranks_of(cast: Cast) -> dict[str, tuple[int, ...]]:
 _KIND_OF: dict[Check, IncidentKind] = {"disk": "storage", "memory": "silent_corruption"}
 
 
-def _of_nodes(reports: Iterable[NodeReport], cast: Cast) -> tuple[list[Finding], list[str]]:
+def _of_nodes(reports: Iterable[NodeReport], cast: Participants) -> tuple[list[Finding], list[str]]:
     """What disks and memory are accused of; and the checks that were not made, each with the reason."""
     ranks = _ranks_of(cast)
     found, left_out = [], []
@@ -169,7 +169,7 @@ def _of_nodes(reports: Iterable[NodeReport], cast: Cast) -> tuple[list[Finding],
     return found, left_out
 
 
-def _whole_nodes(found: list[Finding], cast: Cast) -> list[Finding]:
+def _whole_nodes(found: list[Finding], cast: Participants) -> list[Finding]:
     """Where all ranks of a node are accused of the same, the node is, in one finding instead of many."""
     ranks = _ranks_of(cast)
     out: list[Finding] = []

@@ -11,7 +11,7 @@ from trainwarden.launching import Check, Rates
 from trainwarden.records import IncidentKind, Rank
 
 
-class Joined(msgspec.Struct, frozen=True, kw_only=True):
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that has come: where it is and what it computes on.
 
     `at_once` is how many ranks of its node may compute at once, None where each has a device of its own.
@@ -29,7 +29,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.node}/{self.local_rank}"
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RankCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the leader asks of ranks; a rank that is not named waits for the next order."""
 
     number: int

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from collectors import CATALOG, ENTRY_POINTS
+from collectors.agent.collector_runner import Batch, CollectorRunner
+from collectors.agent.collector_thread import CollectorThread
 from collectors.agent.delivery import Delivery
 from collectors.agent.gpu_values import GpuValues
-from collectors.agent.lane import Lane
 from collectors.agent.listener import Listener
 from collectors.agent.schedule import Task
 from collectors.agent.self_watch import SelfWatch
 from collectors.agent.spool import Spool
-from collectors.agent.turn import Batch, Turn
-from collectors.agent.vetting import Vetting
+from collectors.agent.validation import MetricsValidator
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
@@ -93,7 +93,7 @@ class Agent:
         self._delivery = Delivery(
             bus_factory, self._spool, clock, metrics, key=settings.job, flush_timeout_s=settings.agent.flush_timeout_s
         )
-        self._vetting = Vetting(metrics)
+        self._vetting = MetricsValidator(metrics)
         self._watch = SelfWatch(self._scope, clock, metrics, self._delivery, self._vetting)
         wanted = plugins.chosen(CATALOG, ENTRY_POINTS, settings.agent.collectors)
         self._tasks = [self._task(name, raw) for name, raw in wanted.items()]
@@ -101,18 +101,18 @@ class Agent:
         self._listener = Listener(bus_factory, settings.job, settings.node)
         metrics.count("sampling_requests_total", "Requests of detectors for denser samples that were heard.", 0)
         self._gpu_values = GpuValues(settings.node, clock, self._device_index)
-        metrics.tell_also(self._gpu_values.families)
+        metrics.register_families(self._gpu_values.families)
         self._brought: deque[Batch] = deque()
         self._idle = threading.Event()
-        turn = Turn(self._scope, clock, metrics, dict(self._positions))
+        turn = CollectorRunner(self._scope, clock, metrics, dict(self._positions))
         beats = [task for task in self._tasks if getattr(task.collector, "heartbeats", False)]
         others = [task for task in self._tasks if task not in beats]
         # Delivery has no thread of its own: every wake-up of a thread costs as much as some collectors do.
-        self._others = Lane("collectors", others, turn, self._brought.append, clock=clock, metrics=metrics)
+        self._others = CollectorThread("collectors", others, turn, self._brought.append, clock=clock, metrics=metrics)
         self._others.after(self.deliver, _DELIVER_S)
         self.lanes = [self._others]
         if beats:
-            first = Lane("heartbeats", beats, turn, self._take_beats, clock=clock, metrics=metrics)
+            first = CollectorThread("heartbeats", beats, turn, self._take_beats, clock=clock, metrics=metrics)
             self.lanes.insert(0, first)
         self._clock_offset_s = clock.now_s() - clock.monotonic_s()
         self._positions_failed = False

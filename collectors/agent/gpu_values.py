@@ -29,7 +29,7 @@ _TURNS: Final = 20.0  # slow readings are made every ten turns, GPUs taking turn
 
 
 class GpuValues:
-    """What `SelfMetrics.tell_also` asks at each scrape.
+    """What `SelfMetrics.register_families` asks at each scrape.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from collectors.agent.delivery import Delivery
 from collectors.agent.schedule import Task
-from collectors.agent.vetting import Vetting
+from collectors.agent.validation import MetricsValidator
 from trainwarden.clock import Clock
 from trainwarden.protocols import Scope
 from trainwarden.records import MetricsRecord, Record
@@ -21,7 +21,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class SelfWatch:
     """CPU, memory, lag, spool and losses of this process, every few seconds."""
 
-    def __init__(self, scope: Scope, clock: Clock, metrics: SelfMetrics, delivery: Delivery, vetting: Vetting) -> None:
+    def __init__(
+        self, scope: Scope, clock: Clock, metrics: SelfMetrics, delivery: Delivery, vetting: MetricsValidator
+    ) -> None:
         self._scope = scope
         self._clock = clock
         self._metrics = metrics

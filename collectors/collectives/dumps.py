@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from collectors.collectives.call_records import pack, read_record
-from collectors.ranks import Lookout, RankProcess
+from collectors.ranks import ProcessFinder, RankProcess
 from collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden import hook
 from trainwarden.clock import Clock
@@ -88,7 +88,7 @@ class CollectiveDumpsCollector:
         self._config = config
         self._scope = scope
         self._run_dir = Path(scope.run_dir)
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._watched: dict[str, _Watched] = {}  # by hook file
         self._told: dict[str, list[int]] = {}  # path -> time (ns) and size of the dump that was sent last
         self._growing: dict[str, list[int]] = {}  # files seen, not yet known to be whole

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from collectors.collectives.ras_client import PORT, Conversation, NoGreetingError, parse_address
-from collectors.ranks import Lookout, rank_processes
+from collectors.ranks import ProcessFinder, rank_processes
 from trainwarden.clock import Clock
 from trainwarden.errors import CollectorError
 from trainwarden.hook import read_header
@@ -63,7 +63,7 @@ class NcclRasCollector:
         self._config = config
         self._scope = scope
         self._run_dir = Path(scope.run_dir)
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._talk: Conversation | None = None
         self._ungreeted = 0  # connections of this question that nobody has greeted
         self._next_s = float("-inf")

@@ -14,7 +14,7 @@ from collectors.iterations.agent_socket import AgentSocket
 from collectors.iterations.hook_source import HookSource, boot_id
 from collectors.iterations.records import HookRecords
 from collectors.iterations.trainers import Trainers
-from collectors.ranks import Lookout, hook_files
+from collectors.ranks import ProcessFinder, hook_files
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
@@ -57,7 +57,7 @@ class IterationsCollector:
         self._run_dir = Path(scope.run_dir)
         self._folder = self._run_dir / rundir.HOOK
         self._boot = boot_id(Path(config.proc))
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._sources: dict[str, HookSource] = {}
         self._garbage: dict[str, int] = {}  # file name -> size when it was given up
         self._resume: dict[str, JsonObject] = {}

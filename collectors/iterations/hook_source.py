@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from collectors.ranks import Lookout
+from collectors.ranks import ProcessFinder
 from trainwarden import hook
 from trainwarden.protocols import JsonObject
 
@@ -133,7 +133,7 @@ class HookSource:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def look(self, lookout: Lookout, now_s: float) -> bool:
+    def look(self, lookout: ProcessFinder, now_s: float) -> bool:
         """Read header and kernel's word anew; False if the file is no whole hook file (now)."""
         # Looked at before the header: of a process that is gone by then, the header read next is the last one.
         if self.header is not None:
@@ -258,7 +258,7 @@ class HookSource:
         self.trained = bool(position.get("trained", False))
 
 
-def _kernel(lookout: Lookout, header: hook.Header) -> Kernel:
+def _kernel(lookout: ProcessFinder, header: hook.Header) -> Kernel:
     sight = lookout.look(header)
     if not sight.fields or sight.pid is None:
         return Kernel(sight.state)

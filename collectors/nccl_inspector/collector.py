@@ -14,7 +14,7 @@ from collectors.nccl_inspector.growing_file import GrowingFile
 from collectors.nccl_inspector.lines import Call, Comm
 from collectors.nccl_inspector.rank_calls import RankCalls
 from collectors.nccl_inspector.settings import environment, is_on, paths, wanting
-from collectors.ranks import Lookout, rank_processes
+from collectors.ranks import ProcessFinder, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
@@ -58,7 +58,7 @@ class NcclInspectorCollector:
         self._scope = scope
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._ranks: dict[str, RankCalls] = {}  # by hook file
         self._again_s: dict[str, float] = {}  # by hook file without one: when to look for it again
         self._resume: dict[str, JsonObject] = {}

@@ -15,7 +15,7 @@ from collectors.nccl_profiler.build import LIBRARY
 from collectors.nccl_profiler.dense import Requests
 from collectors.nccl_profiler.records import CallRecords
 from collectors.nccl_profiler.source import CallsFile, Who, who_of
-from collectors.ranks import Lookout, hook_files, rank_processes
+from collectors.ranks import ProcessFinder, hook_files, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.protocols import JsonObject, Scope
@@ -62,7 +62,7 @@ class NcclCallsCollector:
         self._config = config
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._records = CallRecords(scope, _boot(Path(config.proc)))
         self._files: dict[str, CallsFile] = {}
         self._ranks: dict[str, hook.Header] = {}  # whose file it is, once its hook has told

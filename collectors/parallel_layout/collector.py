@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from collectors.parallel_layout.command import command_of, contents_of, file_of
-from collectors.ranks import Lookout, hook_files
+from collectors.ranks import ProcessFinder, hook_files
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.parallelism.arguments import claim_of_command
@@ -57,7 +57,7 @@ class ParallelLayoutCollector:
         self._scope = scope
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._said_s: dict[str, float] = {}  # id -> when it was said last, monotonic
         self._read: dict[str, tuple[Claim, ...]] = {}  # who -> what is known of it: read once
 

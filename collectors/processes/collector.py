@@ -12,7 +12,7 @@ import msgspec
 
 from collectors.processes import inotify
 from collectors.processes.exit_status import ExitStatus, exit_status
-from collectors.ranks import Lookout, RankProcess, rank_processes
+from collectors.ranks import ProcessFinder, RankProcess, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import RecordError
@@ -64,7 +64,7 @@ class ProcessesCollector:
         self._config = config
         self._scope = scope
         self._clock = clock
-        self._lookout = Lookout()
+        self._lookout = ProcessFinder()
         self._run_dir = Path(scope.run_dir)
         self._hook = str(self._run_dir / rundir.HOOK)
         self._events = str(self._run_dir / rundir.EVENTS)

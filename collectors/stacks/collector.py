@@ -14,7 +14,7 @@ from typing import IO, Annotated, Final
 
 import msgspec
 
-from collectors.ranks import Lookout
+from collectors.ranks import ProcessFinder
 from collectors.stacks.frames import MAX_FRAMES, main_thread, said, where
 from collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden import rundir
@@ -87,7 +87,7 @@ class StacksCollector:
         self._scope = scope
         self._clock = clock
         self._run_dir = Path(scope.run_dir)
-        self._lookout = Lookout(config.proc)
+        self._lookout = ProcessFinder(config.proc)
         self._patience = Patience(config.stalled_s, config.stalled_steps, config.first_step_s, config.pause_s)
         self._since_s = 0.0  # of this standstill
         self._looked_at: set[str] = set()  # in this standstill, by rank and incarnation

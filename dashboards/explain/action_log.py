@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.job_words import JobWord, JobWords
+from dashboards.explain.launcher_operations import JobWords, LauncherOperation
 from dashboards.explain.sentences import line, moment, place
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.trust import Trust
-from trainwarden.commands.words import EVERY_JOB
 from trainwarden.json_objects import action_object, incident_object
 from trainwarden.launching import rates_in
 from trainwarden.protocols import Message
@@ -114,7 +114,7 @@ class ActionLog:
         said = [Word(one) for one in self._commands.values() if one.kind not in ("approve", "deny")]
         return sorted([*said, *self._refused], key=lambda word: word.at_s)
 
-    def asked_of_launchers(self) -> list[JobWord]:
+    def asked_of_launchers(self) -> list[LauncherOperation]:
         """What was asked of the jobs' launchers by others than engines, in order."""
         return self._asked.but(frozenset(self._records))
 

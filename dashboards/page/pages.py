@@ -20,7 +20,7 @@ from dashboards.page.lines import ReadLogs, around
 from dashboards.page.panels import RANGES_S, panels, wanted_span
 from dashboards.page.render import asset, render
 from trainwarden.clock import Clock
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.errors import BusUnavailable
 
 log = logging.getLogger("trainwarden.page")

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dashboards.explain.next_steps import quoted
-from dashboards.page import words
+from dashboards.page import formatting
 from trainwarden import __version__
 
 STATIC: Final = Path(__file__).with_name("static")
@@ -59,8 +59,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "iso": words.iso, "clock": words.clock, "seconds": words.seconds, "times": words.times, "facts": words.facts,
-        "cut": words.cut, "data": data, "part": part, "quoted": quoted,
+        "iso": formatting.iso, "clock": formatting.clock, "seconds": formatting.seconds, "times": formatting.times,
+        "facts": formatting.facts, "cut": formatting.cut, "data": data, "part": part, "quoted": quoted,
     }  # fmt: skip
     made.globals |= {"version": __version__}
     return made

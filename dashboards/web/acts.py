@@ -13,12 +13,21 @@ from starlette.routing import Route
 
 from dashboards.overview.job import waits
 from dashboards.overview.overview import Overview
-from dashboards.web.asked import CordonAsked, HealthyAsked, JobAsked, Nothing, SilenceAsked, WordAsked, body, query
 from dashboards.web.problems import Problem, answer
+from dashboards.web.request_model import (
+    CordonAsked,
+    HealthyAsked,
+    JobAsked,
+    Nothing,
+    SilenceAsked,
+    WordAsked,
+    body,
+    query,
+)
 from trainwarden.clock import Clock
-from trainwarden.commands import words
+from trainwarden.commands import builders
+from trainwarden.commands.builders import EVERY_JOB, LONGEST_SILENCE_S
 from trainwarden.commands.silences import silence_object
-from trainwarden.commands.words import EVERY_JOB, LONGEST_SILENCE_S
 from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
@@ -26,7 +35,7 @@ from trainwarden.self_metrics import SelfMetrics
 Word = Literal["approve", "deny"]
 
 
-class Acts:
+class CommandRoutes:
     """Words become `CommandRecord` on the bus, as those of the command line do; `by` is the token's name.
 
     Parameters
@@ -74,22 +83,22 @@ class Acts:
     async def stop(self, request: Request) -> Response:
         """Stop all acting, on one job or on all, until somebody resumes."""
         job = (await body(request, JobAsked)).job
-        return await self._say(words.on_job("stop", job, _by(request), self._clock.now_s()))
+        return await self._say(builders.on_job("stop", job, _by(request), self._clock.now_s()))
 
     async def resume(self, request: Request) -> Response:
         """End a stop."""
         job = (await body(request, JobAsked)).job
-        return await self._say(words.on_job("resume", job, _by(request), self._clock.now_s()))
+        return await self._say(builders.on_job("resume", job, _by(request), self._clock.now_s()))
 
     async def reset(self, request: Request) -> Response:
         """Let nodes be taken out again, now that somebody has looked."""
         job = (await body(request, JobAsked)).job
-        return await self._say(words.on_job("reset", job, _by(request), self._clock.now_s()))
+        return await self._say(builders.on_job("reset", job, _by(request), self._clock.now_s()))
 
     async def set_healthy(self, request: Request) -> Response:
         """Say that a node is well."""
         why = (await body(request, HealthyAsked)).why
-        return await self._say(words.set_healthy(_node(request), why, _by(request), self._clock.now_s()))
+        return await self._say(builders.set_healthy(_node(request), why, _by(request), self._clock.now_s()))
 
     async def cordon(self, request: Request) -> Response:
         """Have a node taken out of use."""
@@ -122,7 +131,7 @@ class Acts:
         with self._overview.lock:
             known = self._known(action)
             seen = msgspec.structs.replace(known, plan_digest=plan_digest)
-            command = words.on_action(word, seen, by, self._clock.now_s())
+            command = builders.on_action(word, seen, by, self._clock.now_s())
             said = self._overview.said.get(command.id)
         if not waits(known) and said is not None:
             return said
@@ -145,7 +154,7 @@ class Acts:
             raise Problem(422, "a silence is of a job, a kind or a node; /api/v1/stop stops everything")
         if asked.until_s > now_s + LONGEST_SILENCE_S:
             raise Problem(422, f"until_s: a silence lasts {LONGEST_SILENCE_S / 86_400:.0f} days at most")
-        command = words.silence(by, now_s, asked.until_s, job=asked.job, incident_kind=asked.kind, node=asked.node)
+        command = builders.silence(by, now_s, asked.until_s, job=asked.job, incident_kind=asked.kind, node=asked.node)
         await self.publish(command)
         return command
 
@@ -171,13 +180,13 @@ class Acts:
                 return job.actions[action]
         raise Problem(404, f"there is no action '{action[:100]}'")
 
-    async def _on_node(self, word: words.NodeWord, request: Request, asked: CordonAsked) -> Response:
+    async def _on_node(self, word: builders.NodeWord, request: Request, asked: CordonAsked) -> Response:
         node, by, at_s = _node(request), _by(request), self._clock.now_s()
         with self._overview.lock:
             job = asked.job or self._overview.last_job_on(node)
         if job is None:
             raise Problem(422, f"nothing was heard of node {node[:100]}: name a job that its launcher runs")
-        return await self._say(words.on_node(word, node, job, by, at_s=at_s, why=asked.why))
+        return await self._say(builders.on_node(word, node, job, by, at_s=at_s, why=asked.why))
 
     async def _say(self, command: CommandRecord) -> Response:
         await self.publish(command)

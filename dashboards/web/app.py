@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from dashboards.exposition.jobs import JobsText
 from dashboards.overview.overview import Overview
-from dashboards.web.acts import Acts
+from dashboards.web.acts import CommandRoutes
 from dashboards.web.enter import Enter
 from dashboards.web.guard import Guard
 from dashboards.web.hooks import Hooks, HookSecrets
@@ -50,7 +50,7 @@ class Parts:
 def build(parts: Parts) -> ASGIApp:
     """The ASGI application."""
     own, enter = Own(parts), Enter(parts.tokens, parts.metrics)
-    acts = Acts(parts.overview, parts.clock, parts.metrics, parts.publish)
+    acts = CommandRoutes(parts.overview, parts.clock, parts.metrics, parts.publish)
     app = Starlette(
         routes=[
             *own.routes(),

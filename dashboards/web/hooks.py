@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards.web.acts import Acts
+from dashboards.web.acts import CommandRoutes
 from dashboards.web.alerts import Alert, Alerts, Useless, WordOnAction, asks_for
-from dashboards.web.asked import SilenceAsked, parsed
 from dashboards.web.problems import Problem, answer
+from dashboards.web.request_model import SilenceAsked, parsed
 from dashboards.web.signatures import check_grafana, check_slack
 from trainwarden.clock import Clock
 from trainwarden.metrics_http.access import Person
@@ -65,7 +65,7 @@ class Pressed(msgspec.Struct):
 class Hooks:
     """Alerts are done once by (fingerprint, startsAt, status) and what they ask for; our own trouble is a 5xx."""
 
-    def __init__(self, acts: Acts, clock: Clock, metrics: SelfMetrics, secrets: HookSecrets) -> None:
+    def __init__(self, acts: CommandRoutes, clock: Clock, metrics: SelfMetrics, secrets: HookSecrets) -> None:
         self._acts = acts
         self._clock = clock
         self._metrics = metrics

@@ -13,7 +13,7 @@ from detectors.calls.counts import MAX_COUNT, MAX_TIME_S, Counts, CountTable
 from detectors.calls.exchanges import with_all_to_alls
 from detectors.calls.functions import FUNCTIONS, RECV, SEND, code_of
 from detectors.calls.joined import Calls, JoinedStep, join
-from detectors.calls.links import Carried
+from detectors.calls.links import StepTraffic
 from trainwarden.records import CollectivesRecord
 
 Ints = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ Chunk = tuple[Ints, Floats]
 """Calls of one rank: `_COMM` to `_PEER` [5, n], and how long their kernels ran [n]."""
 
 
-class CallBoard:
+class CallAssembler:
     """Takes in `CollectivesRecord`s; closed steps come out joined, each once.
 
     A step is closed when every rank that tells calls has told it and said something newer, or waited for no longer.
@@ -45,7 +45,7 @@ class CallBoard:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.carried: list[Carried] = []
+        self.carried: list[StepTraffic] = []
         self._table = CountTable()
         self._open: dict[int, dict[int, list[Chunk]]] = {}
         self._told_at: dict[int, Floats] = {}  # by open step: when each rank last told of it [columns]
@@ -61,7 +61,7 @@ class CallBoard:
         """True once any rank has told of its calls."""
         return bool(np.isfinite(self._newest_s).any())
 
-    def widen(self, room: int) -> None:
+    def resize(self, room: int) -> None:
         """Make room for `room` columns."""
         more = room - self._newest_s.size
         if more <= 0:
@@ -73,10 +73,10 @@ class CallBoard:
         for step, told_s in self._told_at.items():
             self._told_at[step] = np.append(told_s, np.full(more, np.nan))
 
-    def new_life(self, column: int) -> None:
+    def on_process_restart(self, column: int) -> None:
         """The rank of `column` runs in a new process: steps may come again."""
         generation = self._table.generation
-        self._table.new_life(column)
+        self._table.on_process_restart(column)
         self._newest_s[column], self._tells[column] = np.nan, False
         self._begun[:, column] = np.nan
         self._closed, self.carried = -1, []
@@ -229,7 +229,7 @@ class CallBoard:
         apart = self._begun[2, :ranks]
         known = apart[np.isfinite(apart)]
         period_s = float(np.median(known)) if known.size else float("nan")
-        self.carried = [*self.carried[1 - KEPT_STEPS :], Carried(step, period_s, found.kernel_s, found.loads)]
+        self.carried = [*self.carried[1 - KEPT_STEPS :], StepTraffic(step, period_s, found.kernel_s, found.loads)]
         return replace(found, period_s=period_s, among_all=among_all)
 
 

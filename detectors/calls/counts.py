@@ -129,7 +129,7 @@ class CountTable:
         """Point-to-point calls were seen in these communicators."""
         self._paired[codes] = True
 
-    def new_life(self, column: int) -> None:
+    def on_process_restart(self, column: int) -> None:
         """The rank of `column` runs in a new process, which makes communicators of its own."""
         if self._of.pop(column, None) is None:
             return

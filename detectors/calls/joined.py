@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.calls.functions import FUNCTIONS, RECV, SEND, SYNCHRONISES
-from detectors.calls.links import Links, Loads
+from detectors.calls.links import Links, TrafficTable
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -85,7 +85,7 @@ class JoinedStep:
     turns: Ints
     kinds: Flags
     links: Links = field(default_factory=Links.none)
-    loads: Loads = field(default_factory=Loads.none)
+    loads: TrafficTable = field(default_factory=TrafficTable.none)
     blind: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     among_all: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     period_s: float = float("nan")
@@ -107,7 +107,7 @@ def join(calls: Calls, sizes: Ints, trusted: Flags, ranks: int, *, at: tuple[int
     paired = np.isin(calls.function, (SEND, RECV))
     stamped = calls.part((paired | SYNCHRONISES[calls.function]) & np.isfinite(calls.device_s) & trusted[calls.comm])
     kernel_s, wait_s, joined, links = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks, dtype=np.int64), []
-    loads: list[Loads] = []
+    loads: list[TrafficTable] = []
     kernel_s += np.bincount(stamped.column, weights=stamped.device_s, minlength=ranks)
     for found in (_collectives(stamped.part(SYNCHRONISES[stamped.function]), sizes), _pairs(stamped)):
         if found is not None:
@@ -118,7 +118,7 @@ def join(calls: Calls, sizes: Ints, trusted: Flags, ranks: int, *, at: tuple[int
             loads.append(_loads(used, shortest_s, sizes))
     return JoinedStep(
         step=at[0], time_s=at[1], kernel_s=kernel_s, wait_s=wait_s, joined=joined, links=_merged(links),
-        loads=Loads.merged(loads),
+        loads=TrafficTable.merged(loads),
         measured=np.bincount(stamped.column, minlength=ranks), told=np.bincount(calls.column, minlength=ranks),
         turns=_turns(calls.part(paired), sizes, ranks), kinds=_kinds(stamped, sizes, ranks),
         blind=_blind(calls, sizes.size),
@@ -234,14 +234,14 @@ def _pairs(calls: Calls) -> Joined | None:
     return used, np.concatenate((shortest_s, shortest_s)), links
 
 
-def _loads(used: Calls, shortest_s: Floats, sizes: Ints) -> Loads:
+def _loads(used: Calls, shortest_s: Floats, sizes: Ints) -> TrafficTable:
     """What passed the communicators of collectives, or the pairs, whose rows count."""
     if not used.comm.size:
-        return Loads.none()
+        return TrafficTable.none()
     if SYNCHRONISES[used.function[0]]:
-        return Loads.of_groups(used.comm, used.function, used.call_bytes, shortest_s, sizes=sizes)
+        return TrafficTable.of_groups(used.comm, used.function, used.call_bytes, shortest_s, sizes=sizes)
     out = used.function == SEND
-    return Loads.of_pairs(
+    return TrafficTable.of_pairs(
         used.comm[out], used.column[out], used.peer[out], used.call_bytes[out], took_s=shortest_s[out]
     )
 

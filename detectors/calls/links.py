@@ -42,7 +42,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class TrafficTable:
     """What passed each communicator, or pair of ranks in one direction, in one step.
 
     Attributes
@@ -86,7 +86,7 @@ class Loads:
         return cls(comm[first], source[first], target[first], *(one.astype(np.float64) for one in sums))
 
     @classmethod
-    def merged(cls, parts: Sequence[Loads]) -> Loads:
+    def merged(cls, parts: Sequence[TrafficTable]) -> TrafficTable:
         """All of `parts`."""
         names = cls.__slots__
         return (
@@ -95,10 +95,10 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class StepTraffic:
     """A sampled step as it is kept: its `loads`, how long it took, and how long each rank was in kernels [ranks]."""
 
     step: int
     period_s: float
     kernel_s: Floats
-    loads: Loads
+    loads: TrafficTable

@@ -36,7 +36,7 @@ _STARTS: Final = frozenset({"restart", "job_start"})
 _ENDS: Final = frozenset({"process_exit", "fatal_signal"})
 
 
-class GaveUp(msgspec.Struct):
+class WatchdogTimeout(msgspec.Struct):
     """The first call of one group that one rank gave up."""
 
     seq: int
@@ -73,7 +73,7 @@ class WatchdogLines:
     """
 
     def __init__(self) -> None:
-        self._gave_up: dict[tuple[int, str], GaveUp] = {}
+        self._gave_up: dict[tuple[int, str], WatchdogTimeout] = {}
         self._enqueued: dict[tuple[int, str], int] = {}
         self._said_s: dict[int, float] = {}  # newest line of any kind, by rank
         self._nodes: set[str] = set()  # whose ranks are heard
@@ -126,10 +126,10 @@ class WatchdogLines:
         if said.op and said.op not in _PAIRED and said.seq is not None:
             self.since_s = line.time_s if self.since_s is None else min(self.since_s, line.time_s)
             self.last_s = line.time_s if self.last_s is None else max(self.last_s, line.time_s)
-            self._keep(rank, said.group, GaveUp(said.seq, said.op, said.place))
+            self._keep(rank, said.group, WatchdogTimeout(said.seq, said.op, said.place))
         self._place(rank, said)
 
-    def _keep(self, rank: int, group: str, one: GaveUp) -> None:
+    def _keep(self, rank: int, group: str, one: WatchdogTimeout) -> None:
         """The smallest number counts: what was enqueued behind it is given up with it."""
         known = self._gave_up.get((rank, group))
         if known is None or one.seq < known.seq:
@@ -162,10 +162,10 @@ class WatchdogLines:
 
 
 def told(
-    gave_up: Mapping[tuple[int, str], GaveUp], enqueued: Mapping[tuple[int, str], int], known: Known
+    gave_up: Mapping[tuple[int, str], WatchdogTimeout], enqueued: Mapping[tuple[int, str], int], known: Known
 ) -> list[CollectiveFinding]:
     """What calls that were given up say: whom their groups wait for; if nobody, one finding without suspects."""
-    groups: dict[str, dict[int, GaveUp]] = {}
+    groups: dict[str, dict[int, WatchdogTimeout]] = {}
     for (rank, group), one in gave_up.items():
         groups.setdefault(group, {})[rank] = one
     accused, nobody = list[CollectiveFinding](), list[CollectiveFinding]()
@@ -179,7 +179,11 @@ def told(
 
 
 def _of_group(
-    group: str, spoken: Mapping[int, GaveUp], elsewhere: Collection[int], reached: Mapping[int, int], known: Known
+    group: str,
+    spoken: Mapping[int, WatchdogTimeout],
+    elsewhere: Collection[int],
+    reached: Mapping[int, int],
+    known: Known,
 ) -> CollectiveFinding | None:
     """What is said of one group; None where too few agree, or not all of its members are known."""
     calls = Counter((one.seq, one.op) for one in spoken.values())
@@ -200,7 +204,7 @@ def _of_group(
     return _finding(group, (seq, op), witnesses, why)
 
 
-def _apart(seq: int, op: str, spoken: Mapping[int, GaveUp], reached: Mapping[int, int]) -> dict[int, str]:
+def _apart(seq: int, op: str, spoken: Mapping[int, WatchdogTimeout], reached: Mapping[int, int]) -> dict[int, str]:
     """Who has not come as far in a named group, or did something else there, by its own words."""
     why = {}
     for rank, one in sorted(spoken.items()):
@@ -214,7 +218,7 @@ def _apart(seq: int, op: str, spoken: Mapping[int, GaveUp], reached: Mapping[int
     return why
 
 
-def _members(group: str, spoken: Mapping[int, GaveUp], known: Known) -> frozenset[int] | None:
+def _members(group: str, spoken: Mapping[int, WatchdogTimeout], known: Known) -> frozenset[int] | None:
     """The ranks of the group that those who spoke are in; None where that cannot be told for sure."""
     world = known.world
     if known.layout is not None and known.layout.world_size != len(world):
@@ -235,7 +239,7 @@ def _groups(known: Known) -> set[tuple[int, ...]]:
     return groups
 
 
-def _fits(ranks: tuple[int, ...], spoken: Mapping[int, GaveUp]) -> bool:
+def _fits(ranks: tuple[int, ...], spoken: Mapping[int, WatchdogTimeout]) -> bool:
     """Whether all who spoke are among `ranks`, each in the place that it named."""
     place_of = {rank: place for place, rank in enumerate(ranks)}
     return all(rank in place_of and one.place in (None, place_of[rank]) for rank, one in spoken.items())

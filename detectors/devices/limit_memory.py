@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.devices.limits import Limit
-from detectors.job.silence import absent_after, interval_after
+from detectors.job.last_seen import absent_after, interval_after
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

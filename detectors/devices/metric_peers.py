@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from detectors.devices.peer_stream import peer_records
 from detectors.devices.rounds import PeerRounds
+from detectors.job.last_seen import absent_after, interval_after
 from detectors.job.packed import pack, unpack
 from detectors.job.samples import name_of
-from detectors.job.silence import absent_after, interval_after
 from detectors.job.window import Window
 from detectors.protocol import Role
 from trainwarden.catalogue import CATALOGUE

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from detectors.devices.cells import compared_as, empty, kind_of
 from detectors.job.common_mode import quiet_median
 from detectors.job.samples import MOST, Entity, FamilySamples
+from detectors.metrics.hysteresis import EXPIRE_S
 from detectors.metrics.models.dtw import banded_dtw
-from detectors.metrics.opening import EXPIRE_S
 from trainwarden.catalogue import lookup
 
 Floats = npt.NDArray[np.float64]

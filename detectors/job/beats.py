@@ -45,7 +45,7 @@ def node_clock_s(record: HeartbeatRecord) -> float:
     return record.time_s if record.monotonic_s is None else record.monotonic_s
 
 
-class Settled(NamedTuple):
+class HeartbeatUpdate(NamedTuple):
     """What came of heartbeats that had waited.
 
     Attributes
@@ -134,7 +134,7 @@ class _Waiting:
         )
 
 
-class HeartbeatBoard:
+class HeartbeatTable:
     """What every rank was doing when its node last said so; arrays [ranks], NaN or -1 where nothing is known.
 
     `clock_s` is the node's own clock at its last word, comparable within the node alone; it never steps where the node
@@ -185,7 +185,7 @@ class HeartbeatBoard:
 
     _EMPTY: Final = {"step": -1, "calls": -1, "phase": -1, "incarnation": -1, "gone": False}
 
-    def widen(self, ranks: int) -> None:
+    def resize(self, ranks: int) -> None:
         """Make room for `ranks` columns."""
         for name, array in list(vars(self).items()):
             if isinstance(array, np.ndarray) and array.size < ranks:
@@ -206,10 +206,10 @@ class HeartbeatBoard:
         self._waiting.add(record, keep, columns, lives)
         self._held.update(columns)
 
-    def settle(self) -> Settled:
+    def settle(self) -> HeartbeatUpdate:
         """Take in all that waits."""
         if not self._held:
-            return Settled()
+            return HeartbeatUpdate()
         beats, self._waiting = self._waiting.beats(), _Waiting()
         self._held.clear()
         old = beats.clock_s <= self.clock_s[beats.columns]
@@ -217,7 +217,7 @@ class HeartbeatBoard:
         if overtaken:
             beats = beats.only(~old)
         newest_s = float(beats.time_s.max(initial=-np.inf, where=beats.time_s < MAX_TIME_S))
-        return Settled(self._move(beats), newest_s, overtaken)
+        return HeartbeatUpdate(self._move(beats), newest_s, overtaken)
 
     def _move(self, beats: _Beats) -> bool:
         """Put `beats` in the place of what was known; True if a rank has moved on."""

@@ -31,12 +31,12 @@ class _Layout:
     parts: list[tuple[FamilyRing, Rows, Rows, Rows, Rows]] = field(default_factory=list)
 
 
-class MetricBoard:
+class MetricBuffer:
     """All metric samples of one job, as recent as `samples` for each entity.
 
     Examples
     --------
-    >>> board = MetricBoard(samples=8)
+    >>> board = MetricBuffer(samples=8)
     >>> for second in range(3):
     ...     board.feed(MetricsRecord(job="j", node="n", time_s=float(second), devices=("GPU-a", "GPU-b"),
     ...                              names=("gpu_power_watts", "gpu_energy_joules"),

@@ -37,7 +37,7 @@ _Timed = CollectivesRecord | EventRecord | HeartbeatRecord | MetricsRecord
 _BUS: Final = ("", "")
 
 
-class Ahead:
+class ClockOffsets:
     """How far other clocks are ahead of one, by name, from what they show and when that comes.
 
     What is sent comes late, never early: the most that a clock has seemed to be ahead in the last half minute or more
@@ -46,7 +46,7 @@ class Ahead:
 
     Examples
     --------
-    >>> ahead, a, b = Ahead(), ("a", ""), ("b", "")
+    >>> ahead, a, b = ClockOffsets(), ("a", ""), ("b", "")
     >>> for name, said_s, at_s in ((a, 1090.0, 1000.5), (a, 1091.1, 1001.2), (b, 999.5, 1000.5)):
     ...     ahead.heard(name, said_s, at_s)
     >>> ahead.of(a), ahead.of(b), ahead.of(("nobody", ""))
@@ -118,7 +118,7 @@ class NodeClocks:
     """
 
     def __init__(self) -> None:
-        self._ahead = Ahead()
+        self._ahead = ClockOffsets()
         self._newest: dict[Name, tuple[float, float, float]] = {}  # a heartbeat's times: its own, unset, of the bus
         self._of_node: dict[str, Name] = {}
         self._of_rank: dict[int | None, Name] = {}
@@ -186,7 +186,7 @@ class BusClock:
 
     def __init__(self, own: Clock) -> None:
         self._own = own
-        self._bus = Ahead()
+        self._bus = ClockOffsets()
         self._set_s = own.now_s() - own.monotonic_s()
         self._seemed_s = 0.0  # how far ahead the bus was by what came last
         self._back_s = 0.0  # how far the bus is set back

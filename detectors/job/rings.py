@@ -35,7 +35,7 @@ class StepRing:
     Examples
     --------
     >>> ring = StepRing(rows=2)
-    >>> ring.widen(1)
+    >>> ring.resize(1)
     >>> for step in range(5):
     ...     _ = ring.append(step, 0, float(step), False, np.full((5, 1), float(step), dtype=np.float32))
     >>> ring.steps.tolist(), ring.first_seq, ring.values[0, :, 0].tolist()
@@ -52,7 +52,7 @@ class StepRing:
         self._quiet = np.zeros(2 * rows, dtype=np.bool_)
         self._repaced = np.zeros(2 * rows, dtype=np.bool_)
 
-    def widen(self, ranks: int) -> None:
+    def resize(self, ranks: int) -> None:
         """Make room for `ranks` columns; new ones are unknown in old rows."""
         have = self._values.shape[2]
         if ranks > have:
@@ -104,7 +104,7 @@ class StepRing:
         """Go on from what `state` gave."""
         plain, arrays = unpack(_KIND, state)
         fresh = StepRing(self._rows)
-        fresh.widen(arrays["values"].shape[2])
+        fresh.resize(arrays["values"].shape[2])
         fresh.first_seq, fresh._end = int(plain["first_seq"]), arrays["values"].shape[1]
         fresh._values[:, : fresh._end] = arrays["values"]
         for name in _BY_ROW:

@@ -10,14 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from detectors.calls.board import CallBoard
-from detectors.job.beats import HeartbeatBoard, damaged
-from detectors.job.board import HISTORY, MetricBoard
+from detectors.calls.board import CallAssembler
+from detectors.job.beats import HeartbeatTable, damaged
+from detectors.job.board import HISTORY, MetricBuffer
 from detectors.job.clocks import MAX_TIME_S, NodeClocks
-from detectors.job.news import News
+from detectors.job.last_seen import LastSeen
+from detectors.job.new_records import NewRecords
 from detectors.job.rings import COLUMNS
 from detectors.job.roster import MAX_RANKS, Roster
-from detectors.job.silence import Silence
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, phase
 from detectors.job.window import Window
 from trainwarden.records import (
@@ -52,10 +52,10 @@ class JobState:
         self.restarts = 0
         self.attempt: int | None = None  # the newest start of the ranks that was heard of, by their launcher's count
         self.clocks = NodeClocks()
-        self._silence = Silence()
+        self._silence = LastSeen()
         self._steps = StepAssembly(rows)
-        self._board, self._samples = HeartbeatBoard(), MetricBoard()
-        self._calls, self._roster, self._news = CallBoard(), Roster(), News()
+        self._board, self._samples = HeartbeatTable(), MetricBuffer()
+        self._calls, self._roster, self._news = CallAssembler(), Roster(), NewRecords()
 
     def feed(self, record: Record, at_s: float | None = None) -> None:
         """Take in one record of this job; `at_s` is its stamp of the bus, None where one clock has told all."""
@@ -150,17 +150,17 @@ class JobState:
         out = self._roster.columns(ranks, node, role)
         room = self._roster.ended.size
         if room > have:
-            self._board.widen(room)
-            self._steps.widen(room)
-            self._calls.widen(room)
+            self._board.resize(room)
+            self._steps.resize(room)
+            self._calls.resize(room)
         return out
 
     def _same_life(self, column: int, incarnation: str) -> bool:
         """True if `incarnation` is the column's present one, which it becomes if it was never seen before."""
         life = self._roster.live(column, incarnation)
         if life == "next":
-            self._steps.new_life(column)
-            self._calls.new_life(column)
+            self._steps.on_process_restart(column)
+            self._calls.on_process_restart(column)
         return life != "past"
 
     def _no_room(self, ranks: tuple[int, ...]) -> bool:
@@ -229,7 +229,7 @@ class JobState:
         self._heard(record.time_s)
         if record.kind == "job_start":
             if self.finished:
-                self._silence = Silence()  # nobody was missed meanwhile
+                self._silence = LastSeen()  # nobody was missed meanwhile
             self.finished, self.finished_s = False, None
             self._steps.repaced_left = WARM_UP_STEPS  # whoever starts a program anew may have changed it
             self._feed_size(record)

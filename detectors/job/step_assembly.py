@@ -68,21 +68,21 @@ class StepAssembly:
         """Newest end of a step of each rank, by its own clock; NaN if there is none [ranks]."""
         return self._last_end_s
 
-    def widen(self, room: int) -> None:
+    def resize(self, room: int) -> None:
         """Make room for `room` columns."""
         self._epoch = widened(self._epoch, room, int(self._epoch.max(initial=0)))
-        self._numbers.widen(room)
+        self._numbers.resize(room)
         self._last_end_s = widened(self._last_end_s, room, np.nan)
         self._begun = widened(self._begun, room, False)
         self._absent = widened(self._absent, room, False)
-        self.ring.widen(room)
+        self.ring.resize(room)
         for pending in self._pending.values():
             values = np.full((len(COLUMNS), room), np.nan, dtype=np.float32)
             values[:, : pending.values.shape[1]] = pending.values
             pending.values, pending.seen = values, widened(pending.seen, room, False)
             pending.ends_s = widened(pending.ends_s, room, np.nan)
 
-    def new_life(self, column: int) -> None:
+    def on_process_restart(self, column: int) -> None:
         """The rank of `column` runs in a new process: it may go back to earlier steps."""
         self._begun[column] = False
         self.quiet_left, self._sampled = WARM_UP_STEPS, []

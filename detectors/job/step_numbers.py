@@ -25,7 +25,7 @@ class StepNumbers:
     Examples
     --------
     >>> numbers = StepNumbers()
-    >>> numbers.widen(1)
+    >>> numbers.resize(1)
     >>> numbers.begin(0, 5)
     >>> [numbers.of(0, label, float(at)) for at, label in enumerate([5, 6, 10**12, 8, 0, 1, 2])]
     [5, 6, 7, 8, 9, 10, 11]
@@ -38,7 +38,7 @@ class StepNumbers:
         self._odd = np.zeros(0, dtype=np.int64)  # the label before, where it did not fit; -1 where it did
         self._newest_s = np.zeros(0)
 
-    def widen(self, room: int) -> None:
+    def resize(self, room: int) -> None:
         """Make room for `room` columns."""
         self.high = widened(self.high, room, -1)
         self._begun = widened(self._begun, room, False)

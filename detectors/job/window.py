@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from detectors.calls.counts import Counts
 from detectors.calls.joined import JoinedStep
-from detectors.calls.links import Carried
-from detectors.job.beats import HeartbeatBoard
-from detectors.job.board import MetricBoard
+from detectors.calls.links import StepTraffic
+from detectors.job.beats import HeartbeatTable
+from detectors.job.board import MetricBuffer
 from detectors.job.common_mode import quiet_median
 from detectors.job.samples import FamilySamples, ScoredSamples
 from trainwarden.parallelism.layout import Layout
@@ -113,8 +113,8 @@ class Window:
     micro_batches: npt.NDArray[np.float32]
     quiet_rows: npt.NDArray[np.bool_]
     repaced_rows: npt.NDArray[np.bool_]
-    beats: HeartbeatBoard
-    board: MetricBoard
+    beats: HeartbeatTable
+    board: MetricBuffer
     node_silent_s: dict[str, float] = field(default_factory=dict)
     still_s: float = 0.0
     logs: tuple[LogLine, ...] = ()
@@ -135,7 +135,7 @@ class Window:
     attempt: int | None = None
     bases: tuple[tuple[str, str], ...] = ()
     layout: Layout | None = None
-    carried: tuple[Carried, ...] = ()
+    carried: tuple[StepTraffic, ...] = ()
     stacks: Mapping[int, str] = field(default_factory=dict)
 
     @property

@@ -172,7 +172,7 @@ def _who(finding: Finding) -> str:
 
 
 def told_finding(event: EventRecord, now_s: float) -> Finding:
-    """The finding that an event of `detectors.logs.ends.last_words` carries, to be told at once."""
+    """The finding that an event of `detectors.logs.ends.last_messages` carries, to be told at once."""
     words = msgspec.convert(event.fields, LastWords)
     finding = Finding(
         rule=words.rule, class_="A", role="root", kind=words.kind, severity=words.severity, node=event.node,

@@ -7,7 +7,7 @@ import numpy as np
 from detectors.job.samples import FamilySamples, name_of
 from detectors.metrics.bundle.lined_up import interval_s
 from detectors.metrics.bundle.metric_vote import Scores
-from detectors.metrics.bundle.peers import Beside, Held
+from detectors.metrics.bundle.peers import CachedComparison, PeerContext
 from detectors.metrics.entity_history import EntityHistory
 from detectors.metrics.models.rows import Floats
 
@@ -29,8 +29,8 @@ def scored_beside(one: FamilySamples, family: EntityHistory, joined: Floats, joi
     roles = [family.roles[row] for row in everybody.tolist()]
     groups = np.unique(roles, return_inverse=True)[1] if any(roles) else None
     apart = family.apart(interval_s((joined_s,)))[everybody]
-    held = Held(family.raw[rows], age)
-    beside = Beside(groups, held, joined_s, family.history[others], family.times_s[others], until_s, apart)
+    held = CachedComparison(family.raw[rows], age)
+    beside = PeerContext(groups, held, joined_s, family.history[others], family.times_s[others], until_s, apart)
     scores = vote.score_block(joined, fresh, beside)
     if scores.held is not None:
         family.raw[rows], family.age[rows] = scores.held.raw, scores.held.age

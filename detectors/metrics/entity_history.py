@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.metrics.baseline_freeze import BaselineFreeze
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.scale import Scale
-from detectors.metrics.holding import Holding
 from detectors.metrics.models.rows import Floats
 
 Rows = npt.NDArray[np.int64]
@@ -68,7 +68,7 @@ class EntityHistory:
     every_s: Floats = field(init=False)
     lead_s: Floats = field(init=False)  # how far its newest sample was before the time at which it came
     roles: list[str] = field(default_factory=list)
-    holding: Holding = field(default_factory=Holding)
+    holding: BaselineFreeze = field(default_factory=BaselineFreeze)
 
     def __post_init__(self) -> None:
         metrics = len(self.vote.preparation.names)
@@ -79,7 +79,7 @@ class EntityHistory:
         self.times_s = np.zeros((0, self.vote.window_samples - 1))
         self.raw, self.last_s, self.every_s, self.lead_s = (np.zeros(0) for _ in range(4))
 
-    def widen(self, size: int) -> None:
+    def resize(self, size: int) -> None:
         """Room for `size` entities; those not seen before start on the scale of training, without a past."""
         have = self.known.size
         if size <= have:
@@ -97,12 +97,12 @@ class EntityHistory:
             np.append(one, np.full(new, np.nan)) for one in (self.raw, self.last_s, self.every_s, self.lead_s)
         )
         self.roles.extend([""] * new)
-        self.holding.widen(new)
+        self.holding.resize(new)
 
     def moved_to(self, vote: MetricVote) -> EntityHistory:
         """The own scales of all entities for another vote, metric by metric; everything else anew."""
         other = EntityHistory(vote)
-        other.widen(self.known.size)
+        other.resize(self.known.size)
         have = {metric: column for column, metric in enumerate(self.vote.preparation.names)}
         for column, metric in enumerate(vote.preparation.names):
             if metric in have:
@@ -162,7 +162,7 @@ class EntityHistory:
 
     def heard(self, rows: Rows, times_s: Floats, now_s: float) -> None:
         """The newest samples of `rows` were taken at `times_s` by their own clocks, and came at `now_s`."""
-        self.widen(int(rows.max()) + 1)
+        self.resize(int(rows.max()) + 1)
         self.lead_s[rows] = times_s - now_s
 
     def apart(self, every_s: float) -> Flags:

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from detectors.job.last_seen import absent_after
 from detectors.job.samples import Entity, Floats
-from detectors.job.silence import absent_after
-from detectors.metrics.opening import ABSENT, REFERENCE_S
+from detectors.metrics.hysteresis import ABSENT, REFERENCE_S
 
 PARTS: Final = (
     "recent",
@@ -101,7 +101,7 @@ class FamilyMemory:
             self.opened[absent], self.recent[absent], self.below[absent] = False, 0, 0
             self.latest[absent], self.common[absent] = np.nan, False
 
-    def widen(self, size: int) -> None:
+    def resize(self, size: int) -> None:
         more = max(size, len(self.entities) + len(self.entities) // 2) - self.opened.size
         if size <= self.opened.size:
             return

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from detectors.job.packed import pack, unpack
 from detectors.job.samples import FamilySamples, ScoredSamples
+from detectors.metrics.baseline_freeze import ARRAYS as HELD
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote, Scores
 from detectors.metrics.comparing import scored_beside, why_apart
+from detectors.metrics.downsampling import PARTS as PACING_PARTS
+from detectors.metrics.downsampling import Downsampler, stretches, thinned
 from detectors.metrics.entity_history import EntityHistory, Shown
-from detectors.metrics.holding import ARRAYS as HELD
 from detectors.metrics.models.rows import Floats
-from detectors.metrics.pacing import PARTS as PACING_PARTS
-from detectors.metrics.pacing import Pacing, stretches, thinned
 from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ class MetricScorer:
         self.holds = True  # scales stand still while an entity is strange
         self._serve(bundle)
         self._families: dict[str, EntityHistory] = {}
-        self._pacings: dict[str, Pacing] = {}
+        self._pacings: dict[str, Downsampler] = {}
         self._columns: dict[tuple[str, tuple[str, ...]], Rows] = {}
         self.abstained: dict[str, str] = {}
 
@@ -182,7 +182,7 @@ class MetricScorer:
         """Which of new ``values [r, d_all, k]`` the models see, and whether others lie between; means are put in."""
         if vote.pace is None:
             return np.ones(one.times_s.shape, dtype=np.bool_), False
-        names, pacing = vote.preparation.all_names, self._pacings.setdefault(one.family, Pacing())
+        names, pacing = vote.preparation.all_names, self._pacings.setdefault(one.family, Downsampler())
         pacing.learn(one.rows, one.past_s, len(names))
         taken = pacing.taken(one.rows, values, one.times_s, names, vote.pace)
         if pacing.slow_s is not None:
@@ -195,7 +195,7 @@ class MetricScorer:
     def _scored(self, one: FamilySamples, family: EntityHistory, values: Floats) -> Iterator[Part]:
         """Scores of the new samples, whose `values` are in the order of training."""
         rows, vote, fresh = one.rows, family.vote, one.fresh
-        family.widen(int(rows.max()) + 1)
+        family.resize(int(rows.max()) + 1)
         for row, role in zip(rows.tolist(), one.roles, strict=False):
             family.roles[row] = role
         before = one.values.shape[2] - fresh
@@ -256,7 +256,7 @@ class MetricScorer:
             roles[name] = family.roles
             arrays |= {f"{number}/{part}": getattr(family, part) for part in (*_ARRAYS, *_TIMES)}
             arrays |= {f"{number}/held/{part}": getattr(family.holding, part) for part in HELD}
-            pacing = self._pacings.get(name, Pacing())
+            pacing = self._pacings.get(name, Downsampler())
             arrays |= {f"{number}/pacing/{part}": getattr(pacing, part) for part in PACING_PARTS}
         plain: Mapping[str, Any] = {"roles": roles, "abstained": self.abstained, "versions": self._versions()}
         return pack("metric_scorer", plain, arrays)
@@ -271,7 +271,7 @@ class MetricScorer:
         """
         plain, arrays = unpack("metric_scorer", state)
         families: dict[str, EntityHistory] = {}
-        pacings: dict[str, Pacing] = {}
+        pacings: dict[str, Downsampler] = {}
         try:
             if plain["versions"] != self._versions() or self.bundle is None:
                 self.swap(self.bundle)
@@ -290,7 +290,7 @@ class MetricScorer:
                     if stored.shape != (len(roles),):
                         raise DetectorError(f"state of the scorer is damaged: {part} has shape {stored.shape}")
                     setattr(family.holding, part, stored.astype(getattr(family.holding, part).dtype))
-                pacings[name] = Pacing.of({part: arrays[f"{number}/pacing/{part}"] for part in PACING_PARTS})
+                pacings[name] = Downsampler.of({part: arrays[f"{number}/pacing/{part}"] for part in PACING_PARTS})
             self._families, self._pacings, self.abstained = families, pacings, dict(plain["abstained"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DetectorError(f"state of the scorer is damaged: {error}") from error

@@ -83,7 +83,7 @@ def show_versions(metrics: SelfMetrics, role: str, before: Mapping[str, str], no
 
 
 def told(metrics: SelfMetrics) -> Callable[[str | None], None]:
-    """What a `ModelFollower` calls after each attempt."""
+    """What a `ModelPoller` calls after each attempt."""
 
     def note(error: str | None) -> None:
         away = "1 while the registry is away or refuses what it should serve."

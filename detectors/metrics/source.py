@@ -1,6 +1,6 @@
 """Where the detection service gets its models from while it runs, and the one thread that asks there.
 
-The service never waits for a registry: `ModelFollower` asks in the background and puts what is new into a slot, from
+The service never waits for a registry: `ModelPoller` asks in the background and puts what is new into a slot, from
 which the service takes it between two windows. A registry that is away, slow or wrong costs nothing but freshness.
 """
 
@@ -46,7 +46,7 @@ class ModelSource(Protocol):
         ...
 
 
-class ModelFollower:
+class ModelPoller:
     """Asks a source every `every_s` seconds in a thread of its own; `take` hands over what is new.
 
     Parameters
@@ -59,7 +59,7 @@ class ModelFollower:
     >>> class Nothing:
     ...     def poll(self): return None
     ...     def last_good(self): return None
-    >>> follower = ModelFollower(Nothing(), every_s=60.0)
+    >>> follower = ModelPoller(Nothing(), every_s=60.0)
     >>> follower.ask(); follower.take() is None
     True
     """

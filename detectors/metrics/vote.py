@@ -16,7 +16,7 @@ from detectors.job.samples import Entity, Floats, ScoredSamples
 from detectors.job.window import Window
 from detectors.metrics.bundle.members import ALL_MODELS
 from detectors.metrics.family_memory import PARTS, FamilyMemory, strange_now
-from detectors.metrics.opening import ModelVoteConfig, rarity
+from detectors.metrics.hysteresis import ModelVoteConfig, rarity
 from detectors.metrics.scores import NO_MODELS
 from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
@@ -131,7 +131,7 @@ class ModelVote:
         rows = scored.rows
         if not rows.size or not scores.shape[1]:
             return
-        family.widen(int(rows.max()) + 1)
+        family.resize(int(rows.max()) + 1)
         for row, entity in zip(rows.tolist(), scored.entities, strict=True):
             family.entities[row] = entity
         # Gathered, moved on sample by sample, and put back: one pass over all entities for each sample.

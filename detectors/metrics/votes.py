@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from detectors.metrics.opening import ModelVoteConfig
+from detectors.metrics.hysteresis import ModelVoteConfig
 from detectors.metrics.vote import ModelVote
 from detectors.protocol import Role
 

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.board import MetricBoard
+from detectors.job.board import MetricBuffer
 from detectors.job.family import Rows
 from detectors.job.samples import FamilySamples
 from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.pacing import is_counter
+from detectors.metrics.downsampling import is_counter
 from detectors.own_models.learner import Learn, from_bytes, to_bytes
 from trainwarden.errors import DetectorError
 
@@ -56,7 +56,7 @@ class OwnModels:
             return "no trained model; the job's own start is being learnt from"
         return f"no trained model; the job's own start is learnt from after {STAGES[self._stage]} healthy samples"
 
-    def follow(self, board: MetricBoard, calm: bool) -> ModelBundle | None:
+    def follow(self, board: MetricBuffer, calm: bool) -> ModelBundle | None:
         """Take note of one window; new models to serve from now on.
 
         `calm` says that the job has started and has no incident. What was learnt counts only if the job was calm until
@@ -112,7 +112,7 @@ def shown(one: FamilySamples) -> FamilySamples | None:
     """What of a family is learnt from: as many samples of as many entities as can be scored; None where too few are.
 
     Where too many come, every second to fifth is, of as many more entities. Models know the interval that they have
-    learnt, so that scoring them leaves out as much (`detectors.metrics.pacing`).
+    learnt, so that scoring them leaves out as much (`detectors.metrics.downsampling`).
     """
     # Rows are spread over the whole family.
     every_s = float(np.median(np.diff(one.times_s, axis=1)))

@@ -59,7 +59,7 @@ class Bocd:
         """How many series there are."""
         return len(self.log_mass)
 
-    def widen(self, series: int) -> None:
+    def resize(self, series: int) -> None:
         """Add fresh series at the end until there are `series`."""
         more = series - self.series
         if more > 0:

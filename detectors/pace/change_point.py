@@ -181,10 +181,10 @@ class ChangePoint:
     def _moved(self, window: Window) -> None:
         """Ranks that now run on another node have no history there."""
         size = len(window.ranks)
-        self._ranks.widen(size)
+        self._ranks.resize(size)
         more = size - self._rejected.size
         self._rejected = np.append(self._rejected, np.zeros(more, dtype=np.bool_))
-        self._rows.widen(size)
+        self._rows.resize(size)
         if window.nodes != self._nodes:
             old = self._nodes
             moved = np.array([i < len(old) and old[i] != node for i, node in enumerate(window.nodes)], dtype=np.bool_)

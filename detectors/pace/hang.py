@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from detectors.job.beats import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from detectors.job.window import Window
-from detectors.pace.held_up import held_up_by
+from detectors.pace.stall_culprits import stall_culprits
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
@@ -71,7 +71,7 @@ class HangConfig(Config, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class Stall:
     """No rank has moved for `still_s`; `kind` is what the culprits do, for `lasted_s`, which may be `patience_s`."""
 
     kind: str
@@ -110,9 +110,9 @@ class _Still:
     def step(self) -> int:
         return int(self.window.beats.step[: self.seen.size][self.seen].max())
 
-    def because(self, kind: str, patience_s: float, culprits: npt.NDArray[np.intp], what: str) -> Standstill:
+    def because(self, kind: str, patience_s: float, culprits: npt.NDArray[np.intp], what: str) -> Stall:
         patience_s *= self.slowed
-        return Standstill(kind, self.lasted_s, patience_s, culprits, self.since_s, self.step, what, self.lasted_s)
+        return Stall(kind, self.lasted_s, patience_s, culprits, self.since_s, self.step, what, self.lasted_s)
 
 
 class HangWatch:
@@ -132,12 +132,12 @@ class HangWatch:
 
     def __init__(self, config: HangConfig) -> None:
         self._config = config
-        self._still: Standstill | None = None
+        self._still: Stall | None = None
         self._hung = False
         self.longest_s: dict[str, float] = {}
 
     @property
-    def hang(self) -> Standstill | None:
+    def hang(self) -> Stall | None:
         return self._still if self._hung else None
 
     def update(self, window: Window, typical_s: float | None, slowed: float = 1.0) -> None:
@@ -155,7 +155,7 @@ class HangWatch:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _look(self, window: Window, typical_s: float, slowed: float) -> Standstill | None:
+    def _look(self, window: Window, typical_s: float, slowed: float) -> Stall | None:
         """The present standstill; None while anything moves, or where nothing is known."""
         beats, size = window.beats, len(window.ranks)
         if window.finished or window.phase == "restart" or size == 0:
@@ -186,7 +186,7 @@ class HangWatch:
             return None
         return np.array([node in silent for node in window.nodes], dtype=np.bool_)
 
-    def _judge(self, still: _Still) -> Standstill:
+    def _judge(self, still: _Still) -> Stall:
         """What the culprits do, and how long that may take."""
         beats, size = still.window.beats, still.seen.size
         stopped_for_s = np.nan_to_num(beats.stopped_for_s[:size], nan=-1.0)
@@ -199,15 +199,15 @@ class HangWatch:
             return self._nobody_waits(still, absent)
         return self._absent(still, absent) if absent.any() else self._all_wait(still)
 
-    def _stopped(self, still: _Still, stopped: Flags, longest_s: float) -> Standstill:
+    def _stopped(self, still: _Still, stopped: Flags, longest_s: float) -> Stall:
         """A process has been stopped by a signal, for `longest_s`."""
         config = self._config
         patience_s = max(config.stopped_ratio * still.typical_s, config.stopped_floor_s)
         held_s = min(longest_s, still.lasted_s + still.typical_s)
         culprits, what = np.flatnonzero(stopped), "the process is stopped"
-        return Standstill("stopped", held_s, patience_s, culprits, still.since_s, still.step, what, still.lasted_s)
+        return Stall("stopped", held_s, patience_s, culprits, still.since_s, still.step, what, still.lasted_s)
 
-    def _absent(self, still: _Still, absent: Flags) -> Standstill:
+    def _absent(self, still: _Still, absent: Flags) -> Stall:
         """The others wait in a collective to which `absent` ranks have not come."""
         config, beats, size = self._config, still.window.beats, absent.size
         known = absent & np.isin(beats.phase[:size], KNOWN_PAUSES)
@@ -217,7 +217,7 @@ class HangWatch:
             return still.because(kind, patience_s, np.flatnonzero(known), f"it has been in {kind} since")
         culprits, told = absent, ""
         if (absent & still.window.asynchronous).any():
-            culprits, told = held_up_by(still.window, absent, still.lasted_s)
+            culprits, told = stall_culprits(still.window, absent, still.lasted_s)
         used_s = np.nan_to_num(beats.cpu_s[:size] - beats.cpu_at_progress_s[:size])
         busy = used_s > BUSY_SHARE * np.maximum(beats.still_s[:size], 1e-3)
         if busy[culprits if culprits.any() else absent].any():
@@ -229,7 +229,7 @@ class HangWatch:
             patience_s = self._patience_s(still, kind, config.sleeping_s, config.hang_ratio)
         return still.because(kind, patience_s, np.flatnonzero(culprits), told or what)
 
-    def _nobody_waits(self, still: _Still, absent: Flags) -> Standstill:
+    def _nobody_waits(self, still: _Still, absent: Flags) -> Stall:
         """No rank is seen to wait: all compute, or sit in a device's kernels; who holds up whom cannot be told."""
         config, window, phases = self._config, still.window, still.window.beats.phase[: absent.size]
         known = absent & np.isin(phases, KNOWN_PAUSES)
@@ -251,7 +251,7 @@ class HangWatch:
             often_s = min(often_s, self._config.busy_s)
         return min(max(least_s, ratio * still.typical_s + longest_s, often_s), self._config.most_s)
 
-    def _all_wait(self, still: _Still) -> Standstill:
+    def _all_wait(self, still: _Still) -> Stall:
         """Everybody waits: a rank that has left, or collectives that do not match."""
         config, window, seen = self._config, still.window, still.seen
         least_s = max(config.floor_s, config.all_waiting_s)
@@ -273,7 +273,7 @@ def _moved_since(window: Window, since_s: float) -> bool:
     return bool((window.beats.progress_s[: len(window.ranks)][window.live] > since_s).any())
 
 
-def hang_vote(window: Window, hang: Standstill, step_s: float) -> Vote:
+def hang_vote(window: Window, hang: Stall, step_s: float) -> Vote:
     """The vote that declares `hang` and names its culprits; a step usually takes `step_s`."""
     excess = hang.lasted_s / hang.patience_s
     suspects = tuple(

@@ -14,7 +14,7 @@ import numpy as np
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
 from detectors.pace.hang import HangConfig, HangWatch, hang_vote
-from detectors.pace.stolen import StolenTime
+from detectors.pace.steal_time import StealTime
 from detectors.protocol import Role, abstain
 from trainwarden.records import Vote
 
@@ -55,7 +55,7 @@ class IterationThreshold:
         self._steps = 0
         self._recent: list[float] = []
         self._hangs = HangWatch(config)
-        self._stolen = StolenTime()
+        self._stolen = StealTime()
 
     def update(self, window: Window) -> None:
         """Follow the running average and whether the job stands still."""

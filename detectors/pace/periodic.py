@@ -25,7 +25,7 @@ ALIGNED: Final = 2  # newest periods that tell the phase
 SLIPPED: Final = 0.5  # another phase is taken when it fits so much better
 
 
-class SteadyPace:
+class SeasonalityFilter:
     """Series less their repeating pattern, if they have one.
 
     Notes
@@ -34,7 +34,7 @@ class SteadyPace:
 
     Examples
     --------
-    >>> steady = SteadyPace()
+    >>> steady = SeasonalityFilter()
     >>> turns = np.tile([0.0, 0.2], 60)
     >>> said = []
     >>> for value in turns:
@@ -51,7 +51,7 @@ class SteadyPace:
         self._rows: Floats = np.full((KEPT, 0), np.nan)
         self._fed = 0
 
-    def widen(self, more: int) -> None:
+    def resize(self, more: int) -> None:
         """Add `more` series."""
         self._rows = np.hstack([self._rows, np.full((KEPT, more), np.nan)])
         self._pattern = np.hstack([self._pattern, np.zeros((LONGEST, more))])
@@ -66,7 +66,7 @@ class SteadyPace:
     def update(self, values: Floats) -> Floats:
         """Take in one row of log values [series], NaN = unknown; the row without patterns."""
         if values.size > self.period.size:
-            self.widen(values.size - self.period.size)
+            self.resize(values.size - self.period.size)
         self._rows[self._fed % KEPT] = values
         self._fed += 1
         steady = values

@@ -19,7 +19,7 @@ from detectors.job.common_mode import quiet_median
 from detectors.job.packed import pack, unpack
 from detectors.job.window import Window, job_duration_s
 from detectors.pace.phase_stream import stall_records
-from detectors.pace.stolen import StolenTime
+from detectors.pace.steal_time import StealTime
 from detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentKind, Suspect, Vote
@@ -101,7 +101,7 @@ class PhaseStalls:
         self._past_s: dict[str, list[float]] = {}
         self._pause: Pause | None = None
         self._stalled: tuple[str, int, float, float] | None = None  # phase, rank or -1, since when, usual length
-        self._stolen = StolenTime()
+        self._stolen = StealTime()
         self._has_beats = False
         self._vote = Vote(opinion="normal")
 

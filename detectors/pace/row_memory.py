@@ -41,7 +41,7 @@ class RowMemory:
     Examples
     --------
     >>> rows = RowMemory()
-    >>> rows.widen(1)
+    >>> rows.resize(1)
     >>> for seq in range(60):
     ...     stride = rows.note(seq, 10 * seq, 2.0 * seq, np.array([0.1 if seq < 40 else 0.3]))
     >>> stride, rows.step(40, 59), rows.end_s(40, 59), rows.own_levels_s(0, 40, 59)
@@ -53,7 +53,7 @@ class RowMemory:
         self._ends_s: Floats = np.zeros(ROWS)
         self._own: Floats = np.full((OWN, 0), np.nan)
 
-    def widen(self, ranks: int) -> None:
+    def resize(self, ranks: int) -> None:
         """Make room for `ranks`."""
         self._own = np.hstack([self._own, np.full((OWN, ranks - self._own.shape[1]), np.nan)])
 

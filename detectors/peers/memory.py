@@ -124,7 +124,7 @@ class PeerMemory:
         """Median wait of late [ranks]."""
         return quiet_median(self._wait_s.astype(np.float64))
 
-    def widen(self, ranks: int) -> None:
+    def resize(self, ranks: int) -> None:
         """Add fresh columns until there are `ranks`."""
         more = ranks - self.ranks
         if more <= 0:

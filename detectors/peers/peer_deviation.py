@@ -152,7 +152,7 @@ class PeerDeviation:
 
     def _widen(self, window: Window) -> None:
         more = len(window.ranks) - self._slow.size
-        self._memory.widen(len(window.ranks))
+        self._memory.resize(len(window.ranks))
         self._slow = np.append(self._slow, np.zeros(max(0, more)))
         if window.nodes != self._nodes:
             old = self._nodes
@@ -178,7 +178,7 @@ class PeerDeviation:
         for column in list(self._open):
             self._close(column, 0)
         self._memory = PeerMemory()
-        self._memory.widen(self._slow.size)
+        self._memory.resize(self._slow.size)
         self._memory.assign(self._roles)
         self._kind, self._other_kind = kind, 0
         return True

@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 
 
-class Bar(NamedTuple):
+class EvidenceThreshold(NamedTuple):
     """Evidence over the newest `rows` steps: least ratio, and how many noise widths (of peers: robust z-score)."""
 
     rows: int
@@ -34,9 +34,10 @@ class Bar(NamedTuple):
 # Evidence over the newest k steps: (k, least ratio, noise widths). Large deviations need few steps, small ones many;
 # chosen on simulated ranks with 2 to 15 % noise and the tuning half of real series so that healthy hours name nobody.
 EVIDENCE: Final = (
-    Bar(4, 1.45, 8.0), Bar(6, 1.30, 6.0), Bar(10, 1.20, 5.0), Bar(20, 1.15, 6.0), Bar(40, 1.18, 3.0),
+    EvidenceThreshold(4, 1.45, 8.0), EvidenceThreshold(6, 1.30, 6.0), EvidenceThreshold(10, 1.20, 5.0),
+    EvidenceThreshold(20, 1.15, 6.0), EvidenceThreshold(40, 1.18, 3.0),
 )  # fmt: skip
-DRIFT: Final = Bar(30, 1.20, 3.0)  # the same against the level once learnt
+DRIFT: Final = EvidenceThreshold(30, 1.20, 3.0)  # the same against the level once learnt
 KNOWN_SHARE: Final = 0.6  # of the steps in question must be known of a rank
 CALM: Final = 5  # one in so many steps may be as fast as ever,
 CALM_LONG: Final = (20, 4)  # and of so many steps one in 4: rare dips are no relief
@@ -132,8 +133,8 @@ def against_peers(memory: PeerMemory, config: PeerDeviationConfig, free: Flags, 
     found: list[Finding] = []
     if memory.count % PEERS_EVERY:
         return []
-    quick = Bar(config.peers_steps // 2, max(1.4, config.peers_ratio), 1.6 * config.peers_z)
-    for bar in (quick, Bar(config.peers_steps, config.peers_ratio, config.peers_z)):
+    quick = EvidenceThreshold(config.peers_steps // 2, max(1.4, config.peers_ratio), 1.6 * config.peers_z)
+    for bar in (quick, EvidenceThreshold(config.peers_steps, config.peers_ratio, config.peers_z)):
         if memory.count < bar.rows or memory.span_s(bar.rows) < config.peers_span_s:
             continue
         wanted = free & (memory.count - memory.healed >= bar.rows)
@@ -158,7 +159,7 @@ def apart_of_two(memory: PeerMemory, config: PeerDeviationConfig, live: Flags) -
         return None
     apart = memory.tail("apart", config.peers_steps, columns)
     middle = quiet_median(apart)
-    bar = Bar(config.peers_steps, config.peers_ratio, config.peers_z)
+    bar = EvidenceThreshold(config.peers_steps, config.peers_ratio, config.peers_z)
     if not _different(apart, middle, np.zeros(2), bar).any():
         return None
     return float(np.exp(np.nanmax(middle)))
@@ -171,7 +172,7 @@ def alone(memory: PeerMemory) -> Flags:
 
 
 def _risen(
-    memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, bar: Bar, levels: Floats
+    memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, bar: EvidenceThreshold, levels: Floats
 ) -> tuple[Codes, Floats]:
     """Who is slower by `bar` than at `levels` (relative, own) [2, ranks], and the log ratios."""
     rows, least = bar.rows, np.log(bar.ratio)
@@ -190,7 +191,9 @@ def _risen(
     return columns[yes], middle[yes]
 
 
-def _apart(memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, live: Flags, bar: Bar) -> Finding:
+def _apart(
+    memory: PeerMemory, config: PeerDeviationConfig, wanted: Flags, live: Flags, bar: EvidenceThreshold
+) -> Finding:
     """Which of the ranks `wanted` lie above the others of their role."""
     columns = np.flatnonzero(wanted)
     apart = memory.tail("apart", bar.rows, np.arange(wanted.size))
@@ -222,7 +225,7 @@ def _between_two(apart: Floats) -> Floats:
     return np.asarray(np.abs(np.roll(apart, 1) - np.roll(apart, 2)) / 3.0)
 
 
-def _slow_roles(memory: PeerMemory, wanted: Flags, bar: Bar) -> list[Finding]:
+def _slow_roles(memory: PeerMemory, wanted: Flags, bar: EvidenceThreshold) -> list[Finding]:
     """Roles that lie above the other roles, with all their ranks."""
     rows, least = bar.rows, float(np.log(bar.ratio))
     excess = memory.stage_tail(rows, np.arange(len(memory.roles)))
@@ -244,7 +247,7 @@ def _slow_roles(memory: PeerMemory, wanted: Flags, bar: Bar) -> list[Finding]:
     return found
 
 
-def _different(apart: Floats, middle: Floats, usual: Floats, bar: Bar) -> Flags:
+def _different(apart: Floats, middle: Floats, usual: Floats, bar: EvidenceThreshold) -> Flags:
     low = np.sort(apart, axis=0)[_calm(len(apart))]
     with np.errstate(invalid="ignore"):
         yes = (middle >= float(np.log(bar.ratio))) & (low >= 0.5 * middle) & (middle >= 2.0 * noise(apart))

@@ -13,7 +13,7 @@ import msgspec
 from detectors.collectives import ras as nccl_ras
 from detectors.collectives.findings import to_event
 from detectors.collectives.flight_recorder import analyse
-from detectors.logs.ends.last_words import last_word_events
+from detectors.logs.ends.last_messages import last_word_events
 from detectors.recorded.exporter_facts import exporter_events
 from detectors.recorded.hangs import hang_events
 from detectors.recorded.lost_nodes import lost_node_events

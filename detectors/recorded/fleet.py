@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.choice import chosen
+from detectors.configured_detectors import chosen
 from detectors.job.samples import Entity, FamilySamples
 from detectors.recorded.findings import job_object
 from detectors.recorded.replay import replay

@@ -18,7 +18,7 @@ from detectors.job.samples import Entity
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.family_memory import FamilyMemory
-from detectors.metrics.opening import EXPIRE_S, ModelVoteConfig
+from detectors.metrics.hysteresis import EXPIRE_S, ModelVoteConfig
 from detectors.recorded.grids import MetricGrid, metric_grids
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded.job import RecordedJob

@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from detectors.choice import Choice, chosen, rule
+from detectors.configured_detectors import ConfiguredDetector, chosen, rule
 from detectors.job.samples import FamilySamples, Floats, ScoredSamples
 from detectors.job.window import Window
-from detectors.job_watch import JobWatch
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVote
 from detectors.pace.change_config import ChangePointConfig
@@ -154,7 +154,7 @@ def replay(
     """
     detectors = {name: _Noted(_made(choice, job)) for name, choice in chosen(settings, names or None).items()}
     by_rule = rule(settings)
-    watch = JobWatch(job.name, dict(detectors), by_rule, SelfMetrics("replay"))
+    watch = JobMonitor(job.name, dict(detectors), by_rule, SelfMetrics("replay"))
     until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
     samples = samples or _samples(job, [one.role for one in detectors.values()], until_s)
     turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
@@ -238,7 +238,7 @@ def _abstained(
     return reasons
 
 
-def _made(choice: Choice, job: RecordedJob) -> Detector:
+def _made(choice: ConfiguredDetector, job: RecordedJob) -> Detector:
     if isinstance(choice.config, ChangePointConfig):
         planned = tuple(change.step for change in job.planned)  # of the folder, not a setting
         return replace(choice, config=msgspec.structs.replace(choice.config, planned_steps=planned)).made()

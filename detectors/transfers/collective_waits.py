@@ -19,7 +19,7 @@ from detectors.job.window import Window, job_duration_s
 from detectors.protocol import Role, abstain
 from detectors.transfers.contract_stream import late_rank_records
 from detectors.transfers.lateness import Lateness
-from detectors.transfers.likes import likes
+from detectors.transfers.peer_groups import likes
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -32,7 +32,7 @@ _KIND: Final = "collective_waits"
 
 
 @dataclass(slots=True)
-class Spell:
+class StragglerEpisode:
     """One rank being waited for, by the numbers of sampled steps; `to_step` None while it lasts."""
 
     rank: int
@@ -88,8 +88,8 @@ class CollectiveWaits:
         self._config = config
         self._memory = Lateness()
         self._nodes: tuple[str, ...] = ()
-        self._open: dict[int, Spell] = {}
-        self.spells: list[Spell] = []
+        self._open: dict[int, StragglerEpisode] = {}
+        self.spells: list[StragglerEpisode] = []
 
     def update(self, window: Window) -> None:
         """Take in the sampled steps that were joined since the last window."""
@@ -137,15 +137,15 @@ class CollectiveWaits:
         try:
             self._memory.load(arrays)
             self._nodes = tuple(str(node) for node in plain["nodes"])
-            self._open = {int(column): Spell(**spell) for column, spell in plain["open"]}
-            self.spells = [*(Spell(**spell) for spell in plain["spells"]), *self._open.values()]
+            self._open = {int(column): StragglerEpisode(**spell) for column, spell in plain["open"]}
+            self.spells = [*(StragglerEpisode(**spell) for spell in plain["spells"]), *self._open.values()]
         except (KeyError, TypeError, ValueError) as error:
             raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
 
     # -- internals -------------------------------------------------------------------------------------------
 
     def _follow_nodes(self, window: Window) -> None:
-        self._memory.widen(len(window.ranks))
+        self._memory.resize(len(window.ranks))
         if window.nodes != self._nodes:
             for column, (old, new) in enumerate(zip(self._nodes, window.nodes, strict=False)):
                 if old != new:
@@ -173,7 +173,7 @@ class CollectiveWaits:
         rows = memory.onset(column, share)
         step_s = np.nan_to_num(_step_s(window, step))
         began_s = step.time_s - (step.step - int(memory.steps[-rows]) + 1) * float(step_s)
-        spell = Spell(
+        spell = StragglerEpisode(
             rank=int(window.ranks[column]), node=window.nodes[column], from_step=int(memory.steps[-rows]),
             reported_step=step.step, onset_s=began_s, share=share, span=span,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from detectors.calls.joined import JoinedStep
 from detectors.job.common_mode import noise, quiet_median
 from detectors.peers.roles import median_of_peers
-from detectors.transfers.likes import Likes
+from detectors.transfers.peer_groups import PeerGroups
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -50,7 +50,7 @@ class Lateness:
         """Steps that are remembered."""
         return min(self.count, ROWS)
 
-    def widen(self, ranks: int) -> None:
+    def resize(self, ranks: int) -> None:
         """Add fresh columns until there are `ranks`."""
         more = ranks - self.ratios.shape[1]
         if more > 0:
@@ -60,7 +60,7 @@ class Lateness:
         """The rank of `column` now runs elsewhere."""
         self.ratios[:, column] = np.nan
 
-    def push(self, step: JoinedStep, likes: Likes, step_s: float) -> None:
+    def push(self, step: JoinedStep, likes: PeerGroups, step_s: float) -> None:
         """Add one sampled step, which takes `step_s`, NaN if unknown.
 
         Ranks compute while they are not in their kernels; those that do so beside their kernels a third of the time in

@@ -41,7 +41,7 @@ class OpenIncident:
     life: int = -1  # of the job, whose facts it rests on
 
 
-class Joiner:
+class IncidentTracker:
     """The incidents of one job.
 
     Parameters

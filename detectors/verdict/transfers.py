@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from detectors.calls.links import Carried
+from detectors.calls.links import StepTraffic
 from detectors.job.window import Window
 from trainwarden.parallelism.layout import Layout
 
@@ -60,7 +60,7 @@ def transfers(window: Window, onset_step: int | None) -> dict[str, Any]:
     return {"transfers": told | {f"{kind}_bytes": size for kind, size in _bytes(window, flows).items()}}
 
 
-def _flows(window: Window, layout: Layout, steps: Sequence[Carried]) -> Iterator[_Flow]:
+def _flows(window: Window, layout: Layout, steps: Sequence[StepTraffic]) -> Iterator[_Flow]:
     """What passes the groups of the layout, but for those that lie on one node."""
     group_of = {kind: _groups(layout, kind) for kind in _KINDS}
     ranks = window.ranks.tolist()
@@ -80,7 +80,7 @@ def _flows(window: Window, layout: Layout, steps: Sequence[Carried]) -> Iterator
             yield _Flow(kind, columns, calls, bus_bytes, took_s / bus_bytes)
 
 
-def _medians(window: Window, steps: Sequence[Carried]) -> Iterator[tuple[int, int, int, float, float, float]]:
+def _medians(window: Window, steps: Sequence[StepTraffic]) -> Iterator[tuple[int, int, int, float, float, float]]:
     """Communicator, source, target, calls, bytes and seconds of each group between nodes and each pair."""
     loads = [step.loads for step in steps]
     comm, source, target = (np.concatenate([getattr(one, name) for one in loads]) for name in _WHO)
@@ -125,7 +125,7 @@ def _bytes(window: Window, flows: Sequence[_Flow]) -> dict[str, float]:
     return most
 
 
-def _working_s(steps: Sequence[Carried], order: Any) -> list[float | None]:
+def _working_s(steps: Sequence[StepTraffic], order: Any) -> list[float | None]:
     """What is left of a step outside of all kernels that wait or transfer, of each rank; None where that is unknown."""
     ranks = len(order)
     left = np.array(

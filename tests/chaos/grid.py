@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from actions.launchers.torchrun.messages import Memory
 from actions.launchers.torchrun.operations import end_operations
 from actions.launchers.torchrun.table import JobTable
-from actions.launchers.torchrun.words import Memory
 from tests.chaos.grid_words import Words
 from tests.chaos.history import History
 from tests.unit.actions.launchers.torchrun.agents import Agent

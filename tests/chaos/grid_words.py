@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from actions.launchers.local.control import Poll, Reply, Submit
+from actions.launchers.torchrun.messages import Memory
 from actions.launchers.torchrun.operations import answer
-from actions.launchers.torchrun.words import Memory
 from trainwarden.launching import Operation, Plan, Targets, Verb
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import pytest
 
 from actions.brakes.brakes import Brakes
 from actions.brakes.nodes import NodeLimits
-from actions.engine.acting import Acting
+from actions.engine.action_executor import ActionExecutor
 from actions.engine.handler import EngineHandler
 from actions.launchers.torchrun.table import JobTable
 from actions.remedies import planner, stopped_job
-from actions.remedies.memory import Memory
+from actions.remedies.engine_state import EngineState
 from detectors.job.step_numbers import StepNumbers
 from tests.chaos.history import RULES, broken
 from tests.chaos.world import World
@@ -22,12 +22,16 @@ from tests.chaos.world import World
 MOST_SEEDS: Final = 200  # as the product itself is tried with
 
 
-def _unflushed(self: Acting, action: Any, now_s: float, why_not: Any, go_on: Any = Acting.go_on) -> None:
+def _unflushed(
+    self: ActionExecutor, action: Any, now_s: float, why_not: Any, go_on: Any = ActionExecutor.go_on
+) -> None:
     self._recorded.add(action.id)
     go_on(self, action, now_s, why_not)
 
 
-def _disowned(self: Acting, memory: Any, elsewhere: Any, take_over: Any = Acting.take_over) -> list[Any]:
+def _disowned(
+    self: ActionExecutor, memory: Any, elsewhere: Any, take_over: Any = ActionExecutor.take_over
+) -> list[Any]:
     take_over(self, memory, elsewhere)
     self.mine = set()
     return []
@@ -55,10 +59,10 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "a suspicion is enough": ("no healthy node evicted", planner, "unproved", lambda view: set()),
     "the hour's budget is not kept": ("no budget broken", Brakes, "_budget", lambda self, now_s, asked: None),
     "any number of nodes may be taken out": ("no budget broken", NodeLimits, "hold", lambda self, now_s, asked: None),
-    "started is not flushed": ("nothing asked for before it is recorded", Acting, "go_on", _unflushed),
-    "a stop is not heard": ("nothing asked for against a stop", Memory, "stopped_by", lambda self, job: None),
+    "started is not flushed": ("nothing asked for before it is recorded", ActionExecutor, "go_on", _unflushed),
+    "a stop is not heard": ("nothing asked for against a stop", EngineState, "stopped_by", lambda self, job: None),
     "nothing is planned": ("no job left stopped without a word", EngineHandler, "_planned", lambda self, view: None),
-    "what was begun is not taken over": ("nothing begun and forgotten", Acting, "take_over", _disowned),
+    "what was begun is not taken over": ("nothing begun and forgotten", ActionExecutor, "take_over", _disowned),
     "who is set aside takes part": ("no attempt beside another", JobTable, "_waiting", _anybody),
     "a move is forgotten": ("no attempt beside another", JobTable, "_seats", _no_order),
     "half of the nodes is not asked for": ("no attempt beside another", JobTable, "majority", lambda self, now_s: True),

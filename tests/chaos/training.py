@@ -27,7 +27,7 @@ class Training:
     def __init__(self, random: Random, history: History) -> None:
         self._random, self._history = random, history
         self._assembly = StepAssembly(KEPT)
-        self._assembly.widen(RANKS)
+        self._assembly.resize(RANKS)
         self._label = random.choice((0, 5000))
         self._ended, self._end_s, self._lives = 0, 0.0, 1
         self._wrong: int | None = None
@@ -48,7 +48,7 @@ class Training:
         self._deliver(whole=True)
         self._label, self._lives = self._random.randrange(self._label + 1), self._lives + 1
         for column in range(RANKS):
-            self._assembly.new_life(column)
+            self._assembly.on_process_restart(column)
         return True
 
     def tick(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from tests.chaos.platform import Platform
 from tests.chaos.scheduled import ScheduledJob
 from tests.chaos.slow_links import exchanging
 from tests.chaos.training import Training
-from trainwarden.commands.words import on_job, on_node, set_healthy
+from trainwarden.commands.builders import on_job, on_node, set_healthy
 from trainwarden.launching import Operation
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.settings import EngineSettings

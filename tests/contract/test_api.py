@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from dashboards.web.asked import Nothing
 from dashboards.web.openapi.document import document
 from dashboards.web.openapi.operations import OPERATIONS
+from dashboards.web.request_model import Nothing
 from tests.web_doubles import ACT, Web, action, heartbeat, incident, verdict
 from trainwarden.records import Suspect, Vote
 

@@ -12,7 +12,7 @@ import pytest
 
 import detectors
 from detectors import CATALOG, ENTRY_POINTS
-from detectors.choice import chosen
+from detectors.configured_detectors import chosen
 from detectors.testing import checks
 from detectors.testing.checks import Case
 from tests.places import ROOT
@@ -57,7 +57,9 @@ def test_table_and_folder_agree() -> None:
 
 
 def test_what_runs_by_default_is_the_table() -> None:
-    assert list(chosen(DetectionSettings())) == [name for name in CATALOG if not isinstance(CATALOG[name], plugins.Off)]
+    assert list(chosen(DetectionSettings())) == [
+        name for name in CATALOG if not isinstance(CATALOG[name], plugins.OptIn)
+    ]
 
 
 @every_detector

@@ -14,7 +14,7 @@ from actions.remedies.policy import Rules
 from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from tests.memory_launcher import MemoryLauncher
 from trainwarden.clock import SystemClock
-from trainwarden.commands.words import on_node
+from trainwarden.commands.builders import on_node
 from trainwarden.launching import Capabilities, LauncherState, NodeState, Operation, Report
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentKind, IncidentRecord, Suspect

@@ -19,7 +19,7 @@ import pytest
 from actions.engine.service import make_launcher
 from actions.launchers import CATALOG, ENTRY_POINTS
 from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.supervisor import Supervisor
 from actions.launchers.torchrun.service import RendezvousService
 from tests.contract.launcher_contract import PATIENCE_S, Caller, LauncherContract, Stage
@@ -61,7 +61,7 @@ class LocalStage:
 
     def __init__(self, run_dir: Path, _: object) -> None:
         self._run_dir = run_dir
-        place = Place(
+        place = LocalJob(
             command=(sys.executable, "-S", "-c", RANK), ranks=self.ranks, run_dir=run_dir, job=self.job, node="node"
         )
         supervisor = Supervisor(place, SystemClock(), config=SupervisorConfig(mode="auto", stop_grace_s=1.0))

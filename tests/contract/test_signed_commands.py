@@ -8,9 +8,9 @@ from collections import Counter
 import msgspec
 
 from tests.contract.bus_harness import Engine, poll_until
+from trainwarden.commands.builders import on_job
 from trainwarden.commands.keys import Trusted, new_signer
 from trainwarden.commands.trust import Trust, in_order
-from trainwarden.commands.words import on_job
 from trainwarden.records import CommandRecord
 from trainwarden.topics import COMMANDS
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from detectors.job.common_mode import median_of_others, quiet_median
 from detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
 from detectors.pace.change_point import ChangePoint
-from detectors.pace.periodic import SteadyPace
+from detectors.pace.periodic import SeasonalityFilter
 from detectors.pace.shifts.history import LevelMarks
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.peers.peer_deviation import PeerDeviation
@@ -202,7 +202,7 @@ def test_a_pattern_is_taken_out_in_whatever_phase(seed: int, period: int, skippe
     rng = np.random.default_rng(seed)
     pattern = rng.normal(0.0, 0.4, period)
     values = np.delete(np.tile(pattern, 100)[:200], skipped) + rng.normal(0.0, 0.005, 199)
-    steady = SteadyPace()
+    steady = SeasonalityFilter()
     said = []
     for value in values:
         said.append(float(steady.update(np.array([value]))[0]))
@@ -221,7 +221,7 @@ def test_the_phase_is_the_one_that_a_plain_search_finds(seed: int, period: int, 
     values = np.tile(pattern, (12, 1)) + rng.normal(0.0, 0.05, (12 * period, series))
     values[rng.random(values.shape) < 0.05] = np.nan
     values[-1] = np.nan_to_num(values[-1])
-    steady = SteadyPace()
+    steady = SeasonalityFilter()
     for row in np.vstack([values, values[: 1 + slipped]]):
         steady.update(row)
     steady.period[:], steady._pattern[:period] = period, pattern
@@ -271,7 +271,7 @@ def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type
 @examples(30)
 def test_marks_remember_the_level_of_half_time(length: int) -> None:
     marks = LevelMarks(stride=1)
-    marks.widen(1)
+    marks.resize(1)
     for seq in range(length):
         if marks.due():
             marks.add(seq, np.array([float(seq)]))

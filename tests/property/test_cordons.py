@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from tests.engine_doubles import Killed, Rig
 from tests.examples import examples
 from tests.memory_launcher import ALONE
-from trainwarden.commands.words import on_job, on_node
+from trainwarden.commands.builders import on_job, on_node
 from trainwarden.launching import Capabilities, NodeState
 from trainwarden.records import CommandRecord
 from trainwarden.topics import COMMANDS

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine_doubles import Killed, Rig
 from tests.examples import examples
 from tests.memory_launcher import ALONE
-from trainwarden.commands.words import NodeWord, on_node
+from trainwarden.commands.builders import NodeWord, on_node
 from trainwarden.launching import NODE_VERBS, Accused, Capabilities, Findings, Verb
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 from trainwarden.topics import COMMANDS, INCIDENTS

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actions.launchers.local.measuring import Outcome
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.validating import Validating
 from tests.examples import examples
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
@@ -43,7 +43,7 @@ class Measured:
 
     made: ClassVar[list[Measured]] = []
 
-    def __init__(self, place: Place, checks: object) -> None:
+    def __init__(self, place: LocalJob, checks: object) -> None:
         self.pid, self.ready, self.begun, self.ended, self.killed = 1, True, False, False, False
         self.made.append(self)
 

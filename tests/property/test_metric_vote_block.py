@@ -15,7 +15,7 @@ from detectors.metrics.bundle import metric_vote as module
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.peers import Beside
+from detectors.metrics.bundle.peers import PeerContext
 from detectors.metrics.scores import MetricScorer
 from tests.examples import examples
 from trainwarden.settings import parse
@@ -64,7 +64,7 @@ def test_a_block_is_its_samples_one_by_one(scaled, gaps, newest):
     held = None
     for place in range(newest):
         end = scaled.shape[2] - newest + place + 1
-        one = VOTE.score_block(scaled[:, :, :end], 1, Beside(held=held))
+        one = VOTE.score_block(scaled[:, :, :end], 1, PeerContext(held=held))
         held = one.held
         same(
             {name: part[:, 0] for name, part in one.members.items()}, {n: p[:, place] for n, p in block.members.items()}

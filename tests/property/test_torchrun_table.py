@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
+from actions.launchers.torchrun.messages import Memory
 from actions.launchers.torchrun.operations import end_operations
 from actions.launchers.torchrun.table import JobTable
-from actions.launchers.torchrun.words import Memory
 from tests.examples import examples
 from tests.unit.actions.launchers.torchrun.agents import World
 

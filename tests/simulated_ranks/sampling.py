@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detectors.choice import chosen, rule
-from detectors.job_watch import JobWatch
+from detectors.configured_detectors import chosen, rule
+from detectors.job_monitor import JobMonitor
 from tests.simulated_ranks.records import EVERY, START_S, records_of_step
 from tests.simulated_ranks.steps import Ranks
 from trainwarden.records import CollectivesRecord, EventRecord, IncidentRecord, SamplingRecord
@@ -16,7 +16,7 @@ HEARD_S = 2.5  # from a request to the files of the ranks
 def watched(ranks: Ranks, steps: int, *, granted: bool = True) -> tuple[list[IncidentRecord], list[SamplingRecord]]:
     """Incidents as they were opened, and requests, of `steps` steps; every 64th is sampled, and what is asked for."""
     detectors = {name: choice.made() for name, choice in chosen(DetectionSettings(), None).items()}
-    watch = JobWatch("job", detectors, rule(DetectionSettings()), SelfMetrics("simulated"))
+    watch = JobMonitor("job", detectors, rule(DetectionSettings()), SelfMetrics("simulated"))
     fields = {"world_size": ranks.layout.ranks}
     watch.state.feed(EventRecord(id="s", job="job", node="", time_s=START_S, kind="job_start", fields=fields))
     incidents: list[IncidentRecord] = []

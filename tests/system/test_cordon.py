@@ -16,7 +16,7 @@ import pytest
 from tests.memory_launcher import ALONE, MemoryLauncher
 from tests.servers.webhook import SECRET, WebhookService
 from trainwarden.bus.address import connect
-from trainwarden.commands.words import on_node
+from trainwarden.commands.builders import on_node
 from trainwarden.launching import Capabilities, NodeState
 from trainwarden.records import ActionRecord, HeartbeatRecord
 from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS

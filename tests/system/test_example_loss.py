@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import Place, environment
+from actions.launchers.local.ranks import LocalJob, environment
 from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT
 from tests.torch_forks import TorchForks
@@ -47,7 +47,7 @@ def train(torch_forks: TorchForks) -> Train:
         if split:
             PlanFile(run_dir / rundir.PLAN).put(split, "the test says so", f"op-{split}")
         words = [str(EXAMPLE), "--steps", str(steps), "--micro-batches", str(TOTAL), "--micro-batch-ms", "1"]
-        place = Place(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
+        place = LocalJob(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
         log = rundir.rank_log(run_dir, 0)
         before = len(log.read_text()) if log.exists() else 0
         own = environment(place, 0, 0, 0, os.environ)  # the launcher gives each rank its number
@@ -144,7 +144,7 @@ def test_it_runs_without_trainwarden(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     words = ("--steps", "2", "--micro-batches", "2", "--micro-batch-ms", "1")
     command = (sys.executable, str(tmp_path / "alone.py"), *words)
-    place = Place(command=command, ranks=2, run_dir=tmp_path, job="job", node="node")
+    place = LocalJob(command=command, ranks=2, run_dir=tmp_path, job="job", node="node")
     assert Supervisor(place, SystemClock(), environ).run() == 0
     assert "step 1 loss" in rundir.rank_log(tmp_path, 0).read_text()
     assert json.loads((tmp_path / rundir.LAUNCHER_STATE).read_bytes())["ranks"] == 2

@@ -27,7 +27,7 @@ from tests.servers.kafka import KafkaBroker
 from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.clock import SystemClock
-from trainwarden.commands.words import on_job
+from trainwarden.commands.builders import on_job
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Consumer
 from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.ranks import Place, environment
+from actions.launchers.local.ranks import LocalJob, environment
 from collectors.parallel_layout.collector import ParallelLayoutCollector
 from tests.torch_forks import TorchForks
 from trainwarden import rundir
@@ -47,7 +47,7 @@ def test_groups_of_a_device_mesh(torch_forks: TorchForks, tmp_path: Path) -> Non
         (tmp_path / folder).mkdir()
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     log = rundir.rank_log(tmp_path, 0)
-    place = Place(command=(), ranks=RANKS, run_dir=tmp_path, job="job", node="node")
+    place = LocalJob(command=(), ranks=RANKS, run_dir=tmp_path, job="job", node="node")
     own = environment(place, 0, 0, 0, os.environ)
     job = torch_forks.start([str(tmp_path / "train.py")], own, folder=tmp_path, log=log, ranks=RANKS)
     clock = SystemClock()

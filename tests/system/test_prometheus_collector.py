@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from detectors.choice import chosen, rule
-from detectors.job_watch import JobWatch
+from detectors.configured_detectors import chosen, rule
+from detectors.job_monitor import JobMonitor
 from tests.doubles import ManualClock
 from tests.servers.agent import AgentProcess
 from tests.servers.exporter_server import ExporterServer
@@ -52,7 +52,7 @@ def watched(server: ExporterServer, ticks: int, healthy: int = 0) -> dict[str, I
     """The incidents of so many turns, of which the first ones must have none."""
     settings = DetectionSettings()
     detectors = {name: choice.made() for name, choice in chosen(settings).items()}
-    watch = JobWatch("job", detectors, rule(settings), SelfMetrics("test"))
+    watch = JobMonitor("job", detectors, rule(settings), SelfMetrics("test"))
     one, incidents = collector(server), dict[str, IncidentRecord]()
     for tick in range(ticks):
         for record in collected(one, server, tick):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT
 from tests.system.runs import WARDEN
@@ -81,7 +81,7 @@ def test_the_script_of_the_page_goes_on(tmp_path: Path) -> None:
     script = "\n".join(line[4:] for line in found[1].splitlines()).replace("1000", "250")
     firsts = []
     for _ in range(2):
-        place = Place(
+        place = LocalJob(
             command=(sys.executable, "-c", script), ranks=1, run_dir=tmp_path, job="j", node="n",
             checkpoints=tmp_path / "ckpt",
         )  # fmt: skip

@@ -19,7 +19,7 @@ import pytest
 from tests.servers.slurm import Slurm, requeuing
 from tests.system.runs import WARDEN
 from trainwarden.bus.address import connect
-from trainwarden.commands.words import NodeWord, on_node
+from trainwarden.commands.builders import NodeWord, on_node
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
 

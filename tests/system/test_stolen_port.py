@@ -12,7 +12,7 @@ import pytest
 
 from actions.launchers.local import node_runner, port
 from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.supervisor import Supervisor
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
@@ -71,7 +71,7 @@ def thief(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], int]]:
 
 def ran(run_dir: Path, script: str, **config: int) -> tuple[int, str, list[EventRecord]]:
     """Exit code, the ranks' output, and what was told of ends."""
-    place = Place(command=(sys.executable, "-c", script), ranks=2, run_dir=run_dir, job="job", node="node")
+    place = LocalJob(command=(sys.executable, "-c", script), ranks=2, run_dir=run_dir, job="job", node="node")
     settings = SupervisorConfig(mode="observe", cascade_grace_s=0.5, stop_grace_s=0.5, **config)  # type: ignore[arg-type]
     code = Supervisor(place, SystemClock(), dict(os.environ), settings).run()
     text = "".join(log.read_text() for log in sorted((run_dir / rundir.LOGS).iterdir()))

@@ -19,7 +19,7 @@ import pytest
 
 from actions.launchers.local.client import LocalConfig, LocalLauncher
 from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.supervisor import Supervisor
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
@@ -52,8 +52,8 @@ while True:
 """
 
 
-def place(run_dir: Path, *command: str, ranks: int = 1) -> Place:
-    return Place(command=command, ranks=ranks, run_dir=run_dir, job="job", node="node")
+def place(run_dir: Path, *command: str, ranks: int = 1) -> LocalJob:
+    return LocalJob(command=command, ranks=ranks, run_dir=run_dir, job="job", node="node")
 
 
 def client(run_dir: Path) -> LocalLauncher:

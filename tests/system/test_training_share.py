@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import Place, environment
+from actions.launchers.local.ranks import LocalJob, environment
 from tests.torch_forks import Forked, TorchForks
 from trainwarden import rundir
 from trainwarden.hook import Header, read_header
@@ -76,7 +76,7 @@ def start(torch_forks: TorchForks) -> Run:
         if plan:
             PlanFile(run_dir / rundir.PLAN).put(plan, "the test says so", "op")
         (run_dir / "train.py").write_text(textwrap.dedent(SCRIPT))
-        place = Place(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
+        place = LocalJob(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
         own = environment(place, 0, 0, 0, os.environ)
         words = [str(run_dir / "train.py"), kind, str(steps)]
         return torch_forks.start(words, own, folder=run_dir, log=rundir.rank_log(run_dir, 0), ranks=RANKS)

@@ -25,7 +25,7 @@ from tests.places import ROOT
 from tests.servers.kafka import KafkaBroker
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.clock import SystemClock
-from trainwarden.commands.words import on_job
+from trainwarden.commands.builders import on_job
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report
 from trainwarden.records import ActionRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics

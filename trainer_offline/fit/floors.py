@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from detectors.metrics.opening import ModelVoteConfig
+from detectors.metrics.hysteresis import ModelVoteConfig
 from trainer_offline.fit.bounds import count_bounds, most_by_chance, share_bounds
 from trainer_offline.fit.judge import Quality
 from trainer_offline.fit.weights import Weight

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from detectors.job.samples import FamilySamples
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.opening import REFERENCE_S
+from detectors.metrics.hysteresis import REFERENCE_S
 from detectors.metrics.scores import MetricScorer
 from detectors.metrics.vote import ModelVoteConfig
 from trainer_offline.data.grids import Flags, Floats, JobGrid

@@ -22,8 +22,8 @@ from detectors.metrics.bundle.calibration import Calibration
 from detectors.metrics.bundle.members import WINDOW_MODELS
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.metrics.bundle.on_columns import OnColumns
-from detectors.metrics.bundle.pace import Pace
 from detectors.metrics.bundle.preparation import Preparation
+from detectors.metrics.bundle.sampling_interval import SamplingInterval
 from detectors.metrics.bundle.scale import Scale
 from detectors.protocol import PROVISIONAL_SHARE
 from trainwarden.errors import DetectorError
@@ -116,7 +116,7 @@ def _joined(base: MetricVote, own: Mapping[str, MetricVote], provisional: Collec
     return MetricVote(config, preparation, models, calibrations, _pace(base, own))
 
 
-def _pace(base: MetricVote, own: Mapping[str, MetricVote]) -> Pace | None:
+def _pace(base: MetricVote, own: Mapping[str, MetricVote]) -> SamplingInterval | None:
     """The sampling interval of all; models that were trained at unlike ones cannot be shown the same samples."""
     pace = base.pace
     for name, vote in own.items():

@@ -6,9 +6,9 @@ import logging
 from typing import Final, get_args
 
 from trainwarden.clock import Clock
+from trainwarden.commands.builders import latch
 from trainwarden.commands.keys import Signer, signer_of
 from trainwarden.commands.trust import Reason, Refusal, Trust, signed
-from trainwarden.commands.words import latch
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.records import CommandRecord
 
 

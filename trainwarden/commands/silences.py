@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.records import CommandRecord, IncidentRecord
 
 KEPT_S: Final = 86_400.0  # an ended silence is remembered, so that an older word that comes again does not revive it
@@ -16,7 +16,7 @@ class Silences:
 
     Examples
     --------
-    >>> from trainwarden.commands.words import silence
+    >>> from trainwarden.commands.builders import silence
     >>> silences = Silences()
     >>> silences.take(silence("ann", 1.0, 100.0, node="n1"), offset=0)
     >>> [one.by for one in silences.standing(99.0)], silences.standing(100.0)

@@ -15,8 +15,7 @@ a launcher whose generation has risen since then refuses it, so nobody acts on w
 """
 
 from trainwarden.launching.launcher import Launcher
-from trainwarden.launching.rates import DeviceRate, LinkRate, Rates, device_rates, link_rates, rates_in
-from trainwarden.launching.words import (
+from trainwarden.launching.messages import (
     CHECKS,
     MAX_SENTENCE_CHARS,
     NODE_VERBS,
@@ -41,6 +40,7 @@ from trainwarden.launching.words import (
     refusal,
     refused,
 )
+from trainwarden.launching.rates import DeviceRate, LinkRate, Rates, device_rates, link_rates, rates_in
 
 __all__ = [
     "CHECKS",

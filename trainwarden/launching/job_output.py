@@ -25,7 +25,7 @@ _QUEUE_BYTES: Final = 8 * 1024 * 1024  # of output that waits for the disk
 _PIECE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 
 
-class Outlet:
+class OutputSink:
     """A descriptor that output is passed on to. The first failure is the last: its reader is gone.
 
     Writing waits for a reader that is slow, as the job would without us. Whole calls do not mix.
@@ -51,13 +51,13 @@ class Outlet:
                     self.gone = True
 
 
-class Sayings:
+class NoticeWriter:
     """Sentences of ours for an outlet, from a thread of its own: a reader that stands still holds up nobody who speaks.
 
     What comes while `MOST_SAYINGS` wait is let go; how many were is the next thing said.
     """
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: OutputSink) -> None:
         self._outlet = outlet
         self._queue: deque[str] = deque()
         self._dropped = 0
@@ -97,7 +97,7 @@ class Sayings:
             self._outlet.write("".join(f"trainwarden: {sentence}\n" for sentence in sentences).encode())
 
 
-class LogKeeper:
+class LogWriter:
     """Appends to log files from a thread of its own: neither a full disk nor a slow one holds up whoever writes.
 
     A file that has reached half its limit is renamed to ``NAME.1``, in place of the one before.
@@ -195,7 +195,7 @@ class LogKeeper:
             self._news.append(sentence)
 
 
-class Drain:
+class PipeReader:
     """Reads `source` to its end from a thread of its own, which nothing but that end can stop.
 
     Parameters
@@ -209,7 +209,7 @@ class Drain:
     """
 
     def __init__(
-        self, source: int, outlet: Outlet | None, keep: Callable[[bytes], None], *, prefix: bytes = b""
+        self, source: int, outlet: OutputSink | None, keep: Callable[[bytes], None], *, prefix: bytes = b""
     ) -> None:
         self._source = source
         self._outlet = outlet
@@ -252,7 +252,7 @@ class Drain:
         self._keep(lines)
 
 
-def join_all(drains: list[Drain], timeout_s: float) -> bool:
+def join_all(drains: list[PipeReader], timeout_s: float) -> bool:
     """Wait for the end of all, at most so long altogether; whether it has come."""
     deadline_s = time.monotonic() + timeout_s
     return all([drain.join(max(0.0, deadline_s - time.monotonic())) for drain in drains])

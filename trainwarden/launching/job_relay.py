@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trainwarden.launching.job_output import Drain, LogKeeper, Outlet, join_all
+from trainwarden.launching.job_output import LogWriter, OutputSink, PipeReader, join_all
 
 END: Final = 255
 LAST_OUTPUT_S: Final = 2.0  # how long a child of the command may still hold its output when the command has ended
@@ -34,11 +34,11 @@ _NOT_THERE: Final = 0
 def main(words: list[str]) -> int:
     """Read until nobody can write any more."""
     control, stdout, stderr = socket.socket(fileno=int(words[0])), int(words[1]), int(words[2])
-    logs = LogKeeper(int(words[4]))
+    logs = LogWriter(int(words[4]))
     keep = partial(logs.keep, Path(words[3]))
     ends = [os.dup(stdout), os.dup(stderr)]
-    outlets = [Outlet(1), Outlet(2)]
-    drains = [Drain(source, outlet, keep) for source, outlet in zip((stdout, stderr), outlets, strict=True)]
+    outlets = [OutputSink(1), OutputSink(2)]
+    drains = [PipeReader(source, outlet, keep) for source, outlet in zip((stdout, stderr), outlets, strict=True)]
     if _serve(control, drains, outlets[1], logs):
         whole = join_all(drains, LAST_OUTPUT_S)
         logs.settle(LAST_OUTPUT_S)
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _serve(control: socket.socket, drains: list[Drain], outlet: Outlet, logs: LogKeeper) -> bool:
+def _serve(control: socket.socket, drains: list[PipeReader], outlet: OutputSink, logs: LogWriter) -> bool:
     """Answer until the watcher says that the command has ended; False if the watcher is gone without a word."""
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
@@ -83,7 +83,7 @@ def _forget(stale: set[int]) -> set[int]:
     return {int(number) for number in signal.sigpending()}
 
 
-def _let_go_of_streams(outlets: list[Outlet]) -> None:
+def _let_go_of_streams(outlets: list[OutputSink]) -> None:
     """The watcher's streams end with the watcher, whoever still holds the command's."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for outlet, descriptor in zip(outlets, (1, 2), strict=True):
@@ -91,7 +91,7 @@ def _let_go_of_streams(outlets: list[Outlet]) -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _say(logs: LogKeeper, outlet: Outlet) -> None:
+def _say(logs: LogWriter, outlet: OutputSink) -> None:
     for sentence in logs.news():
         outlet.write(f"trainwarden: {sentence}\n".encode())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from trainwarden.launching.words import Capabilities, LauncherState, Operation, Report
+from trainwarden.launching.messages import Capabilities, LauncherState, Operation, Report
 
 
 class Launcher(Protocol):

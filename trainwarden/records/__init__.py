@@ -8,18 +8,7 @@ Read `trainwarden.records.measured` first.
 
 from __future__ import annotations
 
-from trainwarden.records.decided import ActionRecord, CommandRecord, Signature
-from trainwarden.records.judged import IncidentRecord, SamplingRecord, Suspect, VerdictRecord, Vote
-from trainwarden.records.kept import DeadLetter, SnapshotRecord
-from trainwarden.records.measured import (
-    CollectivesRecord,
-    EventRecord,
-    HeartbeatRecord,
-    IterationRecord,
-    LogRecord,
-    MetricsRecord,
-)
-from trainwarden.records.words import (
+from trainwarden.records.base import (
     EVENT_KINDS,
     EVENT_NAME,
     MAX_LINE_CHARS,
@@ -35,6 +24,17 @@ from trainwarden.records.words import (
     Record,
     Severity,
     basis_said,
+)
+from trainwarden.records.decided import ActionRecord, CommandRecord, Signature
+from trainwarden.records.judged import IncidentRecord, SamplingRecord, Suspect, VerdictRecord, Vote
+from trainwarden.records.kept import DeadLetter, SnapshotRecord
+from trainwarden.records.measured import (
+    CollectivesRecord,
+    EventRecord,
+    HeartbeatRecord,
+    IterationRecord,
+    LogRecord,
+    MetricsRecord,
 )
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from trainwarden.records.words import ActionKind, IncidentKind, Outcome, Record, Severity
+from trainwarden.records.base import ActionKind, IncidentKind, Outcome, Record, Severity
 
 
 class ActionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="action"):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from trainwarden.records.words import IncidentKind, Opinion, Rank, Ratio, Record, Severity
+from trainwarden.records.base import IncidentKind, Opinion, Rank, Ratio, Record, Severity
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):

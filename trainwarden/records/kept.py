@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from trainwarden.records.words import Record
+from trainwarden.records.base import Record
 
 
 class DeadLetter(Record, frozen=True, kw_only=True, omit_defaults=True, tag="dead_letter"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trainwarden.records.words import EventName, Phase, Rank, Record
+from trainwarden.records.base import EventName, Phase, Rank, Record
 
 
 class MetricsRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="metrics"):

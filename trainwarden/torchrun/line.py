@@ -1,6 +1,6 @@
 """The connection to the rendezvous service: kept in a thread, taken up anew, at another endpoint if need be.
 
-Both sides send one JSON object a line (``actions/launchers/torchrun/words.py``). The job goes on while no service
+Both sides send one JSON object a line (``actions/launchers/torchrun/messages.py``). The job goes on while no service
 answers; what was decided is carried here and given to the next one.
 """
 

@@ -17,8 +17,8 @@ from actions.launchers.kubernetes.nodes import NAME, Nodes
 from actions.launchers.kubernetes.note import MAX_WHY_CHARS, Entry, Note
 from actions.launchers.kubernetes.objects import Pod
 from actions.launchers.kubernetes.rights import no_right
+from actions.launchers.kubernetes.states import MOVING, dry, entry_of, generation, phase
 from actions.launchers.kubernetes.steps import Step, Steps
-from actions.launchers.kubernetes.words import MOVING, dry, entry_of, generation, phase
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,

@@ -16,11 +16,11 @@ from actions.launchers.local.control import CAPABILITIES, Poll, Reply, Request, 
 from actions.launchers.local.journal import CUT_SHORT, Journal
 from actions.launchers.local.measuring import Measurement
 from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.run_events import EventFile
 from actions.launchers.local.validating import Runner, Validating
 from actions.launchers.restart_check.here import CheckHere
-from actions.launchers.restart_check.words import Suspicions
+from actions.launchers.restart_check.messages import Suspicions
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.launching import JobPhase, LauncherState, NodeState, Operation, Report, refusal, refused
@@ -48,7 +48,12 @@ class Coordinator:
     """The job's state machine; `exit_code` is the job's once `over`."""
 
     def __init__(
-        self, place: Place, runner: Runner, clock: Clock, config: SupervisorConfig, suspicions: Suspicions | None = None
+        self,
+        place: LocalJob,
+        runner: Runner,
+        clock: Clock,
+        config: SupervisorConfig,
+        suspicions: Suspicions | None = None,
     ) -> None:
         self._place, self._runner, self._clock, self._config = place, runner, clock, config
         self._plan = PlanFile(place.run_dir / rundir.PLAN)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from trainwarden import rundir
 from trainwarden.launching import MAX_SENTENCE_CHARS, Findings, Operation, Progress, Report
 from trainwarden.state import load_json, save_json
@@ -66,7 +66,7 @@ class Journal:
         Id of the operation whose plan is in force: that one was done, even if it was not noted any more.
     """
 
-    def __init__(self, place: Place, put: str | None) -> None:
+    def __init__(self, place: LocalJob, put: str | None) -> None:
         self._path = place.run_dir / rundir.LAUNCHER_STATE
         self._kept = read(place.run_dir)
         self._kept.job, self._kept.pid, self._kept.ranks = place.job, os.getpid(), place.ranks

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from actions.launchers.local.ranks import EXEC, Place
-from actions.launchers.restart_check.words import Outcome
+from actions.launchers.local.ranks import EXEC, LocalJob
+from actions.launchers.restart_check.messages import Outcome
 from trainwarden import rundir
 from trainwarden.launching import Accused, Check, Findings, Rates
 
@@ -47,7 +47,11 @@ class Measurement:
     """
 
     def __init__(
-        self, place: Place, checks: Sequence[Check], words: Sequence[str] = (), environ: Mapping[str, str] | None = None
+        self,
+        place: LocalJob,
+        checks: Sequence[Check],
+        words: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import msgspec
 from actions.launchers.local import ranks as rank_processes
 from actions.launchers.local.orphans import Orphans
 from actions.launchers.local.port import free_port, size_of, stolen
-from actions.launchers.local.ranks import Place, RankProcess, RanksOutput, World
+from actions.launchers.local.ranks import LocalJob, NodePlacement, RankProcess, RanksOutput
 from actions.launchers.local.run_events import EventFile
 from actions.launchers.preload.starts import Preload
 from trainwarden import rundir
@@ -77,7 +77,7 @@ class NodeRunner:
 
     def __init__(
         self,
-        place: Place,
+        place: LocalJob,
         environ: Mapping[str, str],
         selector: selectors.BaseSelector,
         clock: Clock,
@@ -109,7 +109,7 @@ class NodeRunner:
         return self._running.keys() | (self._again.ranks if self._again is not None else ())
 
     def start(
-        self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None, world: World | None = None
+        self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None, world: NodePlacement | None = None
     ) -> None:
         """Start `ranks` anew, told to go on from `resume_from`; failures of theirs are forgotten once they all run.
 
@@ -134,7 +134,9 @@ class NodeRunner:
     def _log_bytes(self) -> tuple[int, ...]:
         return tuple(size_of(rundir.rank_log(self._place.run_dir, rank)) for rank in range(self._place.ranks))
 
-    def _launch(self, ranks: Sequence[int], attempt: int, resume_from: Path | None, world: World | None = None) -> None:
+    def _launch(
+        self, ranks: Sequence[int], attempt: int, resume_from: Path | None, world: NodePlacement | None = None
+    ) -> None:
         for rank in ranks:
             self._failures.pop(rank, None)
             self._failures[rank] = Failure(CANNOT_START_CODE, self._clock.monotonic_s())

@@ -19,7 +19,7 @@ import psutil
 import trainwarden
 from actions.launchers.preload.starts import Preload
 from trainwarden import hook, rundir
-from trainwarden.launching.job_output import LOG_BYTES, Drain, LogKeeper, Outlet, Sayings, join_all
+from trainwarden.launching.job_output import LOG_BYTES, LogWriter, NoticeWriter, OutputSink, PipeReader, join_all
 
 EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
@@ -29,7 +29,7 @@ _ALONE: Final[Mapping[str, Any]] = {"node_rank": 0, "nodes": 1, "master": "127.0
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks of a job on this machine share.
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
@@ -48,7 +48,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ()
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
+class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks of a machine stand among those of several: `node_rank` of `nodes`, which meet at `master`."""
 
     node_rank: int
@@ -61,16 +61,16 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 class RanksOutput:
     """Where the ranks' output goes: a log each, and one stream with a prefix like torch's own for everybody."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LocalJob) -> None:
         self._run_dir = place.run_dir
-        self._outlet = None if place.show is None else Outlet(place.show)
-        self._sayings = None if self._outlet is None else Sayings(self._outlet)
-        self._logs = LogKeeper(max(_LEAST_LOG_BYTES, place.log_bytes // place.ranks))
+        self._outlet = None if place.show is None else OutputSink(place.show)
+        self._sayings = None if self._outlet is None else NoticeWriter(self._outlet)
+        self._logs = LogWriter(max(_LEAST_LOG_BYTES, place.log_bytes // place.ranks))
 
-    def drain(self, rank: int, source: int) -> Drain:
+    def drain(self, rank: int, source: int) -> PipeReader:
         """Pass on and keep what `rank` writes to the pipe `source`, and close that at its end."""
         keep = partial(self._logs.keep, rundir.rank_log(self._run_dir, rank))
-        return Drain(source, self._outlet, keep, prefix=f"[rank{rank}]: ".encode())
+        return PipeReader(source, self._outlet, keep, prefix=f"[rank{rank}]: ".encode())
 
     def news(self) -> list[str]:
         """Sentences about what is not kept, each once; shown as well, where output is."""
@@ -84,11 +84,11 @@ class RanksOutput:
         if self._sayings is not None:
             self._sayings.say(sentence)
 
-    def settled(self, drain: Drain) -> bool:
+    def settled(self, drain: PipeReader) -> bool:
         """Whether all that came through `drain` has been passed on and kept."""
         return drain.join(0.0) and self._logs.settle(0.0)
 
-    def settle(self, drains: list[Drain]) -> None:
+    def settle(self, drains: list[PipeReader]) -> None:
         """Wait a little, once for all `drains`, for the last words of ranks that have ended."""
         join_all(drains, LAST_OUTPUT_S)
         self._logs.settle(LAST_OUTPUT_S)
@@ -107,7 +107,12 @@ class RankProcess:
     """
 
     def __init__(
-        self, place: Place, rank: int, environ: Mapping[str, str], output: RanksOutput, preload: Preload | None = None
+        self,
+        place: LocalJob,
+        rank: int,
+        environ: Mapping[str, str],
+        output: RanksOutput,
+        preload: Preload | None = None,
     ) -> None:
         self.rank = rank
         self.asked_to_stop = self._reaped = False
@@ -194,23 +199,23 @@ def _wait_for(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def shared_environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
+def shared_environment(place: LocalJob, base: Mapping[str, str]) -> dict[str, str]:
     """What the environments of all ranks of all starts have in common, but for where the hook reports to.
 
     Examples
     --------
-    >>> place = Place(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
+    >>> place = LocalJob(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
     >>> made = shared_environment(place, {"RANK": "9", "NCCL_DEBUG": "WARN"})
     >>> "RANK" in made, made["NCCL_DEBUG"], made["TRAINWARDEN_JOB"]
     (False, 'WARN', 'j')
     """
-    worlds = (World(node_rank=n, nodes=n, master=str(n), port=n, interface=str(n)) for n in (1, 2))
+    worlds = (NodePlacement(node_rank=n, nodes=n, master=str(n), port=n, interface=str(n)) for n in (1, 2))
     one, other = (environment(place, w.port, w.port, w, base, resume_from=Path(w.master)) for w in worlds)
     return {name: one[name] for name in one if one[name] == other.get(name) and name != "TRAINWARDEN_HOOK_DIR"}
 
 
 def environment(
-    place: Place, rank: int, attempt: int, world: World | int, base: Mapping[str, str],
+    place: LocalJob, rank: int, attempt: int, world: NodePlacement | int, base: Mapping[str, str],
     *, resume_from: Path | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """The environment of `rank`: torch's own words, where the hook reports to, and one thread by default.
@@ -219,13 +224,13 @@ def environment(
 
     Examples
     --------
-    >>> place = Place(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
+    >>> place = LocalJob(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
     >>> made = environment(place, 1, 0, 29500, {"PYTHONPATH": "mine"})
     >>> made["RANK"], made["WORLD_SIZE"], made["OMP_NUM_THREADS"], made["PYTHONPATH"].endswith(":mine")
     ('1', '2', '1', True)
     """
     run_dir = place.run_dir.absolute()
-    world = world if isinstance(world, World) else World(**_ALONE, port=world)
+    world = world if isinstance(world, NodePlacement) else NodePlacement(**_ALONE, port=world)
     interface = {} if world.interface is None else {"GLOO_SOCKET_IFNAME": world.interface}
     if place.checkpoints is not None:
         base = {name: value for name, value in base.items() if name != "TRAINWARDEN_RESUME_FROM"}
@@ -264,7 +269,7 @@ def _recording() -> Mapping[str, str]:
     return {} if newer else {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
-def _torchrun_says(place: Place, rank: int, attempt: int, world: World) -> dict[str, str]:
+def _torchrun_says(place: LocalJob, rank: int, attempt: int, world: NodePlacement) -> dict[str, str]:
     """What torchrun tells a rank of itself (torch/distributed/run.py), for scripts and libraries that ask for it.
 
     What a torchrun around us has said of its own ranks would otherwise be taken for ours: with its

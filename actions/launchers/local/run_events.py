@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 
-from actions.launchers.local.ranks import Place, RankProcess
+from actions.launchers.local.ranks import LocalJob, RankProcess
 from trainwarden import rundir
 from trainwarden.launching import Operation
 from trainwarden.records import EventRecord
@@ -18,7 +18,7 @@ log = logging.getLogger("trainwarden.supervisor")
 class EventFile:
     """Appends events of one run, each whole, so that a reader never sees half of two."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LocalJob) -> None:
         self._place = place
         self._path = place.run_dir / rundir.EVENTS
 
@@ -72,7 +72,7 @@ class EventFile:
             log.error("event lost", extra={"fields": {"event": event.id, "error": str(error)}})
 
 
-def exit_event(place: Place, process: RankProcess, code: int, now_s: float) -> EventRecord:
+def exit_event(place: LocalJob, process: RankProcess, code: int, now_s: float) -> EventRecord:
     """The fact that `process` has ended; `asked` says that the launcher itself stopped it."""
     incarnation = process.incarnation
     fields: dict[str, str | int | float | bool | None] = {"pid": process.pid, "incarnation": incarnation}

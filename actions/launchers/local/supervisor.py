@@ -12,8 +12,8 @@ from actions.launchers.local import ranks as rank_processes
 from actions.launchers.local.control import ControlServer
 from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
 from actions.launchers.local.node_runner import NodeRunner
-from actions.launchers.local.ranks import Place
-from actions.launchers.restart_check.words import Suspicions
+from actions.launchers.local.ranks import LocalJob
+from actions.launchers.restart_check.messages import Suspicions
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
@@ -45,7 +45,7 @@ class Supervisor:
 
     def __init__(
         self,
-        place: Place,
+        place: LocalJob,
         clock: Clock,
         environ: Mapping[str, str] | None = None,
         config: SupervisorConfig | None = None,

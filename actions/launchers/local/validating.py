@@ -12,9 +12,9 @@ from typing import Final, Literal, Protocol
 
 from actions.launchers.local.measuring import Measurement
 from actions.launchers.local.node_runner import Failure
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.restart_check.bounded import LIMIT_S, START_S
-from actions.launchers.restart_check.words import Outcome
+from actions.launchers.restart_check.messages import Outcome
 from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
@@ -61,10 +61,10 @@ class Validating:
 
     def __init__(
         self,
-        place: Place,
+        place: LocalJob,
         runner: Runner,
         clock: Clock,
-        measure: Callable[[Place, Sequence[Check]], Measurement] = Measurement,
+        measure: Callable[[LocalJob, Sequence[Check]], Measurement] = Measurement,
     ) -> None:
         self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
         self._pause = place.run_dir / rundir.PAUSE

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
-from actions.launchers.restart_check.words import Child, Outcome, Suspicions, Wanted
+from actions.launchers.restart_check.messages import CheckRequest, Child, Outcome, Suspicions
 from trainwarden.clock import Clock
 
 ASK_S: Final = 10.0  # a bus that says nothing for so long must not keep a job down, as a folder of checkpoints must not
@@ -20,7 +20,7 @@ class Asking:
     """`Suspicions.wanted` on its way, from a thread of its own."""
 
     def __init__(self, suspicions: Suspicions, nodes: Collection[str], clock: Clock) -> None:
-        self._wanted: Wanted | None = None
+        self._wanted: CheckRequest | None = None
         self._clock, self._until_s = clock, clock.monotonic_s() + ASK_S
         self._thread = threading.Thread(target=self._run, args=(suspicions, nodes), name="suspicions", daemon=True)
         self._thread.start()
@@ -31,7 +31,7 @@ class Asking:
         return not self._thread.is_alive() or self._clock.monotonic_s() >= self._until_s
 
     @property
-    def wanted(self) -> Wanted | None:
+    def wanted(self) -> CheckRequest | None:
         """The answer; None while there is none."""
         return None if self._thread.is_alive() else self._wanted
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from actions.launchers.restart_check.bounded import Asking, Bounded
-from actions.launchers.restart_check.words import Child, Suspicions, Wanted
+from actions.launchers.restart_check.messages import CheckRequest, Child, Suspicions
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.supervisor")
@@ -33,13 +33,18 @@ class CheckHere:
     """
 
     def __init__(
-        self, node: str, runner: Runner, clock: Clock, measure: Callable[[Wanted], Child], suspicions: Suspicions | None
+        self,
+        node: str,
+        runner: Runner,
+        clock: Clock,
+        measure: Callable[[CheckRequest], Child],
+        suspicions: Suspicions | None,
     ) -> None:
         self._node, self._runner, self._clock, self._measure = node, runner, clock, measure
         self._suspicions = suspicions
         self._restart = ""
         self._asking: Asking | None = None
-        self._wanted: Wanted | None = None
+        self._wanted: CheckRequest | None = None
         self._measurement: Bounded | None = None
 
     def begin(self, restart: str) -> None:

@@ -13,8 +13,8 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from actions.launchers.local.control import AskState, Poll, Reply, Submit
+from actions.launchers.torchrun.messages import ENCODE, MAX_BYTES, Question
 from actions.launchers.torchrun.operations import CAPABILITIES
-from actions.launchers.torchrun.words import ENCODE, MAX_BYTES, Question
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, Targets, Verb, refused

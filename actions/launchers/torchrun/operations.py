@@ -9,8 +9,8 @@ import msgspec
 
 from actions.launchers.local.control import AskState, Poll, Reply, Submit
 from actions.launchers.torchrun.members import Member
+from actions.launchers.torchrun.messages import KEPT_OPERATIONS, Kept, Split
 from actions.launchers.torchrun.table import JobTable
-from actions.launchers.torchrun.words import KEPT_OPERATIONS, Kept, Split
 from trainwarden.launching import (
     NODE_VERBS,
     Capabilities,

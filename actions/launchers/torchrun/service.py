@@ -16,9 +16,19 @@ from typing import Any, Final
 import msgspec
 
 from actions.launchers.local.control import Reply, Submit
+from actions.launchers.torchrun.messages import (
+    BEAT,
+    ENCODE,
+    FIRST,
+    MAX_BYTES,
+    MOST_NODES,
+    Beat,
+    Hello,
+    Question,
+    Refused,
+)
 from actions.launchers.torchrun.operations import answer, end_operations
 from actions.launchers.torchrun.table import JobTable
-from actions.launchers.torchrun.words import BEAT, ENCODE, FIRST, MAX_BYTES, MOST_NODES, Beat, Hello, Question, Refused
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Person, Tokens

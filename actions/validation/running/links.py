@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actions.validation.cast import LIMITS_OF_A_LINK
+from actions.validation.participants import LIMITS_OF_A_LINK
 from actions.validation.results import RankReport
 from actions.validation.running import processor
 from actions.validation.running.store import StoreGone, connect

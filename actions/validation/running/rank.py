@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from actions.validation.cast import LIMITS_OF_A_LINK
-from actions.validation.results import Joined, Order, RankReport
+from actions.validation.participants import LIMITS_OF_A_LINK
+from actions.validation.results import RankCommand, RankInfo, RankReport
 from actions.validation.running import gemm, links
 from actions.validation.running.store import StoreGone, connect
 
@@ -25,7 +25,7 @@ def serve(rank: int, node: str, local_rank: int, address: tuple[str, int], join_
     device = _device(local_rank)
     try:
         board = connect(*address, within_s=join_s)
-        member = Joined(
+        member = RankInfo(
             rank=rank, node=node, local_rank=local_rank, device=_name(device),
             at_once=len(os.sched_getaffinity(0)) if device.type == "cpu" else None,
         )  # fmt: skip
@@ -45,7 +45,7 @@ def serve(rank: int, node: str, local_rank: int, address: tuple[str, int], join_
         return 0  # the leader is gone: whoever started us says so
 
 
-def _answer(order: Order, rank: int, device: torch.device, address: tuple[str, int]) -> RankReport:
+def _answer(order: RankCommand, rank: int, device: torch.device, address: tuple[str, int]) -> RankReport:
     if order.what == "gemm":
         try:
             return gemm.burn_in(rank, device, order.budget_s, order.limit_s)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import torch.distributed as dist
 
-from actions.validation.results import Joined, NodeReport, Order, RankReport, Validation
+from actions.validation.results import NodeReport, RankCommand, RankInfo, RankReport, Validation
 
 LOOK_S: Final = 0.01
 CONNECT_S: Final = 30.0
@@ -36,14 +36,14 @@ class Board:
     def __init__(self, store: Any) -> None:
         self.store = store
 
-    def come(self, member: Joined) -> bool:
+    def come(self, member: RankInfo) -> bool:
         """Whether `member` is the first that says it is this rank."""
         first = self.store.add(f"came/{member.rank}", 1) == 1
         if first:
             self._put(f"joined/{member.rank}", member)
         return bool(first)
 
-    def next_order(self, number: int, within_s: float) -> Order | None:
+    def next_order(self, number: int, within_s: float) -> RankCommand | None:
         """The order of that number; None if there is none within so long.
 
         Raises
@@ -59,10 +59,10 @@ class Board:
             return None
         return self.order(number)
 
-    def order(self, number: int) -> Order | None:
+    def order(self, number: int) -> RankCommand | None:
         """The order of that number, if it was given."""
         found = self.found([f"order/{number}"])
-        return msgspec.json.decode(found[f"order/{number}"], type=Order) if found else None
+        return msgspec.json.decode(found[f"order/{number}"], type=RankCommand) if found else None
 
     def report(self, number: int, report: RankReport) -> None:
         """What a rank answers to order `number`."""
@@ -141,7 +141,7 @@ class Limited:
 
 
 class StoreTalk:
-    """`actions.validation.cast.Talk` by way of the store; `pump` is called while anything is waited for."""
+    """`actions.validation.participants.RankChannel` over the store; `pump` is called while it waits."""
 
     def __init__(
         self, board: Board, world_size: int, nodes: int, pump: Callable[[], None], *, join_s: float, nodes_s: float
@@ -150,30 +150,30 @@ class StoreTalk:
         self._join_s, self._nodes_s = join_s, nodes_s
         self._ended: dict[int, str] = {}
 
-    def join(self) -> Mapping[int, Joined]:
-        """See `Talk.join`."""
+    def join(self) -> Mapping[int, RankInfo]:
+        """See `RankChannel.join`."""
         said = self._wait("joined", range(self._world_size), self._join_s)
         self._nodes_until_s = time.monotonic() + self._nodes_s  # a node begins its checks before its ranks come
-        return {rank: msgspec.json.decode(text, type=Joined) for rank, text in said.items()}
+        return {rank: msgspec.json.decode(text, type=RankInfo) for rank, text in said.items()}
 
     def places(self) -> Mapping[int, str]:
-        """See `Talk.places`."""
+        """See `RankChannel.places`."""
         keys = {f"started/{rank}": rank for rank in range(self._world_size)}
         return {keys[key]: text.decode() for key, text in self._board.found([*keys]).items()}
 
-    def ask(self, order: Order) -> Mapping[int, RankReport]:
-        """See `Talk.ask`."""
+    def ask(self, order: RankCommand) -> Mapping[int, RankReport]:
+        """See `RankChannel.ask`."""
         self._board.store.set(f"order/{order.number}", msgspec.json.encode(order))
         said = self._wait(f"report/{order.number}", order.ranks, order.limit_s)
         return {rank: msgspec.json.decode(text, type=RankReport) for rank, text in said.items()}
 
     def ended(self) -> Mapping[int, str]:
-        """See `Talk.ended`."""
+        """See `RankChannel.ended`."""
         self._look_for_ends(range(self._world_size))
         return self._ended
 
     def nodes(self) -> Sequence[NodeReport]:
-        """See `Talk.nodes`: those that are there once the checks of all nodes must have ended."""
+        """See `RankChannel.nodes`: those that are there once the checks of all nodes must have ended."""
         left_s = max(0.0, self._nodes_until_s - time.monotonic())
         said = self._wait("node", range(self._nodes), left_s, of_ranks=False)
         return [msgspec.json.decode(text, type=NodeReport) for _, text in sorted(said.items())]

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from dashboards.web.asked import Name, Nothing
 from dashboards.web.openapi.answers import Refusal
 from dashboards.web.openapi.operations import OPERATIONS, Operation
+from dashboards.web.request_model import Name, Nothing
 from trainwarden import __version__
 
 _REF: Final = "#/components/schemas/{name}"

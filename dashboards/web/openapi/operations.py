@@ -8,18 +8,6 @@ import msgspec
 
 from dashboards.explain.explanation import Explanation
 from dashboards.web.alerts import Alerts
-from dashboards.web.asked import (
-    ActionsAsked,
-    CordonAsked,
-    DetectAsked,
-    HealthyAsked,
-    IncidentsAsked,
-    JobAsked,
-    Nothing,
-    SilenceAsked,
-    VerdictsAsked,
-    WordAsked,
-)
 from dashboards.web.openapi.answers import (
     Actions,
     Command,
@@ -35,6 +23,18 @@ from dashboards.web.openapi.answers import (
     Silences,
     Status,
     Verdicts,
+)
+from dashboards.web.request_model import (
+    ActionsAsked,
+    CordonAsked,
+    DetectAsked,
+    HealthyAsked,
+    IncidentsAsked,
+    JobAsked,
+    Nothing,
+    SilenceAsked,
+    VerdictsAsked,
+    WordAsked,
 )
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from detectors.job.samples import Entity
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.pace import Pace, smallest_steps
+from detectors.metrics.bundle.sampling_interval import SamplingInterval, smallest_steps
 from detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 from trainwarden.state import save_json
@@ -98,7 +98,7 @@ class ModelBundle:
         for family, series in series_by_family.items():
             peers = _peers([times for _, times, _ in series], config.dtw.least_ranks)
             arrays = [values for _, _, values in series]
-            pace = Pace.of(one[~np.isnan(values).all(axis=1)] for _, one, values in series)
+            pace = SamplingInterval.of(one[~np.isnan(values).all(axis=1)] for _, one, values in series)
             try:
                 owners = None if owners_by_family is None else owners_by_family[family]
                 names = names_by_family[family]

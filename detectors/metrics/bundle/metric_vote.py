@@ -21,9 +21,9 @@ from detectors.metrics.bundle.members import (
     window_block,
 )
 from detectors.metrics.bundle.on_columns import model_of
-from detectors.metrics.bundle.pace import Pace
-from detectors.metrics.bundle.peers import ALONE, Beside, Held, RankComparison
+from detectors.metrics.bundle.peers import ALONE, CachedComparison, PeerContext, RankComparison
 from detectors.metrics.bundle.preparation import Preparation
+from detectors.metrics.bundle.sampling_interval import SamplingInterval
 from detectors.metrics.bundle.scale import Scale
 from detectors.metrics.bundle.trailing import filled
 from detectors.metrics.bundle.weighing import shares_of, weighted_mean
@@ -40,7 +40,7 @@ class Scores:
 
     members: dict[str, Floats]
     ensemble: Floats
-    held: Held | None = None
+    held: CachedComparison | None = None
 
 
 class MetricVote:
@@ -69,7 +69,7 @@ class MetricVote:
         preparation: Preparation,
         models: Mapping[str, Any],
         calibrations: Mapping[str, Calibration],
-        pace: Pace | None = None,
+        pace: SamplingInterval | None = None,
     ) -> None:
         self.config = config
         self.pace = pace  # None: not known, in bundles that were made before it was kept
@@ -139,11 +139,11 @@ class MetricVote:
         DetectorError
             If the metrics are not those of training.
         """
-        block = self.score_block(scaled, 1, Beside(groups))
+        block = self.score_block(scaled, 1, PeerContext(groups))
         members = {name: part[:, 0] for name, part in block.members.items()}
         return Scores(members, block.ensemble[:, 0], block.held)
 
-    def score_block(self, scaled: Floats, newest: int, beside: Beside = ALONE) -> Scores:
+    def score_block(self, scaled: Floats, newest: int, beside: PeerContext = ALONE) -> Scores:
         """Scores ``[r, k]`` at the `newest` k times of each rank from z-scores ``[r, d, m + k]``; causal.
 
         What is needed of the m older samples is `window_samples` - 1; with fewer, views look back on less.
@@ -250,7 +250,7 @@ class MetricVote:
             return self
         return type(self)(self.config, self.preparation, models, self.calibrations, self.pace)
 
-    def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: Held | None) -> Scores:
+    def _scores(self, raw: Mapping[str, Floats], shape: tuple[int, int], held: CachedComparison | None) -> Scores:
         nats = {name: self.calibrations[name].nats(part) for name, part in raw.items()}
         ensemble = self.calibrations["ensemble"].score(weighted_mean(nats, self._weights, shape))
         return Scores({name: squeeze(part) for name, part in nats.items()}, ensemble, held)
@@ -293,5 +293,5 @@ class MetricVote:
                 raise DetectorError(f"state of a vote names {prefix!r}, which does not exist")
         if set(calibrations) != {*models, "ensemble"}:
             raise DetectorError("state of a vote is damaged: calibrations and models differ")
-        pace = Pace.from_array(arrays["pace"]) if "pace" in arrays else None
+        pace = SamplingInterval.from_array(arrays["pace"]) if "pace" in arrays else None
         return cls(config, preparation, models, calibrations, pace)

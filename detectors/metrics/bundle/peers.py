@@ -22,7 +22,7 @@ interval from its place at most, so two are one apart."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedComparison:
     """The last comparison across ranks: its raw scores ``[r]``, and how many samples before the newest it was made."""
 
     raw: Floats
@@ -30,7 +30,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PeerContext:
     """What ranks are compared with.
 
     Attributes
@@ -51,14 +51,14 @@ class Beside:
     """
 
     groups: npt.ArrayLike | None = None
-    held: Held | None = None
+    held: CachedComparison | None = None
     times_s: Floats | None = None
     others: Floats | None = None
     others_s: Floats | None = None
     until_s: Floats | None = None
     apart: npt.NDArray[np.bool_] | None = None
 
-    def at(self, now_s: float) -> Beside:
+    def at(self, now_s: float) -> PeerContext:
         """Without the others that are stale `now_s`."""
         if self.until_s is None or self.others is None or self.others_s is None or (self.until_s >= now_s).all():
             return self
@@ -73,7 +73,7 @@ class Beside:
         )  # fmt: skip
 
 
-ALONE: Final = Beside()
+ALONE: Final = PeerContext()
 
 
 class RankComparison:
@@ -82,11 +82,11 @@ class RankComparison:
     def __init__(self, model: Dtw, preparation: Preparation, config: VoteConfig) -> None:
         self._model, self._preparation, self._config = model, preparation, config
 
-    def scores(self, scaled: Floats, newest: int, beside: Beside) -> tuple[Floats, Held]:
+    def scores(self, scaled: Floats, newest: int, beside: PeerContext) -> tuple[Floats, CachedComparison]:
         """Raw scores ``[r, newest]`` of z-scores ``[r, d, m]``, and the comparison that stands now."""
         stride = self._config.dtw_stride
         count, _, samples = scaled.shape
-        held = beside.held or Held(np.full(count, np.nan), stride)
+        held = beside.held or CachedComparison(np.full(count, np.nan), stride)
         standing, age = held.raw, held.age + newest
         raw = np.repeat(standing[:, None], newest, axis=1)
         for at in range(max(0, stride - held.age - 1), newest, stride):
@@ -96,9 +96,9 @@ class RankComparison:
             standing = self._compared(scaled[:, :, :end], times_s, now)
             raw[:, at:] = standing[:, None]
             age = newest - 1 - at
-        return raw, Held(standing, age)
+        return raw, CachedComparison(standing, age)
 
-    def _compared(self, scaled: Floats, times_s: Floats | None, beside: Beside) -> Floats:
+    def _compared(self, scaled: Floats, times_s: Floats | None, beside: PeerContext) -> Floats:
         """Raw scores ``[r]`` at the newest sample of ``scaled [r, d, m]``."""
         window, more = self._config.dtw_samples, self._preparation.config.median_rows - 1
         labels = None if beside.groups is None else np.asarray(beside.groups)
@@ -116,7 +116,7 @@ class RankComparison:
         now = self._model.score_each(steady, None if labels is None else labels[: len(scaled)])
         return np.where(full, now, np.nan)
 
-    def _beside(self, scaled: Floats, times_s: Floats, beside: Beside, every_s: float) -> Floats:
+    def _beside(self, scaled: Floats, times_s: Floats, beside: PeerContext, every_s: float) -> Floats:
         """`_compared` by time, of ranks that were not sampled together."""
         count, window = len(scaled), self._config.dtw_samples
         apart = np.zeros(count, dtype=np.bool_) if beside.apart is None else beside.apart[:count]

@@ -44,7 +44,7 @@ class DriftConfig(Config, frozen=True, kw_only=True):
     back_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.4
 
 
-class SlowRises:
+class DriftProposer:
     """Proposes series that have left the level accepted last without any one clear step.
 
     Parameters
@@ -114,7 +114,7 @@ class SlowRises:
         return np.asarray(quiet_median(newest[half:]) - quiet_median(newest[:half]) >= self._thresholds.least)
 
 
-class GentleReliefs:
+class RecoveryProposer:
     """Proposes series that have come back to their baseline, however gently; the way back is a change too.
 
     Parameters

@@ -20,7 +20,7 @@ class RowHistory:
     Examples
     --------
     >>> rows = RowHistory()
-    >>> rows.widen(2)
+    >>> rows.resize(2)
     >>> for seq in range(400):
     ...     rows.append(seq, np.array([float(seq), np.nan]))
     >>> seqs, values = rows.of(0)
@@ -33,7 +33,7 @@ class RowHistory:
         self.seqs = np.full(2 * HISTORY, -1, dtype=np.int64)
         self.end = 0
 
-    def widen(self, more: int) -> None:
+    def resize(self, more: int) -> None:
         """Add `more` series."""
         self.values = np.hstack([self.values, np.full((2 * HISTORY, more), np.nan)])
 
@@ -82,7 +82,7 @@ class LevelMarks:
     Examples
     --------
     >>> marks = LevelMarks(stride=1)
-    >>> marks.widen(1)
+    >>> marks.resize(1)
     >>> for seq in range(10):
     ...     marks.due() and marks.add(seq, np.array([seq / 10]))
     >>> marks.at(np.array([5]), np.array([0]), np.array([0.0])).tolist()
@@ -94,7 +94,7 @@ class LevelMarks:
         self._seqs = np.zeros(MARKS, dtype=np.int64)
         self._count, self._stride, self._fed = 0, stride, 0
 
-    def widen(self, more: int) -> None:
+    def resize(self, more: int) -> None:
         """Add `more` series."""
         self._marks = np.hstack([self._marks, np.full((MARKS, more), np.nan)])
 

@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.periodic import SteadyPace
-from detectors.pace.shifts.drift import DriftConfig, GentleReliefs, SlowRises
+from detectors.pace.periodic import SeasonalityFilter
+from detectors.pace.shifts.drift import DriftConfig, DriftProposer, RecoveryProposer
 from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.onsets import OnsetConfig, Onsets, Told
+from detectors.pace.shifts.onsets import LastReported, OnsetConfig, Onsets
 from detectors.pace.shifts.proposal import ProposalConfig, StepProposal
 from detectors.pace.shifts.shift import Shift, Thresholds
 from detectors.pace.shifts.verification import Verification, VerificationConfig
-from detectors.pace.shifts.waits import WaitConfig, Waits
+from detectors.pace.shifts.waits import ConfirmationDelay, WaitConfig
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 class _Part(Protocol):
     """What remembers something of every series."""
 
-    def widen(self, more: int) -> None: ...
+    def resize(self, more: int) -> None: ...
 
     def forget(self, which: npt.NDArray[np.bool_]) -> None: ...
 
@@ -76,11 +76,14 @@ class LevelShifts:
 
     def __init__(self, config: ShiftConfig) -> None:
         self._config, self._levels = config, Levels(config)
-        self._steady = SteadyPace() if config.keeps("periodic") else None
+        self._steady = SeasonalityFilter() if config.keeps("periodic") else None
         self._proposal = StepProposal(config, config.proposal)
-        self._rises, self._reliefs = SlowRises(config, config.drift), GentleReliefs(config, config.drift)
-        self._verification, self._waits = Verification(config, config.verification), Waits(config, config.waits)
-        self._onsets, self._told = Onsets(config, config.onsets), Told(config, config.onsets)
+        self._rises, self._reliefs = DriftProposer(config, config.drift), RecoveryProposer(config, config.drift)
+        self._verification, self._waits = (
+            Verification(config, config.verification),
+            ConfirmationDelay(config, config.waits),
+        )
+        self._onsets, self._told = Onsets(config, config.onsets), LastReported(config, config.onsets)
         self._parts: list[_Part] = [self._levels, self._proposal, self._told]
         if self._steady is not None:
             self._parts.append(self._steady)
@@ -100,12 +103,12 @@ class LevelShifts:
         """The row from which the series has been above its healthy baseline, -1 where it is not [series]."""
         return self._levels.raised_since
 
-    def widen(self, series: int) -> None:
+    def resize(self, series: int) -> None:
         """Add fresh series until there are `series`."""
         more = series - self._levels.seen.size
         if more > 0:
             for part in self._parts:
-                part.widen(more)
+                part.resize(more)
 
     def forget(self, which: npt.NDArray[np.bool_]) -> None:
         """Begin afresh with the series `which` [series]: another node, another layout."""
@@ -145,7 +148,7 @@ class LevelShifts:
 
     def _take(self, seq: int, values: Floats) -> npt.NDArray[np.bool_]:
         """Let one row of log values [series] go through patterns, levels and proposal; which of it is known."""
-        self.widen(values.size)
+        self.resize(values.size)
         levels = self._levels
         steady = values if self._steady is None else self._steady.update(values)
         known = levels.take(seq, steady)

@@ -47,7 +47,7 @@ class Levels:
 
     Notes
     -----
-    Of series with a repeating pattern all rows are those that `detectors.pace.periodic.SteadyPace` makes of them.
+    `detectors.pace.periodic.SeasonalityFilter` has removed repeating patterns from all rows.
     """
 
     def __init__(self, config: Thresholds) -> None:
@@ -69,10 +69,10 @@ class Levels:
     _LEVELS: Final = ("centre", "trail", "slow", "baseline", "level")
     _ARRAYS: Final = ("seen", "age", "segment", "raised_since", "scale", *_LEVELS)
 
-    def widen(self, more: int) -> None:
+    def resize(self, more: int) -> None:
         """Add `more` series."""
-        self.rows.widen(more)
-        self.marks.widen(more)
+        self.rows.resize(more)
+        self.marks.resize(more)
         for name in ("seen", "age"):
             setattr(self, name, np.append(getattr(self, name), np.zeros(more, dtype=np.int64)))
         for name in ("segment", "raised_since"):

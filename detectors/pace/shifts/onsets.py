@@ -110,7 +110,7 @@ class Onsets:
         return places, points[: len(places)]
 
 
-class Told:
+class LastReported:
     """The change that was told last of each series.
 
     Parameters
@@ -120,8 +120,8 @@ class Told:
 
     Examples
     --------
-    >>> told = Told(Thresholds(), OnsetConfig())
-    >>> told.widen(1)
+    >>> told = LastReported(Thresholds(), OnsetConfig())
+    >>> told.resize(1)
     >>> first, further = Shift(0, 50, 60, 1.0, 1.12, "segment"), Shift(0, 90, 100, 1.12, 1.25, "segment")
     >>> told.goes_on(first), told.note(first), told.goes_on(further)
     (False, None, True)
@@ -132,7 +132,7 @@ class Told:
         self._kept = thresholds.keeps("continuation")
         self._told: Ints = np.zeros((3, 0), dtype=np.int64)  # onset, reported, direction
 
-    def widen(self, more: int) -> None:
+    def resize(self, more: int) -> None:
         """Add `more` series."""
         self._told = np.hstack([self._told, np.full((3, more), NEVER, dtype=np.int64)])
 

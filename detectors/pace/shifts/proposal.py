@@ -56,7 +56,7 @@ class StepProposal:
     --------
     >>> thresholds = Thresholds()
     >>> levels, proposal = Levels(thresholds), StepProposal(thresholds, ProposalConfig())
-    >>> levels.widen(1), proposal.widen(1)
+    >>> levels.resize(1), proposal.resize(1)
     (None, None)
     >>> for seq in range(34):
     ...     values = np.array([0.01 * (seq % 2) + (0.4 if seq >= 30 else 0.0)])
@@ -79,9 +79,9 @@ class StepProposal:
         """The longest time for which a series was off its level, above or below, and came back by itself."""
         return int(self._longest[int(slower), series])
 
-    def widen(self, more: int) -> None:
+    def resize(self, more: int) -> None:
         """Add `more` series."""
-        self._bocd.widen(self._bocd.series + more)
+        self._bocd.resize(self._bocd.series + more)
         self._away = np.hstack([self._away, np.zeros((2, more), dtype=np.int64)])
         self._longest = np.hstack([self._longest, np.zeros((2, more), dtype=np.int64)])
 

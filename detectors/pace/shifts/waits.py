@@ -35,7 +35,7 @@ class WaitConfig(Config, frozen=True, kw_only=True):
     floors: Annotated[float, msgspec.Meta(gt=0.0)] = 6.0
 
 
-class Waits:
+class ConfirmationDelay:
     """How many values a verified change must have lasted for.
 
     Parameters
@@ -45,7 +45,7 @@ class Waits:
 
     Examples
     --------
-    >>> waits = Waits(Thresholds(), WaitConfig())
+    >>> waits = ConfirmationDelay(Thresholds(), WaitConfig())
     >>> change = Verdict(low=0.0, high=0.4, rows=30, clear=True)
     >>> calm = np.r_[np.tile([0.0, 0.01], 20), np.full(6, 0.4)]
     >>> waits.needed(calm, 40, change, longest=0, relief=False), waits.needed(calm, 40, change, longest=7, relief=False)

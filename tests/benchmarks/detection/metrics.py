@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import average_precision_score
 
-from detectors import choice
+from detectors import configured_detectors
 from detectors.metrics.bundle.members import ROW_MODELS, VoteConfig, by_name
 from detectors.metrics.bundle.metric_vote import MetricVote
 from detectors.recorded.metrics import MetricScores, score_recorded
@@ -223,7 +223,7 @@ def rows(datasets: Sequence[str] = DATASETS, say: Say = lambda text: None, worke
 def table(judged: Sequence[Judged], dataset: str) -> list[dict[str, Any]]:
     """The rows of one data set."""
     chosen, report = ([one for one in judged if one.half == half] for half in ("choose", "report"))
-    weights, votes = by_name(VoteConfig().members), choice.chosen(DetectionSettings())
+    weights, votes = by_name(VoteConfig().members), configured_detectors.chosen(DetectionSettings())
     by_rule = by_votes(chosen, report)
     methods = [PRODUCT, TRANSOM, *by_rule, "ensemble", WHOLE, *weights, *BASELINES]
     for variant, found in by_rule.items():

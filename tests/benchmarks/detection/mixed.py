@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.choice import chosen
+from detectors.configured_detectors import chosen
 from detectors.metrics.bundle.members import VoteConfig, by_name
 from detectors.recorded.metrics import score_recorded
 from detectors.recorded.processes import processes

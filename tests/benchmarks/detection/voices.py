@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from detectors.choice import Choice, chosen
-from detectors.metrics.opening import ModelVoteConfig
+from detectors.configured_detectors import ConfiguredDetector, chosen
+from detectors.metrics.hysteresis import ModelVoteConfig
 from detectors.metrics.vote import ENSEMBLE
 from detectors.verdict.rule import TRANSOM_VOTES, EnsembleConfig
 from tests.benchmarks.detection.measures import event_quality
@@ -53,7 +53,7 @@ def opened(scores: npt.NDArray[np.float64], every_s: float) -> Flags:
     return config.opened(scores[None], config.thresholds_of(1, samples), samples)[0]
 
 
-def voices() -> dict[str, Choice]:
+def voices() -> dict[str, ConfiguredDetector]:
     """The trained models' detectors."""
     return {name: one for name, one in chosen(DetectionSettings()).items() if one.role.reads == "scores"}
 

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors import keeper
+from detectors import snapshot_manager
 from detectors.job.packed import MAX_STATE_BYTES
 from detectors.job.window import Window
-from detectors.job_watch import JobWatch
+from detectors.job_monitor import JobMonitor
 from detectors.pace.change_point import ChangePoint
-from detectors.reading import Reading
+from detectors.replay_tracker import ReplayTracker
 from detectors.service import DetectionHandler
-from detectors.snapshots import EVERY_S, SHARE, Cadence, Place, newest, none_of, parts_of
+from detectors.snapshots import EVERY_S, SHARE, Cadence, SnapshotOffsets, newest, none_of, parts_of
 from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import ManualClock, metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
@@ -232,7 +232,7 @@ def kept(steps: int = 60) -> tuple[Run, bytes]:
     return run, run.handler._jobs[JOB].kept()
 
 
-def fresh(run: Run) -> JobWatch:
+def fresh(run: Run) -> JobMonitor:
     return run.handler._made(JOB)
 
 
@@ -307,7 +307,7 @@ class Shelf(RememberingBus):
         return self
 
 
-PLACE = Place(0, {"trainwarden.events": 7}, {})
+PLACE = SnapshotOffsets(0, {"trainwarden.events": 7}, {})
 NOISE = np.random.default_rng(0).bytes(1_500_000)  # three parts
 
 
@@ -328,7 +328,7 @@ def test_parts_of_two_snapshots_are_never_put_together() -> None:
 
 
 def test_other_partitions_and_forgotten_jobs_are_left_alone() -> None:
-    elsewhere = parts_of("b", 1, Place(3, {}, {}), b"x")
+    elsewhere = parts_of("b", 1, SnapshotOffsets(3, {}, {}), b"x")
     bus = Shelf().put(*parts_of("a", 1, PLACE, b"x"), *none_of("a", 2, PLACE), *elsewhere)
     assert not newest(bus, {0}, 0.0).snapshots  # type: ignore[arg-type]
     assert newest(bus, {0, 3}, 0.0).snapshots.keys() == {"b"}  # type: ignore[arg-type]
@@ -358,7 +358,7 @@ def test_a_job_that_is_over_leaves_no_snapshot() -> None:
 
 def test_a_topic_of_which_nothing_has_come_yet_is_read_from_its_beginning() -> None:
     """Else what comes between a first snapshot and a death is passed over."""
-    reading = Reading()
+    reading = ReplayTracker()
     reading.take_over({("a", 0), ("b", 0), ("a", 1)}, {})
     reading.standing(Message("a", 0, 4, 1.0, JOB, event("job_start", 1.0)))
     assert reading.positions(0) == {"a": 5, "b": 0}
@@ -366,15 +366,15 @@ def test_a_topic_of_which_nothing_has_come_yet_is_read_from_its_beginning() -> N
 
 def test_what_is_large_is_packed_beside_the_watching(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, began = threading.Event(), threading.Event()
-    pack = keeper.parts_of
+    pack = snapshot_manager.parts_of
 
     def slowly(*arguments: Any) -> Any:
         began.set()
         assert ready.wait(30.0)
         return pack(*arguments)
 
-    monkeypatch.setattr(keeper, "AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(keeper, "parts_of", slowly)
+    monkeypatch.setattr(snapshot_manager, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(snapshot_manager, "parts_of", slowly)
     job = Job().run(100)
     run = Run().play(job.records, START_S + 10.0)  # which would not end if the service waited
     assert began.is_set()
@@ -393,9 +393,9 @@ def test_a_snapshot_of_impossible_size_is_no_record(field: str, value: int) -> N
         SNAPSHOTS.decode(SNAPSHOTS.encode(msgspec.structs.replace(record, **{field: value})))
 
 
-def begun(bus: RememberingBus, records: int) -> tuple[Reading, Any]:
+def begun(bus: RememberingBus, records: int) -> tuple[ReplayTracker, Any]:
     """A member that catches up with so many records of one partition."""
-    reading, consumer = Reading(), bus
+    reading, consumer = ReplayTracker(), bus
     bus.log = [Message(ITERATIONS.name, 0, offset, 0.0, JOB, event("phase", START_S)) for offset in range(records)]
     bus.committed_offset = records
     reading.take_over({(ITERATIONS.name, 0)}, {(ITERATIONS.name, 0): records})

@@ -15,10 +15,10 @@ import collectors
 import detectors
 from trainwarden import catalogue, plugins
 from trainwarden.errors import ConfigError
-from trainwarden.plugins import Off
+from trainwarden.plugins import OptIn
 from trainwarden.settings import AgentSettings, EngineSettings, Settings
 
-TABLE = {"a": "m:A", "b": "m:B", "rare": Off("m:Rare")}
+TABLE = {"a": "m:A", "b": "m:B", "rare": OptIn("m:Rare")}
 GROUP = "trainwarden.collectors"
 MODULE = """
 import msgspec

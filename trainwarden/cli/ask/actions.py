@@ -14,7 +14,7 @@ from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, KeyFile, since_of
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.speak import speak
-from trainwarden.commands import words
+from trainwarden.commands import builders
 from trainwarden.commands.trust import Trust, in_order
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
@@ -61,7 +61,7 @@ def actions(
 def _list(bus: Bus, settings: Settings, job: str | None, since_s: float | None, voice: Voice) -> None:
     """The log of actions, with what people said in between, and what does not count of it."""
     from dashboards.explain.action_log import entry_lines, entry_object, taken, word_line, word_object
-    from dashboards.explain.job_words import job_word_line, job_word_object
+    from dashboards.explain.launcher_operations import job_word_line, job_word_object
 
     messages = (message for topic in (INCIDENTS, COMMANDS, ACTIONS) for message in in_order(bus.read(topic)))
     log = taken(chain(messages, bus.read(EVENTS)), Trust.of(settings.commands.trusted), job, since_s)
@@ -102,6 +102,6 @@ def _waiting(word: Word, action: str | None, known: Mapping[str, ActionRecord]) 
 def _command(word: Word, about: ActionRecord | None, job: str | None, now_s: float) -> CommandRecord:
     """The record by which the engine is told; an approval is of the plan that stands now."""
     if word in ("stop", "resume", "reset"):
-        return words.on_job(word, job, user(), now_s)
+        return builders.on_job(word, job, user(), now_s)
     assert about is not None
-    return words.on_action("approve" if word == "approve" else "deny", about, user(), now_s)
+    return builders.on_action("approve" if word == "approve" else "deny", about, user(), now_s)

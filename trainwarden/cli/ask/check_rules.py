@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from trainwarden.cli.shared.words import counted
+from trainwarden.cli.shared.formatting import counted
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import EventRecord, IncidentKind, IncidentRecord, Severity

@@ -21,9 +21,9 @@ from trainwarden.cli.ask.detect_judged import judged_words
 from trainwarden.cli.ask.judging.detect_answer import answer_of_all, answer_words
 from trainwarden.cli.ask.judging.kept_result import keep_result
 from trainwarden.cli.shared.answers import EXIT_CODES
+from trainwarden.cli.shared.formatting import counted, moment
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.records import IncidentRecord
 

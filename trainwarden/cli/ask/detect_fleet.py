@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from trainwarden.cli.ask.detect_jobs import asked_detectors
 from trainwarden.cli.ask.judging.detect_answer import answered
+from trainwarden.cli.shared.formatting import counted, moment
 from trainwarden.cli.shared.options import length_of, since_of, time_of
-from trainwarden.cli.shared.words import counted, moment
 from trainwarden.errors import ConfigError
 
 DEFAULT_SINCE: Final = "30m"

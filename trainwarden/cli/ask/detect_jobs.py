@@ -73,7 +73,7 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     DataError
         If a folder or a registry cannot be read.
     """
-    from detectors.choice import asked_for
+    from detectors.configured_detectors import asked_for
     from trainwarden.formats.survey import jobs_at
 
     if asked.normal_until is not None and asked.normal is not None:
@@ -169,7 +169,7 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     try:
         import numpy as np
 
-        from detectors.choice import chosen, ensemble
+        from detectors.configured_detectors import chosen, ensemble
         from detectors.recorded.facts import read_facts
         from detectors.recorded.findings import job_object
         from detectors.recorded.metrics import nobody, score_recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from trainwarden.cli.shared.words import counted
+from trainwarden.cli.shared.formatting import counted
 
 NAMED: Final = 4
 CHARS: Final = 160

@@ -12,9 +12,9 @@ import typer
 from trainwarden.cli.ask.jobs_on_bus import addresses_of, open_bus, read_jobs
 from trainwarden.cli.shared.answers import EXIT_CODES, HEALTHY, INCIDENT, NOT_JUDGED, Blind
 from trainwarden.cli.shared.follow import JobView, incident_line
+from trainwarden.cli.shared.formatting import moment
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, since_of
 from trainwarden.cli.shared.output import Voice
-from trainwarden.cli.shared.words import moment
 from trainwarden.json_objects import incident_object
 
 UNJUDGED: Final = Blind(

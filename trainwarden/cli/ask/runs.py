@@ -7,9 +7,9 @@ import time
 import msgspec
 
 from trainwarden.cli.shared import kept_runs
+from trainwarden.cli.shared.formatting import counted
 from trainwarden.cli.shared.options import Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.cli.shared.words import counted
 
 
 def runs(*, json: Json = None) -> int:

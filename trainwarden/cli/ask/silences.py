@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
+from trainwarden.cli.shared.formatting import moment
 from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, KeyFile, length_of
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.speak import heard, speak
-from trainwarden.cli.shared.words import moment
+from trainwarden.commands.builders import EVERY_JOB, LONGEST_SILENCE_S, silence
 from trainwarden.commands.silences import Silences, silence_object
-from trainwarden.commands.words import EVERY_JOB, LONGEST_SILENCE_S, silence
 from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 from trainwarden.records import CommandRecord, IncidentKind

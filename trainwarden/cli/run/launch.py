@@ -16,10 +16,10 @@ from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
+from trainwarden.cli.shared.formatting import NO_CHECKPOINTS
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep, Preload
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
-from trainwarden.cli.shared.words import NO_CHECKPOINTS
 from trainwarden.settings import EngineSettings, checkpoints_of
 
 

@@ -80,7 +80,7 @@ def validate(
     result = run(place, wanted_of(place, checks, burn_in, ranks, nodes), baseline)
     if isinstance(result, int):
         return result
-    from actions.validation.words import lines
+    from actions.validation.messages import lines
 
     if place.first_rank == 0 or (result.accused and place.number is not None):  # once a node
         for line in lines(result):
@@ -166,7 +166,7 @@ def wanted_of(place: Place, checks: str, burn_in_s: float, ranks: str | None, no
     ConfigError
         If there is no such check or no such rank.
     """
-    from actions.validation.cast import Named
+    from actions.validation.participants import ValidationTargets
     from actions.validation.programme import Wanted
 
     words = _words(checks)
@@ -176,7 +176,7 @@ def wanted_of(place: Place, checks: str, burn_in_s: float, ranks: str | None, no
     for one in numbers:
         if not (one.isascii() and one.isdigit() and len(one) < MOST_DIGITS and int(one) < place.world_size):
             raise ConfigError(f"validate: --ranks are numbers below {place.world_size}, not '{one}'")
-    named = Named(ranks=tuple(map(int, numbers)), nodes=_words(nodes or ""))
+    named = ValidationTargets(ranks=tuple(map(int, numbers)), nodes=_words(nodes or ""))
     if not named and (ranks is not None or nodes is not None):
         raise ConfigError("validate: --ranks and --nodes name at least one")
     return Wanted(checks=words, burn_in_s=burn_in_s, named=named)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from typing import Final, Self
 
 from trainwarden.cli.shared.foreign_signals import foreign_signals, held_back
 from trainwarden.cli.shared.stop_signals import stop_signals
-from trainwarden.launching.job_output import Drain, LogKeeper, Outlet, join_all
+from trainwarden.launching.job_output import LogWriter, OutputSink, PipeReader, join_all
 from trainwarden.launching.job_relay import END, LAST_OUTPUT_S
 
 SETTLED_S: Final = 0.05  # a signal to all processes of a group or a cgroup is with each of them after so long
@@ -131,8 +131,8 @@ class JobOutput:
         self.ends = tuple(end for _, end in pipes)
         self._control, far = socket.socketpair()
         self._asking = threading.Lock()
-        self._drains: list[Drain] = []
-        self._logs: LogKeeper | None = None
+        self._drains: list[PipeReader] = []
+        self._logs: LogWriter | None = None
         self._relay = self._start(far, environ)
         far.close()
 
@@ -163,11 +163,12 @@ class JobOutput:
     def tend(self) -> list[str]:
         """Read by ourselves where the relay has gone; sentences about what is not kept then, each once."""
         if not self._drains and (self._relay is None or self._relay.poll() is not None):
-            self._logs = LogKeeper(self._limit_bytes)
+            self._logs = LogWriter(self._limit_bytes)
             keep = partial(self._logs.keep, self._log)
             targets = (self._shown, sys.stderr.fileno())
             self._drains = [
-                Drain(source, Outlet(target), keep) for source, target in zip(self._sources, targets, strict=True)
+                PipeReader(source, OutputSink(target), keep)
+                for source, target in zip(self._sources, targets, strict=True)
             ]
         return [] if self._logs is None else self._logs.news()
 

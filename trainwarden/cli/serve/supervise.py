@@ -31,7 +31,7 @@ def supervise(
 ) -> int:
     """The local launcher alone (started by launch and demo)."""
     from actions.launchers.local.coordinator import SupervisorConfig
-    from actions.launchers.local.ranks import Place
+    from actions.launchers.local.ranks import LocalJob
     from actions.launchers.local.supervisor import Supervisor
     from actions.suspicions.on_bus import SuspicionsOnBus
     from trainwarden.self_metrics import log_to_stderr
@@ -40,7 +40,7 @@ def supervise(
     foreign = ForeignSignals()
     settings = load(config)
     run, _ = folders(settings, run_dir)
-    place = Place(
+    place = LocalJob(
         command=tuple(command),
         ranks=nproc,
         run_dir=run,

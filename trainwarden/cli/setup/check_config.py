@@ -54,7 +54,7 @@ def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in the tables whose keys only plug-ins and single rooms know."""
     from actions.remedies.policy import PolicyConfig, Rules
     from dashboards.notices.targets import NoticeSettings, targets_of
-    from detectors.choice import rule
+    from detectors.configured_detectors import rule
     from detectors.verdict.rule import EnsembleConfig
     from trainer_offline.service.train import TrainConfig
 

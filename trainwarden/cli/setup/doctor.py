@@ -9,12 +9,12 @@ import urllib.request
 from pathlib import Path
 
 from collectors.nccl_profiler import build as nccl_profiler
-from collectors.ranks import Lookout, rank_processes
+from collectors.ranks import ProcessFinder, rank_processes
 from trainwarden import hook, plugins, rundir
 from trainwarden.bus import address as buses
+from trainwarden.cli.shared.formatting import NO_CHECKPOINTS
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.cli.shared.words import NO_CHECKPOINTS
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, unsigned_text
 from trainwarden.errors import LauncherUnavailable, WardenError
@@ -233,7 +233,7 @@ def _check_run_folder(settings: Settings) -> list[dict[str, str]]:
     unread = [str(one.rank) for one, header in headers if header is None]
     if unread:
         rows.append(_row("ranks", "bad", f"hook files cannot be read, of ranks {', '.join(unread)}"))
-    lookout = Lookout()
+    lookout = ProcessFinder()
     unseen = [str(one.rank) for one, header in headers if header is not None and not lookout.look(header).state]
     if unseen:
         what = f"ranks {', '.join(unseen)} are in another pid namespace: their ends, CPU and memory are not known"

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.choice import chosen, rule
+from detectors.configured_detectors import chosen, rule
 from detectors.job.samples import FamilySamples
-from detectors.job_watch import JobWatch
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.own_models.learner import learnt
 from detectors.recorded.stream import ReplayStream
@@ -38,7 +38,7 @@ def judged(
     settings = settings or DetectionSettings()
     detectors = {name: one.made() for name, one in chosen(settings, None).items()}
     learn = at_once if bundle is None else None
-    watch = JobWatch(run.name, detectors, rule(settings), SelfMetrics("replay"), bundle, learn=learn)
+    watch = JobMonitor(run.name, detectors, rule(settings), SelfMetrics("replay"), bundle, learn=learn)
     assert run.job.metrics is not None
     metrics = _records(run.name, run.job.metrics)
     first_s, last_s = run.span_s

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.opening import REFERENCE_S, ModelVoteConfig
+from detectors.metrics.hysteresis import REFERENCE_S, ModelVoteConfig
 from tests.benchmarks.detection.own_runs.reading import Captured
 from tests.benchmarks.detection.own_runs.trained import batch
 from trainer_offline.data.grids import JobGrid, PrepareConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from actions.brakes.active_brake import ActiveBrake, BrakeInput
 from actions.brakes.brakes import HOUR_S, Brakes
 from actions.brakes.history import restart_loop
-from actions.brakes.hold import Asked, Hold
 from trainwarden.records import ActionKind, ActionRecord, Outcome
 from trainwarden.settings import EngineSettings
 
@@ -21,8 +21,8 @@ def brakes(**settings: float) -> Brakes:
     return Brakes(EngineSettings(mode="auto", **settings))  # type: ignore[arg-type]
 
 
-def hold(brake: Brakes, actions: list[ActionRecord], stopped_by: str | None = None) -> Hold | None:
-    return brake.hold(0.0, Asked(action=action(outcome="started"), actions=actions, stopped_by=stopped_by))
+def hold(brake: Brakes, actions: list[ActionRecord], stopped_by: str | None = None) -> ActiveBrake | None:
+    return brake.hold(0.0, BrakeInput(action=action(outcome="started"), actions=actions, stopped_by=stopped_by))
 
 
 def test_only_what_the_launcher_was_called_for_uses_up_the_budget() -> None:

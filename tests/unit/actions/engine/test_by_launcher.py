@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from actions.brakes.active_brake import BrakeInput
 from actions.brakes.brakes import Brakes
 from actions.brakes.history import BY_LAUNCHER, STALE
-from actions.brakes.hold import Asked
 from tests.engine_doubles import Rig
 from trainwarden.launching import Capabilities, NodeState
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
@@ -120,7 +120,7 @@ def test_a_restart_that_the_launcher_was_quicker_with_is_done_by_it_and_uses_up_
     assert one.launcher.done == []
     budget = Brakes(EngineSettings(mode="auto", actions_per_hour=1))
     another = msgspec.structs.replace(action, id="i2/restart/1", outcome="started", plan={})
-    assert budget.hold(one.clock.now_s(), Asked(action=another, actions=[action])) is None
+    assert budget.hold(one.clock.now_s(), BrakeInput(action=another, actions=[action])) is None
     one.launcher.before = lambda: None
     pass_s(one, 60)
     assert len(one.launcher.asked) == 1

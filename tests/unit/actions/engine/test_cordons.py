@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine_doubles import Killed, Rig
 from tests.memory_launcher import MemoryLauncher
-from trainwarden.commands.words import NodeWord, on_job, on_node
+from trainwarden.commands.builders import NodeWord, on_job, on_node
 from trainwarden.errors import LauncherError
 from trainwarden.launching import Capabilities, LauncherState, NodeState, Operation, Targets, refused
 from trainwarden.records import ActionRecord, CommandRecord, Suspect

@@ -246,7 +246,7 @@ def test_an_engine_that_is_killed_asks_once_and_the_next_one_hears_the_answer(he
 
 
 def operation_of_the_record(one: Rig) -> Any:
-    from actions.engine.calls import operation_of
+    from actions.engine.launcher_client import operation_of
 
     (action,) = one.bus.actions()
     assert action.generation is not None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from actions.brakes.history import took_effect
-from actions.remedies.memory import Memory, with_outcome
+from actions.remedies.engine_state import EngineState, with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import MemoryConsumer, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
@@ -291,7 +291,7 @@ def test_what_the_bus_takes_no_record_of_is_not_begun_and_breaks_no_engine(most_
 
 
 def test_an_end_that_was_shortened_has_the_plan_of_its_start() -> None:
-    memory = Memory(lambda kind: None)  # type: ignore[arg-type, return-value]
+    memory = EngineState(lambda kind: None)  # type: ignore[arg-type, return-value]
     started = ActionRecord(
         id="a", incident="i", job="job", kind="evict_node", outcome="started", at_s=1.0, why="", plan={"nodes": ["n1"]}
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from actions.engine.acting import REFUSED
+from actions.engine.action_executor import REFUSED
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
 from trainwarden.errors import BusUnavailable, RecordsRefused

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.remedies.memory import with_outcome
+from actions.remedies.engine_state import with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
+from trainwarden.commands.builders import latch, on_node
 from trainwarden.commands.keys import Right, Signer, Trusted, new_signer
-from trainwarden.commands.words import latch, on_node
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Capabilities
 from trainwarden.records import ActionRecord, CommandRecord, Suspect

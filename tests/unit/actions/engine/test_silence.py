@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine_doubles import Rig
-from trainwarden.commands.words import silence
+from trainwarden.commands.builders import silence
 from trainwarden.records import Suspect
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from actions.brakes.history import UNDONE
 from actions.remedies.by_launcher import SETTLED_S
-from actions.remedies.memory import Memory, with_outcome
+from actions.remedies.engine_state import EngineState, with_outcome
 from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
-from trainwarden.commands.words import set_healthy
+from trainwarden.commands.builders import set_healthy
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, NodeState, Operation, Targets
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
@@ -195,7 +195,7 @@ def test_what_another_engine_has_had_done_meanwhile_is_not_called_unheard_of() -
 
 
 def test_an_action_that_one_engine_gave_up_and_another_saw_done_was_done() -> None:
-    memory = Memory(Rules.of(EngineSettings()).remedies.ladder)
+    memory = EngineState(Rules.of(EngineSettings()).remedies.ladder)
     started = ActionRecord(
         id="i1/evict/1", incident="i1", job="job", kind="evict_node", outcome="started", at_s=1.0, why="gpu_lost"
     )

@@ -8,7 +8,7 @@ import pytest
 from actions.nodes.past import NodePasts
 from tests.engine_doubles import Killed, Rig
 from tests.unit.actions.brakes.test_nodes import evicted, lost, rig
-from trainwarden.commands.words import set_healthy
+from trainwarden.commands.builders import set_healthy
 from trainwarden.records import ActionRecord, IncidentRecord
 from trainwarden.topics import COMMANDS, INCIDENTS
 

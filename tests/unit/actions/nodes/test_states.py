@@ -15,7 +15,7 @@ from tests.memory_launcher import MemoryLauncher
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.fleet.nodes import nodes
 from trainwarden.cli.ask.fleet.set_healthy import set_healthy
-from trainwarden.commands import words
+from trainwarden.commands import builders
 from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.launching import LauncherState, NodeState
 from trainwarden.records import (
@@ -45,8 +45,8 @@ def eviction(outcome: Outcome = "done", at_s: float = 20.0, node: str = "n7") ->
     )  # fmt: skip
 
 
-def said(word: words.NodeWord) -> CommandRecord:
-    return words.on_node(word, "n7", "llama", "ann", at_s=5.0, why="its fan")
+def said(word: builders.NodeWord) -> CommandRecord:
+    return builders.on_node(word, "n7", "llama", "ann", at_s=5.0, why="its fan")
 
 
 def cordoned(outcome: Outcome = "done", kind: ActionKind = "cordon_node") -> ActionRecord:
@@ -81,7 +81,7 @@ CLOSED = {"state": "closed", "revision": 1, "closed_at_s": 30.0}
         ([incident(), eviction("started"), eviction()], "cordoned", 2.0, "evict_node done by ann: gpu_lost"),
         ([incident(), eviction("failed")], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
         (
-            [incident(), eviction(), words.set_healthy("n7", "new GPU", "bob", 40.0)],
+            [incident(), eviction(), builders.set_healthy("n7", "new GPU", "bob", 40.0)],
             "healthy", 2.0, "set_healthy by bob: new GPU",
         ),
         ([beat(), cordoned()], "cordoned", 1.0, "cordon_node done by ann: its fan"),
@@ -92,7 +92,7 @@ CLOSED = {"state": "closed", "revision": 1, "closed_at_s": 30.0}
         ([incident(), eviction(), cordoned(kind="uncordon_node")], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
         ([incident(), eviction(), said("uncordon"), cordoned(kind="uncordon_node")], "healthy", 3.0,
          "uncordon_node done by ann: its fan"),
-        ([words.set_healthy("n7", "", "bob", 0.0), incident()], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
+        ([builders.set_healthy("n7", "", "bob", 0.0), incident()], "suspect", 10.0, "gpu_lost (sev1): it is gone"),
     ],
 )  # fmt: skip
 def test_its_state(records: list[Any], state: str, since_s: float | None, why: str | None) -> None:
@@ -108,7 +108,9 @@ def test_who_is_no_longer_the_first_suspect_is_no_longer_suspect() -> None:
 
 
 def test_its_history_and_its_jobs() -> None:
-    told = state_of(beat(), beat(job="bert"), incident(), eviction(), words.set_healthy("n7", "new GPU", "bob", 40.0))
+    told = state_of(
+        beat(), beat(job="bert"), incident(), eviction(), builders.set_healthy("n7", "new GPU", "bob", 40.0)
+    )
     assert told["jobs"] == ["bert", "llama"]
     assert [(one["what"], one["by"]) for one in told["history"]] == [
         ("set_healthy", "bob"), ("blamed", None), ("evict_node done", "ann"),
@@ -118,7 +120,7 @@ def test_its_history_and_its_jobs() -> None:
 def test_an_order_of_topics_that_is_not_that_of_time_changes_no_state() -> None:
     """Topics are read one after another."""
     states = NodeStates()
-    states.take(words.set_healthy("n7", "", "bob", 40.0), 40.0)
+    states.take(builders.set_healthy("n7", "", "bob", 40.0), 40.0)
     states.take(eviction(), 20.0)
     states.take(incident(), 10.0)
     assert states.objects(100.0)[0]["state"] == "healthy"

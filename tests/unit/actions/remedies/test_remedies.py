@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from actions.engine.calls import VERBS
+from actions.engine.launcher_client import VERBS
 from actions.planners.ladder import Strategy
 from actions.remedies import table as remedies
 from actions.remedies.policy import Rules

@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from actions.launchers.restart_check.words import Outcome
+from actions.launchers.restart_check.messages import Outcome
 from actions.remedies import table
 from actions.suspicions.on_bus import SuspicionsOnBus
 from tests.doubles import ManualClock, MemoryBus
-from trainwarden.commands.words import EVERY_JOB
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.errors import BusUnavailable
 from trainwarden.launching import CHECKS, Accused, Findings
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Suspect

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from actions.validation.baseline import Baseline
-from actions.validation.cast import Named
+from actions.validation.messages import lines
+from actions.validation.participants import ValidationTargets
 from actions.validation.programme import Wanted, validate
-from actions.validation.results import Joined, NodeReport, RankReport, Validation
-from actions.validation.words import lines
+from actions.validation.results import NodeReport, RankInfo, RankReport, Validation
 from trainwarden.errors import DataError
 
 
@@ -29,7 +29,7 @@ class World:
     def join(self):
         kind = {"device": "GPU"} if self.cuda else {"device": "cpu", "at_once": 2}
         return {
-            rank: Joined(rank=rank, node=node, local_rank=rank % self.per_node, **kind)
+            rank: RankInfo(rank=rank, node=node, local_rank=rank % self.per_node, **kind)
             for rank, node in self.nodes_of.items()
             if rank not in self.absent
         }
@@ -353,7 +353,7 @@ def test_checks_that_are_not_wanted_are_not_made():
 def test_whom_it_is_about_is_measured_beside_more_others_on_four_nodes():
     world = World(nodes=16, per_node=2)
     world.compute[9] = 1.5
-    result = judged(world, named=Named(nodes=("node-4",)))
+    result = judged(world, named=ValidationTargets(nodes=("node-4",)))
     assert accused(result) == [("slow_compute", (9,))]
     assert (result.ranks, len(result.compute), "node-4" in result.nodes) == (5, 5, True)
     assert {rank for order in world.orders for rank in order.ranks} == {0, 2, 4, 8, 9}
@@ -363,14 +363,14 @@ def test_whom_it_is_about_is_measured_beside_more_others_on_four_nodes():
 def test_a_whole_node_that_is_slow_is_not_its_own_median():
     world = World(nodes=16, per_node=8)
     world.compute |= dict.fromkeys(range(32, 40), 1.4)
-    (found,) = judged(world, named=Named(nodes=("node-4",))).accused
+    (found,) = judged(world, named=ValidationTargets(nodes=("node-4",))).accused
     assert (found.kind, found.nodes, found.ranks) == ("slow_compute", ("node-4",), tuple(range(32, 40)))
 
 
 def test_who_is_not_meant_is_not_accused_and_who_does_not_come_is():
     world = World(nodes=8, per_node=2)
     world.compute[1], world.absent, world.dead = 2.0, {3, 15}, {13}
-    result = judged(world, named=Named(ranks=(8, 15), nodes=("node-9",)))
+    result = judged(world, named=ValidationTargets(ranks=(8, 15), nodes=("node-9",)))
     assert [(one.kind, one.ranks or one.nodes) for one in result.accused] == [
         ("node_lost", (15,)), ("node_lost", ("node-9",)),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 
-from actions.validation.results import Joined, NodeReport
+from actions.validation.results import NodeReport, RankInfo
 from actions.validation.running import disk_child, memory_child, processor
 from actions.validation.running.listening import listen
 from actions.validation.running.node_checks import NodeChecks
@@ -123,7 +123,7 @@ def test_a_node_that_comes_late_still_has_its_time_for_disk_and_memory(monkeypat
 
     clock = Clock()
     monkeypatch.setattr(store, "time", clock)
-    member = msgspec.json.encode(Joined(rank=0, node="n", local_rank=0, device="cpu"))
+    member = msgspec.json.encode(RankInfo(rank=0, node="n", local_rank=0, device="cpu"))
     report = msgspec.json.encode(NodeReport(node="n", wrong={"disk": "no answer within 10 s"}))
     board = Later(clock, {"joined/0": (50.0, member), "node/0": (60.0, report)})
     talk = store.StoreTalk(board, 1, 1, lambda: None, join_s=60.0, nodes_s=12.0)

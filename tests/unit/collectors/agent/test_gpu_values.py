@@ -31,7 +31,7 @@ def test_units_are_those_of_the_exporter() -> None:
     names = ("gpu_utilization_ratio", "gpu_sm_clock_hertz", "gpu_memory_used_bytes", "gpu_energy_joules")
     values.take([record(names, (0.5, 1.0), (1.41e9, None), (1048576.0, 0.0), (2.0, 3.0))])
     metrics = SelfMetrics("agent")
-    metrics.tell_also(values.families)
+    metrics.register_families(values.families)
     text = generate_latest(metrics.registry).decode()
     assert 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-a",gpu="0",hostname="n1"} 50.0\n' in text
     assert 'DCGM_FI_DEV_SM_CLOCK{UUID="GPU-a",gpu="0",hostname="n1"} 1410.0\n' in text
@@ -45,7 +45,7 @@ def test_a_mig_instance_is_told_apart_by_the_label_of_the_exporter() -> None:
     values = GpuValues("n1", ManualClock(), lambda device: 4 if device.startswith("GPU-a") else None)
     values.take([record(("gpu_sm_active_ratio",), (0.25, 0.5), devices=("GPU-a", "GPU-a/3"))])
     metrics = SelfMetrics("agent")
-    metrics.tell_also(values.families)
+    metrics.register_families(values.families)
     text = generate_latest(metrics.registry).decode()
     assert 'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a",gpu="4",hostname="n1"} 0.25\n' in text
     assert 'DCGM_FI_PROF_SM_ACTIVE{GPU_I_ID="3",UUID="GPU-a",gpu="4",hostname="n1"} 0.5\n' in text

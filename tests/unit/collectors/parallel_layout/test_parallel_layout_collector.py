@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collectors.parallel_layout.collector import ParallelLayoutCollector
-from collectors.ranks import UNSEEN, Lookout
+from collectors.ranks import UNSEEN, ProcessFinder
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
 from trainwarden.errors import ConfigError
@@ -184,7 +184,7 @@ def test_a_command_that_is_seen_late_is_told(tmp_path: Path, start: Start, monke
     start(0, *MEGATRON)
     watch = collector(tmp_path)
     with monkeypatch.context() as hidden:
-        hidden.setattr(Lookout, "look", lambda *_: UNSEEN)
+        hidden.setattr(ProcessFinder, "look", lambda *_: UNSEEN)
         assert told(watch) == []
     (event,) = told(watch)
     assert event.fields["source"] == "arguments"

@@ -17,7 +17,7 @@ from dashboards.notices.notices import Notices
 from dashboards.notices.targets import targets_of
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
-from trainwarden.commands.words import silence
+from trainwarden.commands.builders import silence
 from trainwarden.errors import ConfigError
 from trainwarden.records import Suspect, Vote
 from trainwarden.signing import signature

@@ -7,7 +7,7 @@ import pytest
 
 from detectors.calls import board
 from detectors.calls.board import MAX_OPEN
-from detectors.job.plain import Plain
+from detectors.job.object_codec import ObjectCodec
 from detectors.job.state import JobState
 from detectors.job.step_assembly import Pending
 from detectors.job.window import LogLine
@@ -217,7 +217,7 @@ def test_a_version_that_tells_no_sizes_tells_counts():
 
 
 def test_it_outlives_a_snapshot():
-    plain = Plain(LogLine, Pending)
+    plain = ObjectCodec(LogLine, Pending)
     state = fed(*step_of(0, 100.0), *step_of(64, 101.0)[:2])
     fresh = JobState("j")
     plain.fill(fresh, plain.taken(state))

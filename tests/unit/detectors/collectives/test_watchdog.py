@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from detectors.collectives.watchdog import GaveUp, Known, WatchdogLines, told
+from detectors.collectives.watchdog import Known, WatchdogLines, WatchdogTimeout, told
 from detectors.collectives.watchdog_lines import WatchdogLine, read_watchdog_line
-from detectors.job.plain import Plain
+from detectors.job.object_codec import ObjectCodec
 from detectors.job.window import LogLine
 from detectors.testing.streams import START_S, Job, event, log_lines
 from tests.unit.detectors.detection_streams import Run
@@ -73,7 +73,7 @@ def accused(
 ) -> tuple[str, tuple[int, ...]] | None:  # fmt: skip
     """Kind and suspects by the calls that ranks of one group gave up; None where nothing is said."""
     gave_up = {
-        (rank, group): GaveUp(seq, op, None if places is None else places[at])
+        (rank, group): WatchdogTimeout(seq, op, None if places is None else places[at])
         for at, (rank, (seq, op)) in enumerate(spoken.items())
     }
     reached = {(rank, group): seq for rank, seq in (enqueued or {}).items()}
@@ -127,8 +127,8 @@ def test_members_of_a_smaller_group_come_from_the_layout_and_from_the_places_tha
 
 
 def test_a_rank_that_waits_in_another_group_is_a_victim() -> None:
-    gave_up = {(rank, "default_pg"): GaveUp(8, "ALLREDUCE", None) for rank in WORLD - {4, 5}}
-    gave_up[4, "9 tp"] = GaveUp(3, "ALLREDUCE", 0)  # for rank 5
+    gave_up = {(rank, "default_pg"): WatchdogTimeout(8, "ALLREDUCE", None) for rank in WORLD - {4, 5}}
+    gave_up[4, "9 tp"] = WatchdogTimeout(3, "ALLREDUCE", 0)  # for rank 5
     (finding,) = told(gave_up, {}, Known(WORLD, GRID, WORLD))
     assert finding.ranks == (5,)
 
@@ -262,10 +262,10 @@ def test_what_was_heard_goes_on_in_another_service() -> None:
         for line in lines:
             text = line.format(rank=rank, place=rank, seq=8, op="ALLREDUCE", group="0(default_pg)", newest=9)
             kept._hear(LogLine("node0", "log", rank, text, START_S), START_S)
-    plain = Plain(GaveUp)
+    plain = ObjectCodec(WatchdogTimeout)
     plain.fill(other, plain.taken(kept))
     assert vars(other) == vars(kept)
-    assert other._gave_up[3, "default_pg"] == GaveUp(8, "ALLREDUCE", 3)
+    assert other._gave_up[3, "default_pg"] == WatchdogTimeout(8, "ALLREDUCE", 3)
 
 
 def test_of_a_job_of_which_only_logs_are_known_the_rank_behind_is_named_and_not_the_first_to_speak() -> None:

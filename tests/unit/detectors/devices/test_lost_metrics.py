@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detectors import CATALOG, ENTRY_POINTS
-from detectors.job.silence import absent_after, interval_after
+from detectors.job.last_seen import absent_after, interval_after
 from detectors.job.state import JobState
 from trainwarden import plugins
 from trainwarden.records import MetricsRecord

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.job.beats import PHASE_CODE, HeartbeatBoard, damaged
-from detectors.job.plain import Plain as Snapshot
+from detectors.job.beats import PHASE_CODE, HeartbeatTable, damaged
+from detectors.job.object_codec import ObjectCodec as Snapshot
 from detectors.job.state import JobState
 from detectors.job.step_assembly import Pending
 from detectors.testing.streams import START_S, Job
@@ -45,7 +45,7 @@ BEATS = st.builds(
 )  # fmt: skip
 
 
-class Plain:
+class ObjectCodec:
     """One rank at a time."""
 
     def __init__(self) -> None:
@@ -82,15 +82,15 @@ class Plain:
         return now | {"still_s": clock_s - now["moved_at_s"], "stopped_for_s": clock_s - now["stopped_at_s"]}
 
 
-def seen(board: HeartbeatBoard, rank: int) -> list[float]:
+def seen(board: HeartbeatTable, rank: int) -> list[float]:
     return [float(getattr(board, lane)[rank]) for lane in LANES]
 
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(BEATS, st.booleans()), min_size=1, max_size=25))
 def test_it_does_not_matter_when_they_are_settled(told: list[tuple[HeartbeatRecord, bool]]) -> None:
-    together, plain = HeartbeatBoard(), Plain()
-    together.widen(RANKS * NODES)
+    together, plain = HeartbeatTable(), ObjectCodec()
+    together.resize(RANKS * NODES)
     for record, asked in told:
         lives = [int(one[1:]) for one in record.incarnations]
         plain.take(record, lives)
@@ -105,8 +105,8 @@ def test_it_does_not_matter_when_they_are_settled(told: list[tuple[HeartbeatReco
 
 
 def test_what_has_waited_is_counted_as_one_at_a_time() -> None:
-    board = HeartbeatBoard()
-    board.widen(RANKS * NODES)
+    board = HeartbeatTable()
+    board.resize(RANKS * NODES)
     words = [(1, "compute", "S", 0)] * RANKS
     for node in range(NODES):
         board.take(beat(node, 5.0, "a", words), None, [2 * node, 2 * node + 1], [1, 1])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from detectors.job import clocks as clocks_module
-from detectors.job.clocks import LATE_S, SPAN_S, Ahead, BusClock, NodeClocks
+from detectors.job.clocks import LATE_S, SPAN_S, BusClock, ClockOffsets, NodeClocks
 from detectors.testing.streams import event, log_lines
 from tests.doubles import ManualClock
 from trainwarden.protocols import Message
@@ -24,7 +24,7 @@ def beat(
     )  # fmt: skip
 
 
-def heard(ahead: Ahead, off_s: float, *delays_s: float, from_s: float = 1000.0) -> float:
+def heard(ahead: ClockOffsets, off_s: float, *delays_s: float, from_s: float = 1000.0) -> float:
     for place, delay_s in enumerate(delays_s):
         at_s = from_s + place
         ahead.heard(A, at_s - delay_s + off_s, at_s)
@@ -38,11 +38,11 @@ def time_of(record: Record) -> float:
 
 @pytest.mark.parametrize("off_s", [-90.0, -5.0, 5.0, 90.0])
 def test_a_clock_that_is_off_is_known_by_what_came_fastest(off_s: float) -> None:
-    assert heard(Ahead(), off_s, 0.3, 0.9, 0.3, 0.8, 0.5, 0.4, 0.3) == pytest.approx(off_s - 0.3, abs=0.7)
+    assert heard(ClockOffsets(), off_s, 0.3, 0.9, 0.3, 0.8, 0.5, 0.4, 0.3) == pytest.approx(off_s - 0.3, abs=0.7)
 
 
 def test_a_clock_that_is_right_is_left_alone_however_late_it_is_heard() -> None:
-    ahead = Ahead()
+    ahead = ClockOffsets()
     assert heard(ahead, 0.0, 60.0, 59.0, 58.0, 3.0, 0.1) == 0.0  # a spool comes first
     assert heard(ahead, 0.0, *range(20), from_s=1010.0) == 0.0
     assert heard(ahead, 0.0, 600.0, 599.0, 0.2, from_s=2000.0) == 0.0  # ten minutes without a bus
@@ -51,7 +51,7 @@ def test_a_clock_that_is_right_is_left_alone_however_late_it_is_heard() -> None:
 @pytest.mark.parametrize("drained_in_s", [20, 60, 300])
 def test_a_spool_that_takes_its_time_is_no_clock_that_is_behind(drained_in_s: int) -> None:
     """An hour without a bus, and all nodes have something to say at once."""
-    ahead = Ahead()
+    ahead = ClockOffsets()
     heard(ahead, 0.0, *[0.1] * 100)
     late_s = [3600.0 * (1.0 - second / drained_in_s) for second in range(drained_in_s)]
     for place, delay_s in enumerate(late_s):
@@ -61,12 +61,12 @@ def test_a_spool_that_takes_its_time_is_no_clock_that_is_behind(drained_in_s: in
 
 @pytest.mark.parametrize("to_s", [-90.0, 90.0])
 def test_a_clock_that_is_set_is_followed_at_once_where_it_is_told_and_in_a_while_where_not(to_s: float) -> None:
-    ahead = Ahead()
+    ahead = ClockOffsets()
     heard(ahead, 0.0, *[0.1] * 10)
     ahead.set(A, to_s)
     assert ahead.of(A) == to_s
     assert heard(ahead, to_s, *[0.1] * (3 * int(SPAN_S)), from_s=1010.0) == pytest.approx(to_s, abs=0.2)
-    ahead = Ahead()
+    ahead = ClockOffsets()
     heard(ahead, 0.0, *[0.1] * 10)
     beats = 2 * int(SPAN_S) + int(LATE_S) + 2
     assert heard(ahead, to_s, *[0.1] * beats, from_s=1010.0) == pytest.approx(to_s - 0.1)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.job import silence
+from detectors.job import last_seen
 from detectors.job.state import JobState
 from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS
 from detectors.job.window import job_duration_s
@@ -56,7 +56,7 @@ def test_a_rank_that_is_missing_is_waited_for_no_longer_than_need_be() -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_of_made_up_nodes_no_more_is_kept_than_that_and_of_the_jobs_nodes_all(monkeypatch, finished) -> None:
-    monkeypatch.setattr(silence, "MAX_NODES", 8)
+    monkeypatch.setattr(last_seen, "MAX_NODES", 8)
     state = fed(beat(0, at_s=START_S), *([event("job_end", 5)] if finished else []))
     for second in range(10):
         for number in range(10):

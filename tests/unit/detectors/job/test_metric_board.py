@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBoard
+from detectors.job.board import MetricBuffer
 from detectors.job.family import family_of_row
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
@@ -26,14 +26,14 @@ def record(
     )  # fmt: skip
 
 
-def fed(*records: MetricsRecord, samples: int = 8) -> MetricBoard:
-    board = MetricBoard(samples)
+def fed(*records: MetricsRecord, samples: int = 8) -> MetricBuffer:
+    board = MetricBuffer(samples)
     for one in records:
         board.feed(one)
     return board
 
 
-def only(board: MetricBoard) -> FamilySamples:
+def only(board: MetricBuffer) -> FamilySamples:
     (found,) = board.take()
     return found
 
@@ -133,7 +133,7 @@ def test_models_come_along_beside_roles_and_through_a_restart() -> None:
     (found,) = board.take({0: "stage-1"})
     assert found.roles == ("stage-1 H100", "")
     board.feed(record(2.0, {POWER: 1.0}, devices=devices))  # another collector's record, which does not say it
-    again = MetricBoard()
+    again = MetricBuffer()
     again.restore(board.state())
     again.feed(record(3.0, {POWER: 1.0}, devices=devices))
     assert again.take()[0].roles == ("H100", "")
@@ -165,7 +165,7 @@ def test_state_goes_on_as_if_nothing_had_happened() -> None:
     whole, cut = fed(*records[:6]), fed(*records[:6])
     whole.take()
     cut.take()
-    restored = MetricBoard()
+    restored = MetricBuffer()
     restored.restore(cut.state())
     for one in records[6:]:
         whole.feed(one)
@@ -179,7 +179,7 @@ def test_state_goes_on_as_if_nothing_had_happened() -> None:
 @pytest.mark.parametrize("state", [b"", b"x", b"\x81\xa4kind\xacmetric_board"])
 def test_foreign_state_is_refused(state: bytes) -> None:
     with pytest.raises(DetectorError):
-        MetricBoard().restore(state)
+        MetricBuffer().restore(state)
 
 
 def test_a_job_shows_its_samples_once_and_counts_what_was_late() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.choice import chosen, ensemble, rule
+from detectors.configured_detectors import chosen, ensemble, rule
 from detectors.job.samples import Entity
-from detectors.job_watch import JobWatch
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.vote import IDLE
@@ -33,13 +33,13 @@ def bundle() -> ModelBundle:
     return ModelBundle.fit({"": normal}, {"": NAMES}, SMALL, seed=0)
 
 
-def watched(bundle: ModelBundle, asked: tuple[str, ...] = (), **said: Any) -> JobWatch:
+def watched(bundle: ModelBundle, asked: tuple[str, ...] = (), **said: Any) -> JobMonitor:
     settings = DetectionSettings(ensemble=said)
     detectors = {name: choice.made() for name, choice in chosen(settings).items() if choice.role.reads == "scores"}
-    return JobWatch("job", detectors, rule(settings), SelfMetrics("test"), bundle, asked=asked)
+    return JobMonitor("job", detectors, rule(settings), SelfMetrics("test"), bundle, asked=asked)
 
 
-def played(watch: JobWatch, since: int = 0) -> VerdictRecord:
+def played(watch: JobMonitor, since: int = 0) -> VerdictRecord:
     values = np.random.default_rng(1).normal(size=(60, 2))
     told: list[VerdictRecord] = []
     for second, row in enumerate(values.tolist(), since):

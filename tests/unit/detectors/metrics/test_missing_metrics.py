@@ -13,11 +13,11 @@ from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import ROW_MODELS, View, VoteConfig
 from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
 from detectors.metrics.bundle.scale import FARTHEST, Scale
+from detectors.metrics.hysteresis import ModelVoteConfig
 from detectors.metrics.models.dtw import Dtw, DtwConfig
 from detectors.metrics.models.forecast import Forecast, ForecastConfig
 from detectors.metrics.models.knn import NeighborSearch
 from detectors.metrics.models.pca import Pca, PcaConfig
-from detectors.metrics.opening import ModelVoteConfig
 from detectors.metrics.scores import MetricScorer
 from trainwarden.settings import parse
 

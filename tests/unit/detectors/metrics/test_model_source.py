@@ -10,7 +10,7 @@ import pytest
 from detectors.job.samples import Entity
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.source import ModelFollower, ModelSet
+from detectors.metrics.source import ModelPoller, ModelSet
 from detectors.service import DetectionHandler
 from tests.doubles import ManualClock, metric_value
 from tests.unit.detectors.detection_streams import RememberingBus
@@ -53,7 +53,7 @@ class Service:
     def __init__(self, source):
         self.metrics = SelfMetrics("detector")
         self.clock = ManualClock(START_S)
-        self.follower = ModelFollower(source, 10.0)
+        self.follower = ModelPoller(source, 10.0)
         self.handler = DetectionHandler(DetectionSettings(), self.clock, self.metrics, self.follower)
         bus = RememberingBus()
         self.handler.start(bus, bus)
@@ -129,7 +129,7 @@ def test_a_source_that_fails_leaves_the_models_that_serve(bundles):
 
 
 def test_a_start_without_the_registry_serves_what_is_kept(bundles):
-    follower = ModelFollower(Source(DetectorError("away"), kept=ModelSet(bundles[1])), 60.0)
+    follower = ModelPoller(Source(DetectorError("away"), kept=ModelSet(bundles[1])), 60.0)
     follower.start()
     follower.close()
     found = follower.take()

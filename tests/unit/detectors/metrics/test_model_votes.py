@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.choice import chosen
+from detectors.configured_detectors import chosen
 from detectors.job.samples import Entity, ScoredSamples
 from detectors.job.state import JobState
 from detectors.job.window import Window
-from detectors.job_watch import JobWatch, seen
+from detectors.job_monitor import JobMonitor, seen
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.metrics.scores import NO_MODELS
@@ -330,7 +330,7 @@ def played(bundle: ModelBundle | None, *, sick: bool) -> list[Any]:
     """What a job's watch says of 90 seconds of metrics of four GPUs."""
     handler = DetectionHandler(DetectionSettings(), ManualClock(0.0), SelfMetrics("detector"))
     detectors = {name: choice.made() for name, choice in handler._chosen.items()}
-    watch = JobWatch("job", detectors, EnsembleConfig(), SelfMetrics("detector"), bundle)
+    watch = JobMonitor("job", detectors, EnsembleConfig(), SelfMetrics("detector"), bundle)
     values = np.stack([metrics(30 + one, 90) for one in range(4)])
     if sick:
         values[2, 60:, 1] -= 8.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBoard
+from detectors.job.board import MetricBuffer
 from detectors.job.samples import Entity
 from detectors.job.state import JobState
 from detectors.metrics.bundle.bundle import ModelBundle
@@ -69,7 +69,7 @@ def sent(
 
 def votes(records: list[Sent], parts: int = 1) -> tuple[list[Vote], set[str]]:
     """What dtw says of each window, and what the models abstained from."""
-    board, scorer, vote = MetricBoard(), MetricScorer(models()), DtwVote(DtwVote.Config())
+    board, scorer, vote = MetricBuffer(), MetricScorer(models()), DtwVote(DtwVote.Config())
     empty, said, why = JobState("j").window(now_s=0.0), list[Vote](), set[str]()
     now_s = 0.0
     while records:
@@ -135,7 +135,7 @@ def test_what_was_taken_when_survives_a_restart() -> None:
     records = sent(1, parts=2)
     half = next(place for place, (at_s, _) in enumerate(records) if at_s > 700.0)
     first, second = MetricScorer(models()), MetricScorer(models())
-    board = MetricBoard()
+    board = MetricBuffer()
     for at_s, record in records[:half]:
         board.feed(record)
         first.score(board.take(), at_s)

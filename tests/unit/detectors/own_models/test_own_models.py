@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.choice import chosen
-from detectors.job.board import MetricBoard
+from detectors.configured_detectors import chosen
+from detectors.job.board import MetricBuffer
 from detectors.job.samples import Entity, FamilySamples
 from detectors.job.state import JobState
-from detectors.job_watch import JobWatch
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.scores import MetricScorer
 from detectors.own_models import own_models
@@ -62,7 +62,7 @@ def at_once(samples: Sequence[FamilySamples]) -> Future[ModelBundle]:
     return found
 
 
-def fed(board: MetricBoard, own: OwnModels, first: int, last: int, *, calm: bool = True) -> None:
+def fed(board: MetricBuffer, own: OwnModels, first: int, last: int, *, calm: bool = True) -> None:
     for record in told(first, last):
         board.feed(record)
         own.follow(board, calm)
@@ -70,7 +70,7 @@ def fed(board: MetricBoard, own: OwnModels, first: int, last: int, *, calm: bool
 
 @pytest.fixture(scope="module")
 def bundle() -> ModelBundle:
-    board = MetricBoard()
+    board = MetricBuffer()
     before = board.counts()
     for record in told(0, 30):
         board.feed(record)
@@ -78,7 +78,7 @@ def bundle() -> ModelBundle:
 
 
 def test_the_first_healthy_samples_are_learnt_from_and_again_when_there_are_more(bundle):
-    lessons, board = Lessons(), MetricBoard()
+    lessons, board = Lessons(), MetricBuffer()
     own = OwnModels(lessons.learn)
     fed(board, own, 0, 25)
     (first,) = lessons.asked[0]
@@ -95,7 +95,7 @@ def test_the_first_healthy_samples_are_learnt_from_and_again_when_there_are_more
 
 
 def test_what_came_before_an_incident_was_over_is_not_learnt_from(bundle):
-    lessons, board = Lessons(), MetricBoard()
+    lessons, board = Lessons(), MetricBuffer()
     own = OwnModels(lessons.learn)
     fed(board, own, 0, 20)
     fed(board, own, 20, 40, calm=False)
@@ -107,7 +107,7 @@ def test_what_came_before_an_incident_was_over_is_not_learnt_from(bundle):
 
 def test_what_was_learnt_just_before_an_incident_does_not_count(bundle):
     """The first seconds of a fault may be in it."""
-    lessons, board = Lessons(), MetricBoard()
+    lessons, board = Lessons(), MetricBuffer()
     own = OwnModels(lessons.learn)
     fed(board, own, 0, 25)
     own.follow(board, calm=False)
@@ -119,7 +119,7 @@ def test_what_was_learnt_just_before_an_incident_does_not_count(bundle):
 
 
 def test_why_there_are_none_is_said():
-    lessons, board = Lessons(), MetricBoard()
+    lessons, board = Lessons(), MetricBuffer()
     own = OwnModels(lessons.learn)
     assert own.why == "no trained model; the job's own start is learnt from after 24 healthy samples"
     fed(board, own, 0, 25)
@@ -132,7 +132,7 @@ def test_why_there_are_none_is_said():
 
 def test_more_than_can_be_scored_in_time_is_not_learnt_from(monkeypatch):
     monkeypatch.setattr(own_models, "MOST_PER_S", 0.5)
-    lessons, board = Lessons(), MetricBoard()
+    lessons, board = Lessons(), MetricBuffer()
     own = OwnModels(lessons.learn)
     fed(board, own, 0, 130)
     assert not lessons.asked
@@ -141,7 +141,7 @@ def test_more_than_can_be_scored_in_time_is_not_learnt_from(monkeypatch):
 
 def test_where_too_many_come_every_few_samples_are_learnt_from_and_scored(monkeypatch):
     monkeypatch.setattr(own_models, "MOST_PER_S", 2.0)
-    lessons, board = Lessons(), MetricBoard()
+    lessons, board = Lessons(), MetricBuffer()
     own = OwnModels(lessons.learn)
     fed(board, own, 0, 30)
     assert not lessons.asked
@@ -189,7 +189,7 @@ def test_models_are_kept_as_data_and_damage_is_refused(bundle):
 
 
 def test_samples_reach_the_learner_as_they_are():
-    board = MetricBoard()
+    board = MetricBuffer()
     for record in told(0, 30):
         board.feed(record)
     (one,) = board.after({}, 24, 24, 2)
@@ -199,12 +199,12 @@ def test_samples_reach_the_learner_as_they_are():
     assert one.rows.tolist() == [0, 3]
 
 
-def watch_of(learn, bundle: ModelBundle | None = None) -> JobWatch:
+def watch_of(learn, bundle: ModelBundle | None = None) -> JobMonitor:
     detectors = {name: choice.made() for name, choice in chosen(DetectionSettings()).items()}
-    return JobWatch("job", detectors, EnsembleConfig(), SelfMetrics("test"), bundle, learn=learn)
+    return JobMonitor("job", detectors, EnsembleConfig(), SelfMetrics("test"), bundle, learn=learn)
 
 
-def verdicts(watch: JobWatch, first: int, last: int, *, sick: bool = False) -> list[VerdictRecord | IncidentRecord]:
+def verdicts(watch: JobMonitor, first: int, last: int, *, sick: bool = False) -> list[VerdictRecord | IncidentRecord]:
     found = []
     for record in told(first, last, sick=sick):
         watch.state.feed(record)
@@ -251,7 +251,7 @@ def test_all_models_of_a_jobs_own_together_open_nothing_with_one_other_vote():
 
 @pytest.mark.thorough
 def test_a_process_of_its_own_learns_within_bounds(bundle):
-    board = MetricBoard()
+    board = MetricBuffer()
     for record in told(0, 30):
         board.feed(record)
     samples = board.after({}, 24, 24, 64)

@@ -17,7 +17,7 @@ from trainwarden.records import IterationRecord, Record, Vote
 def remembered(factors: list[float], noise: float, rows: int = 10, seed: int = 0) -> RowMemory:
     """Sixty rows of ranks as they are, then `rows` in which each takes so many times as long."""
     rng, memory = np.random.default_rng(seed), RowMemory()
-    memory.widen(len(factors))
+    memory.resize(len(factors))
     for seq in range(60 + rows):
         own = 0.2 * rng.lognormal(0.0, noise, len(factors)) * (np.array(factors) if seq >= 60 else 1.0)
         memory.note(seq, seq, 0.2 * seq, own)

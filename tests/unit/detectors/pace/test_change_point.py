@@ -10,7 +10,7 @@ from detectors.pace.change_point import ChangePoint
 from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.incidents import Joiner
+from detectors.verdict.incidents import IncidentTracker
 from detectors.verdict.rule import EnsembleConfig
 from tests.benchmarks.detection.change_baselines import ours
 from tests.benchmarks.detection.change_series import Floats
@@ -215,7 +215,7 @@ def test_a_gentle_relief_is_told() -> None:
 
 def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[IncidentRecord]:
     """All revisions of incidents of a recorded job; windows of one row each."""
-    state, joiner = JobState("job"), Joiner("job", EnsembleConfig())
+    state, joiner = JobState("job"), IncidentTracker("job", EnsembleConfig())
     detectors = {
         "change_point": ChangePoint(ChangePoint.Config(planned_steps=planned)),
         "iteration_threshold": IterationThreshold(IterationThreshold.Config()),

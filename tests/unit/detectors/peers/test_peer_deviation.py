@@ -244,7 +244,7 @@ def test_damaged_state_is_refused() -> None:
 
 def test_memory_goes_on_over_the_end_of_its_rings() -> None:
     memory = PeerMemory()
-    memory.widen(3)
+    memory.resize(3)
     memory.assign(("", "", ""))
     for step in range(ROWS + 3 * SLACK):
         memory.push(

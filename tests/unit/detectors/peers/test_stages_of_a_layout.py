@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from detectors.job.state import JobState
-from detectors.job_watch import _PLAIN
+from detectors.job_monitor import _PLAIN
 from detectors.verdict.evidence import slowness
 from tests.unit.detectors.peers.rank_series import healthy, layout_event, watched, windows
 from trainwarden.parallelism.claim import Claim

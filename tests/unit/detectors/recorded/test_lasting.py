@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.metrics import holding
+from detectors.metrics import baseline_freeze
 from detectors.metrics.bundle.calibration import squeeze, unsqueeze
 from detectors.recorded.metrics import HALF_LIFE_SAMPLES, LASTING_NATS, lasting, score_recorded
 from tests.examples import examples
@@ -61,7 +61,7 @@ def test_one_wild_value_is_over_within_an_hour_of_minutes() -> None:
 
 @pytest.mark.thorough
 def test_the_file_has_the_mean_and_what_lasts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "STRANGE", 2.0)  # nobody's scale stands still
+    monkeypatch.setattr(baseline_freeze, "STRANGE", 2.0)  # nobody's scale stands still
     scores = score_recorded(strange_metrics(), None, recordings.START_S + 6_000.0, QUICK)
     assert scores is not None
     columns = scores.columns(["metric_mean", "kmeans"])

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from detectors.job.samples import Entity, ScoredSamples
 from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.opening import EXPIRE_S
+from detectors.metrics.hysteresis import EXPIRE_S
 from detectors.recorded import learning
 from detectors.recorded.grids import MetricGrid
 from detectors.recorded.learning import AROUND, LearningOn, calm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.choice import chosen, rule
-from detectors.job_watch import JobWatch
+from detectors.configured_detectors import chosen, rule
+from detectors.job_monitor import JobMonitor
 from detectors.metrics.bundle.bundle import ModelBundle
 from detectors.metrics.bundle.members import VoteConfig
 from detectors.recorded.learning import bundle_of
@@ -35,7 +35,7 @@ def live(table: MetricTable, bundle: ModelBundle) -> list[IncidentRecord]:
     settings = DetectionSettings()
     newest: dict[str, IncidentRecord] = {}
     detectors = {name: one.made() for name, one in chosen(settings, NAMES).items()}
-    watch = JobWatch("job", detectors, rule(settings), SelfMetrics("detector"), bundle)
+    watch = JobMonitor("job", detectors, rule(settings), SelfMetrics("detector"), bundle)
     for time_s in np.unique(table.times_s).tolist():
         for row in np.flatnonzero(table.times_s == time_s).tolist():
             values = tuple((float(value),) for value in table.values[row])

@@ -51,7 +51,7 @@ class Spy:
 
 @pytest.fixture(autouse=True)
 def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detectors.choice.CATALOG", {"spy": f"{__name__}:Spy"})
+    monkeypatch.setattr("detectors.configured_detectors.CATALOG", {"spy": f"{__name__}:Spy"})
     Spy.seen, Spy.lengths = [], set()
 
 

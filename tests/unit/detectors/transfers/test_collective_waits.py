@@ -134,7 +134,7 @@ def test_a_single_much_longer_step_among_long_ones_is_not_enough():
     """Four standard errors in the mean, but for one step of five."""
     lateness, noise = Lateness(), np.random.default_rng(0).normal(0.0, 0.06, (12, 64))
     noise[-4:, 7] = 0.16, 0.42, 0.16, 0.16
-    lateness.widen(64)
+    lateness.resize(64)
     lateness.ratios[-12:], lateness.count = np.log1p(noise), 12
     assert not lateness.found(0.06, 6.0).any()
     lateness.ratios[-4:, 7] = np.log1p(0.24)

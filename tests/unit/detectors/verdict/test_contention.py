@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBoard
+from detectors.job.board import MetricBuffer
 from detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
 from detectors.verdict.contention import CPU_TICKS, HOST_S
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
@@ -132,7 +132,7 @@ def test_what_the_host_says_is_not_waited_for_where_it_has_never_said_anything()
 
 
 def test_seconds_of_the_board() -> None:
-    board = MetricBoard(samples=8)
+    board = MetricBuffer(samples=8)
     for tick, at_s in enumerate((3.2, 4.9, 4.95, 7.0)):
         board.feed(
             MetricsRecord(

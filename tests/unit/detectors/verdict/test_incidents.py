@@ -13,7 +13,7 @@ from detectors.logs.loss_watch import LossWatch
 from detectors.pace.iteration_threshold import IterationThreshold
 from detectors.protocol import Role
 from detectors.verdict.ensemble import Candidate, Ensemble, family_of
-from detectors.verdict.incidents import Joiner, incident_id
+from detectors.verdict.incidents import IncidentTracker, incident_id
 from detectors.verdict.rule import EnsembleConfig
 from tests.unit.detectors.detection_streams import START_S, Job, event
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect, Vote
@@ -35,7 +35,7 @@ class Story:
 
     def __init__(self) -> None:
         self.state = JobState("job")
-        self.joiner = Joiner("job", CONFIG)
+        self.joiner = IncidentTracker("job", CONFIG)
         self.told: list[IncidentRecord] = []
 
     def at(self, after_s: float, *found: Candidate, live: bool = True) -> list[IncidentRecord]:
@@ -54,7 +54,7 @@ class Story:
 @pytest.mark.parametrize(("phase", "revisions"), [("", 1), ("exit", 0), ("ended", 0)])
 def test_while_ranks_end_one_after_the_other_the_evidence_stays_as_it_was(phase: str, revisions: int) -> None:
     """Else a rebalance of those that are left is planned, which no launcher takes."""
-    state, joiner = JobState("job"), Joiner("job", CONFIG)
+    state, joiner = JobState("job"), IncidentTracker("job", CONFIG)
     for _, record in Job(ranks=3, micro=lambda rank, step: 6).run(30).records:
         state.feed(record)
     first = state.window(START_S + 20.0)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.choice import chosen, rule
+from detectors.configured_detectors import chosen, rule
 from detectors.job.state import JobState
 from detectors.verdict.ensemble import Ensemble
 from detectors.verdict.rule import EnsembleConfig

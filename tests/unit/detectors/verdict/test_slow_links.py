@@ -5,7 +5,7 @@ from __future__ import annotations
 from detectors.job.state import JobState
 from detectors.protocol import Role
 from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.incidents import Joiner
+from detectors.verdict.incidents import IncidentTracker
 from detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import Suspect, Vote
 
@@ -22,7 +22,7 @@ def vote(kind: str, *ranks: int) -> Vote:
 def incidents(votes: dict[str, Vote]) -> list[tuple[str, list[int | None]]]:
     window = JobState("job").window(10.0)
     ensemble = Ensemble(EnsembleConfig(), dict.fromkeys(votes, ROLE))
-    joiner = Joiner("job", EnsembleConfig())
+    joiner = IncidentTracker("job", EnsembleConfig())
     joiner.join(ensemble.candidates(window, votes), votes, window)
     joiner.join(ensemble.candidates(window, votes), votes, window)
     return sorted((one.kind, [suspect.rank for suspect in one.suspects]) for one in joiner.open)

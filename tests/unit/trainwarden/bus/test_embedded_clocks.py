@@ -10,9 +10,9 @@ import pytest
 
 from tests.doubles import ManualClock
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.commands.builders import on_job
 from trainwarden.commands.keys import Trusted, new_signer
 from trainwarden.commands.trust import Trust, in_order
-from trainwarden.commands.words import on_job
 from trainwarden.records import CommandRecord, EventRecord
 from trainwarden.topics import COMMANDS, EVENTS, INCIDENTS
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.latches import Latches
-from trainwarden.commands.words import EVERY_JOB
 from trainwarden.records import CommandRecord
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.web_doubles import NOW_S, action, incident
+from trainwarden.commands.builders import on_action, silence
 from trainwarden.commands.silences import Silences, silenced_text
-from trainwarden.commands.words import on_action, silence
 from trainwarden.records import Suspect
 
 ON_N1 = incident(suspects=(Suspect(score=0.9, reason="r", node="n1"), Suspect(score=0.1, reason="r", node="n2")))

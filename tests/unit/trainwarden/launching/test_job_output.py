@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.launching.job_output import Drain, LogKeeper, Outlet
+from trainwarden.launching.job_output import LogWriter, OutputSink, PipeReader
 
 
 def drained(written: bytes, prefix: bytes = b"") -> tuple[bytes, list[bytes]]:
@@ -15,7 +15,7 @@ def drained(written: bytes, prefix: bytes = b"") -> tuple[bytes, list[bytes]]:
     kept: list[bytes] = []
     source, job = os.pipe()
     shown, outlet = os.pipe()
-    drain = Drain(source, Outlet(outlet), kept.append, prefix=prefix)
+    drain = PipeReader(source, OutputSink(outlet), kept.append, prefix=prefix)
     os.write(job, written)
     os.close(job)
     assert drain.join(10.0)
@@ -41,7 +41,7 @@ def test_every_line_gets_its_rank_rewritten_ones_too() -> None:
 def test_a_line_that_never_ends_is_kept_in_pieces_while_it_goes_on() -> None:
     kept: list[bytes] = []
     source, job = os.pipe()
-    drain = Drain(source, None, kept.append)
+    drain = PipeReader(source, None, kept.append)
     for _ in range(40):
         os.write(job, b"x" * 10_000)
     os.close(job)
@@ -52,7 +52,7 @@ def test_a_line_that_never_ends_is_kept_in_pieces_while_it_goes_on() -> None:
 
 def test_a_reader_that_left_is_not_asked_again() -> None:
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = OutputSink(writer)
     os.close(reader)
     outlet.write(b"x")
     assert outlet.gone
@@ -61,7 +61,7 @@ def test_a_reader_that_left_is_not_asked_again() -> None:
 
 
 def test_a_log_stays_below_its_limit_and_says_so_once(tmp_path: Path) -> None:
-    log, keeper = tmp_path / "job.log", LogKeeper(limit_bytes=1000)
+    log, keeper = tmp_path / "job.log", LogWriter(limit_bytes=1000)
     for number in range(100):
         keeper.keep(log, f"line {number:04d}\n".encode())
         keeper.settle(10.0)
@@ -75,7 +75,7 @@ def test_a_log_stays_below_its_limit_and_says_so_once(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_is_counted_and_told_once(tmp_path: Path) -> None:
-    keeper = LogKeeper()
+    keeper = LogWriter()
     for _ in range(3):
         keeper.keep(tmp_path / "absent" / "job.log", b"line\n")
     keeper.close()
@@ -89,7 +89,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     """Opening a fifo without a reader waits for ever, as a dead file server does."""
     stuck = tmp_path / "job.log"
     os.mkfifo(stuck)
-    keeper = LogKeeper(queue_bytes=1000)
+    keeper = LogWriter(queue_bytes=1000)
     for _ in range(10):
         keeper.keep(stuck, b"x" * 300)
     assert not keeper.settle(0.0)

@@ -12,7 +12,7 @@ from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.speak import speak
 from trainwarden.clock import Clock, SystemClock
-from trainwarden.commands.words import NodeWord, on_node
+from trainwarden.commands.builders import NodeWord, on_node
 from trainwarden.errors import ConfigError
 from trainwarden.json_objects import action_object
 from trainwarden.protocols import Bus

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from trainwarden.cli.ask.jobs_on_bus import open_bus
+from trainwarden.cli.shared.formatting import moment
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.speak import heard
-from trainwarden.cli.shared.words import moment
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.protocols import Scope
 from trainwarden.settings import Settings, load

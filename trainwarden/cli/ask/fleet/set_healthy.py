@@ -12,7 +12,7 @@ from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json, KeyFile
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.speak import speak
-from trainwarden.commands import words
+from trainwarden.commands import builders
 from trainwarden.errors import ConfigError
 from trainwarden.settings import load
 
@@ -34,7 +34,7 @@ def set_healthy(
         raise ConfigError("set-healthy: name one node; `trainwarden nodes` lists them")
     voice, settings = Voice(json), load(config)
     with open_bus(bus, config) as connected:
-        command = speak(connected, words.set_healthy(node, why, user(), time.time()), key, settings)
+        command = speak(connected, builders.set_healthy(node, why, user(), time.time()), key, settings)
     voice.say(f"said to the engines on {address_of(bus, settings, None)}: {node} is healthy")
     voice.answer({"command": {"id": command.id, "kind": command.kind, "node": command.node}})
     return 0

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind, worst
-from trainwarden.cli.shared.words import counted
+from trainwarden.cli.shared.formatting import counted
 
 MOST_REASONS: Final = 3
 AMOUNTS: Final = ("iterations", "metrics_rows", "log_lines", "collectives", "nodes", "entities", "dumps", "events")

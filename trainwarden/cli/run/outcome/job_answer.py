@@ -13,7 +13,7 @@ import msgspec
 from trainwarden import rundir
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView, incident_words
-from trainwarden.cli.shared.words import counted
+from trainwarden.cli.shared.formatting import counted
 from trainwarden.records import EventRecord, IncidentRecord, Suspect
 
 LAST_LINE_CHARS: Final = 300

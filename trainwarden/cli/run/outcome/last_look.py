@@ -28,12 +28,12 @@ def last_look(run_dir: Path, ended: EventRecord) -> list[IncidentRecord]:
         The end of the command, ``job_end``.
     """
     from detectors.facts.hard_event import HardEvent, HardEventConfig
-    from detectors.job_watch import JobWatch
+    from detectors.job_monitor import JobMonitor
     from detectors.verdict.rule import EnsembleConfig
     from trainwarden.self_metrics import SelfMetrics
 
     detectors = {"hard_event": HardEvent(HardEventConfig())}
-    watch = JobWatch(ended.job, detectors, EnsembleConfig(), SelfMetrics("last_look"))  # type: ignore[arg-type]
+    watch = JobMonitor(ended.job, detectors, EnsembleConfig(), SelfMetrics("last_look"))  # type: ignore[arg-type]
     for record in (*_events(run_dir, ended), *_logs(run_dir, ended), ended):
         watch.state.feed(record)
     newest: dict[str, IncidentRecord] = {}

@@ -8,8 +8,8 @@ from pathlib import Path
 from actions.launchers.local.control import AskState, Poll, Submit
 from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
 from actions.launchers.local.node_runner import Failure
-from actions.launchers.local.ranks import Place
-from actions.launchers.restart_check.words import Suspicions
+from actions.launchers.local.ranks import LocalJob
+from actions.launchers.restart_check.messages import Suspicions
 from tests.doubles import ManualClock
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 
@@ -88,7 +88,7 @@ class Launch:
         self, run_dir: Path, mode: str = "auto", checkpoints: Path | None = None, suspicions: Suspicions | None = None
     ) -> None:
         self.clock = ManualClock(100.0)
-        self._place = Place(
+        self._place = LocalJob(
             command=("true",), ranks=RANKS, run_dir=run_dir, job="job", node="n0", checkpoints=checkpoints
         )
         self._suspicions = suspicions

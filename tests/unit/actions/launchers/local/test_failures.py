@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from actions.launchers.local.node_runner import NodeRunner
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from trainwarden import rundir
 from trainwarden.clock import SystemClock
 
@@ -21,7 +21,7 @@ class Node:
 
     def __init__(self, run_dir: Path) -> None:
         self.selector = selectors.DefaultSelector()
-        place = Place(
+        place = LocalJob(
             command=(sys.executable, "-S", "-c", ENDS), ranks=3, run_dir=rundir.prepare(run_dir), job="j", node="n"
         )
         self.runner = NodeRunner(place, dict(os.environ), self.selector, SystemClock(), stop_grace_s=1.0)

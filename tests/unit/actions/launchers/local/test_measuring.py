@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from actions.launchers.local.measuring import Measurement
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from trainwarden import rundir
 
 pytestmark = pytest.mark.thorough  # starts processes
 
 
-def place(run_dir: Path, ranks: int = 2) -> Place:
-    return Place(command=("true",), ranks=ranks, run_dir=run_dir, job="job", node="node-b")
+def place(run_dir: Path, ranks: int = 2) -> LocalJob:
+    return LocalJob(command=("true",), ranks=ranks, run_dir=run_dir, job="job", node="node-b")
 
 
 def wait_for(what: Callable[[], bool]) -> None:

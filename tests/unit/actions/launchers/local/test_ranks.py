@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from actions.launchers.local import ranks
-from actions.launchers.local.ranks import Place, RanksOutput, World, check_command, environment, exit_code
+from actions.launchers.local.ranks import LocalJob, NodePlacement, RanksOutput, check_command, environment, exit_code
 
-PLACE = Place(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
+PLACE = LocalJob(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
 
 
 def test_a_rank_is_told_who_it_is_and_keeps_the_rest() -> None:
@@ -95,7 +95,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_who_has_news(tmp_path: Path)
 
 
 def test_ranks_of_one_of_several_machines_are_numbered_over_all_of_them_as_torchrun_does() -> None:
-    world = World(node_rank=2, nodes=4, master="10.0.0.1", port=29500, interface="eth1")
+    world = NodePlacement(node_rank=2, nodes=4, master="10.0.0.1", port=29500, interface="eth1")
     made = environment(PLACE, 2 * PLACE.ranks + 1, 0, world, {})
     assert made["RANK"] == made["ROLE_RANK"] == str(2 * PLACE.ranks + 1)
     assert made["WORLD_SIZE"] == made["ROLE_WORLD_SIZE"] == str(4 * PLACE.ranks)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actions.launchers.local import coordinator
-from actions.launchers.restart_check.words import Conclusion, Outcome, Wanted
+from actions.launchers.restart_check.messages import CheckRequest, Conclusion, Outcome
 from tests.unit.actions.launchers.local.runner_double import Launch
 from tests.unit.actions.launchers.local.test_validating import FOUND, FakeMeasurement
 from trainwarden.errors import BusUnavailable
@@ -18,19 +18,19 @@ from trainwarden.errors import BusUnavailable
 class Suspicious:
     """Somebody is suspected; `holds` keeps the answer back."""
 
-    def __init__(self, wanted: Wanted | None) -> None:
+    def __init__(self, wanted: CheckRequest | None) -> None:
         self.answer, self.holds, self.broken = wanted, threading.Event(), False
         self.holds.set()
         self.concluded: list[Outcome] = []
 
-    def wanted(self, nodes: Collection[str]) -> Wanted | None:
+    def wanted(self, nodes: Collection[str]) -> CheckRequest | None:
         assert list(nodes) == ["n0"]
         self.holds.wait(10.0)
         if self.broken:
             raise BusUnavailable("by the test")
         return self.answer
 
-    def conclude(self, wanted: Wanted, outcome: Outcome) -> Conclusion:
+    def conclude(self, wanted: CheckRequest, outcome: Outcome) -> Conclusion:
         self.concluded.append(outcome)
         return Conclusion(confirmed=("n0",) if outcome.findings else (), said=outcome.error or "confirmed: it is slow")
 
@@ -39,7 +39,7 @@ class Suspicious:
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> Suspicious:
     FakeMeasurement.made, FakeMeasurement.at_first, FakeMeasurement.broken = [], True, None
     monkeypatch.setattr(coordinator, "Measurement", FakeMeasurement)
-    return Suspicious(Wanted(checks=("gemm",), nodes=("n0",)))
+    return Suspicious(CheckRequest(checks=("gemm",), nodes=("n0",)))
 
 
 @pytest.fixture

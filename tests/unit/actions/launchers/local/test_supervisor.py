@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import Place
+from actions.launchers.local.ranks import LocalJob
 from actions.launchers.local.supervisor import Supervisor
 from tests.doubles import ManualClock
 from trainwarden.clock import SystemClock
@@ -15,8 +15,8 @@ from trainwarden.errors import ConfigError
 from trainwarden.settings import parse
 
 
-def place(run_dir: Path, command: list[str], ranks: int) -> Place:
-    return Place(command=tuple(command), ranks=ranks, run_dir=run_dir, job="job", node="node")
+def place(run_dir: Path, command: list[str], ranks: int) -> LocalJob:
+    return LocalJob(command=tuple(command), ranks=ranks, run_dir=run_dir, job="job", node="node")
 
 
 def test_who_is_waited_for_depends_on_the_mode() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from actions.launchers.local import validating
-from actions.launchers.restart_check.words import Outcome
+from actions.launchers.restart_check.messages import Outcome
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
 from trainwarden.launching import Findings, Report, Targets

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from actions.launchers.torchrun.members import GRACE_S
+from actions.launchers.torchrun.messages import ENCODE, Memory
 from actions.launchers.torchrun.table import BACK_OFF_S, CANNOT_CODE, GAVE_UP_CODE, STOP_S, JobTable
-from actions.launchers.torchrun.words import ENCODE, Memory
 from tests.unit.actions.launchers.torchrun.agents import Agent, World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.pace.shifts.drift import DriftConfig, GentleReliefs, SlowRises
+from detectors.pace.shifts.drift import DriftConfig, DriftProposer, RecoveryProposer
 from detectors.pace.shifts.levels import Levels
 from detectors.pace.shifts.shift import Mechanism, Thresholds
 from tests.benchmarks.detection.change_series import Floats
@@ -16,8 +16,8 @@ ONE = np.ones(1, dtype=np.bool_)
 def first_rise(values: Floats, *leave_out: Mechanism, stride: int = 1) -> int | None:
     """The first row in which a slow rise of the one series is proposed."""
     thresholds = Thresholds(leave_out=leave_out)
-    levels, rises = Levels(thresholds), SlowRises(thresholds, DriftConfig())
-    levels.widen(1)
+    levels, rises = Levels(thresholds), DriftProposer(thresholds, DriftConfig())
+    levels.resize(1)
     for seq, x in enumerate(values):
         row = np.array([x])
         levels.calibrate(seq, levels.take(seq, row))
@@ -65,8 +65,8 @@ def test_a_step_is_no_slow_rise_until_half_of_the_older_values_are_of_it() -> No
 
 
 def test_a_series_is_back_when_its_newest_values_are_near_the_baseline() -> None:
-    levels, reliefs = Levels(Thresholds()), GentleReliefs(Thresholds(), DriftConfig())
-    levels.widen(1)
+    levels, reliefs = Levels(Thresholds()), RecoveryProposer(Thresholds(), DriftConfig())
+    levels.resize(1)
     for seq, x in enumerate(np.r_[noisy(60), noisy(15, seed=1) + 0.02]):
         levels.calibrate(seq, levels.take(seq, np.array([x])))
     levels.level[0], levels.raised_since[0] = 0.3, 40
@@ -74,4 +74,4 @@ def test_a_series_is_back_when_its_newest_values_are_near_the_baseline() -> None
     assert series == 0
     assert abs(level - 0.02) < 0.01
     assert reliefs.candidates(45, ONE, levels) == []  # too soon
-    assert GentleReliefs(Thresholds(leave_out=("relief",)), DriftConfig()).candidates(74, ONE, levels) == []
+    assert RecoveryProposer(Thresholds(leave_out=("relief",)), DriftConfig()).candidates(74, ONE, levels) == []

@@ -13,7 +13,7 @@ from tests.unit.detectors.pace.shifts.constructed import noisy
 
 def after(values: Floats, *leave_out: Mechanism) -> Levels:
     levels = Levels(Thresholds(leave_out=leave_out))
-    levels.widen(1)
+    levels.resize(1)
     for seq, x in enumerate(values):
         row = np.array([x])
         levels.calibrate(seq, levels.take(seq, row))

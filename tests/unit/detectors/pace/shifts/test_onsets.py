@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.onsets import OnsetConfig, Onsets, Told, began, knee, refine
+from detectors.pace.shifts.onsets import LastReported, OnsetConfig, Onsets, began, knee, refine
 from detectors.pace.shifts.shift import Mechanism, Shift, Thresholds
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
@@ -19,7 +19,7 @@ ROWS = 24
 def levels_after(values: Floats) -> Levels:
     """The levels of one series [rows] of which nothing was told."""
     levels = Levels(Thresholds())
-    levels.widen(1)
+    levels.resize(1)
     for seq, x in enumerate(values):
         row = np.array([x])
         levels.calibrate(seq, levels.take(seq, row))
@@ -98,9 +98,12 @@ def test_knees_and_first_levels_off_the_base() -> None:
 def test_what_goes_on_with_a_change_is_not_told_again(change: dict[str, object], goes_on: bool) -> None:
     first = Shift(0, 200, 209, 1.0, 1.12, "segment")
     further = replace(first, **{"before": 1.12, "after": 1.25, "reported": 420, **change})  # type: ignore[arg-type]
-    told, all_told = Told(Thresholds(), OnsetConfig()), Told(Thresholds(leave_out=("continuation",)), OnsetConfig())
+    told, all_told = (
+        LastReported(Thresholds(), OnsetConfig()),
+        LastReported(Thresholds(leave_out=("continuation",)), OnsetConfig()),
+    )
     for one in (told, all_told):
-        one.widen(1)
+        one.resize(1)
         assert not one.goes_on(first)
         one.note(first)
     assert told.goes_on(further) is goes_on

@@ -18,8 +18,8 @@ def after(
     rows = values.reshape(len(values), -1)
     thresholds = Thresholds(leave_out=leave_out)
     levels, proposal = Levels(thresholds), StepProposal(thresholds, ProposalConfig())
-    levels.widen(rows.shape[1])
-    proposal.widen(rows.shape[1])
+    levels.resize(rows.shape[1])
+    proposal.resize(rows.shape[1])
     known = np.zeros(rows.shape[1], dtype=np.bool_)
     for seq, row in enumerate(rows):
         known = levels.take(seq, row)

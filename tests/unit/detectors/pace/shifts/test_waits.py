@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.pace.shifts.shift import Mechanism, Thresholds
 from detectors.pace.shifts.verification import Verdict
-from detectors.pace.shifts.waits import WaitConfig, Waits
+from detectors.pace.shifts.waits import ConfirmationDelay, WaitConfig
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
 
@@ -14,7 +14,7 @@ from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
 def needed(
     values: Floats, *leave_out: Mechanism, size: float = 0.3, clear: bool = True, longest: int = 0, relief: bool = False
 ) -> int:
-    waits = Waits(Thresholds(leave_out=leave_out), WaitConfig())
+    waits = ConfirmationDelay(Thresholds(leave_out=leave_out), WaitConfig())
     return waits.needed(values, 200, Verdict(0.0, size, 30, clear), longest=longest, relief=relief)
 
 
@@ -60,7 +60,7 @@ def test_what_has_come_and_gone_before_must_last_longer_than_it_did() -> None:
 
 
 def test_few_rows_are_sure_where_they_are_far_off_and_near_to_each_other() -> None:
-    waits = Waits(Thresholds(), WaitConfig())
+    waits = ConfirmationDelay(Thresholds(), WaitConfig())
     change = Verdict(0.0, np.log(4.0), 30, clear=True)
     near, apart = np.log([3.6, 4.0, 4.4]), np.log([2.0, 4.0, 8.0])
     assert waits.sure(near, change)

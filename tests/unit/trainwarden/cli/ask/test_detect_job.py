@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.choice import chosen, rule
-from detectors.job_watch import JobWatch
+from detectors.configured_detectors import chosen, rule
+from detectors.job_monitor import JobMonitor
 from detectors.testing.streams import START_S, Job, event
 from tests.archive_doubles import Log, Service
 from tests.simulated_ranks.layout import Layout
@@ -123,7 +123,7 @@ def judged_live(records: list[Record]) -> dict[str, tuple[int | None, ...]]:
     """What the detection service says of the same records: suspects by kind of incident."""
     settings = DetectionSettings()
     detectors = {name: choice.made() for name, choice in chosen(settings, None).items()}
-    watch = JobWatch("job", detectors, rule(settings), SelfMetrics("live"))
+    watch = JobMonitor("job", detectors, rule(settings), SelfMetrics("live"))
     found, now_s = [], 0.0
     for record in records:
         if isinstance(record, CollectivesRecord) and record.time_s > now_s:

@@ -1,0 +1,167 @@
+"""Objects in memory as plain data and back: what a snapshot holds of a job.
+
+Nothing executes when it is read, and no attribute can be forgotten: all of an object's are taken, and an object takes
+back what has exactly its own. Objects that hold others are filled in place; elements of containers are of the built-in
+kinds, records, or of classes that the caller names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from trainwarden.errors import DetectorError
+from trainwarden.records import Record
+
+_PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes})
+_SEQUENCES: Final[dict[str, Callable[[Iterable[Any]], Any]]] = {
+    "tuple": tuple, "list": list, "set": set, "frozenset": frozenset,
+}  # fmt: skip
+_TABLES: Final[dict[str, Callable[[Iterable[tuple[Any, Any]]], Any]]] = {
+    "dict": dict, "OrderedDict": OrderedDict, "Counter": lambda pairs: Counter(dict(pairs)),
+}  # fmt: skip
+_NUMBERS: Final = "biuf"  # kinds of arrays
+
+
+@runtime_checkable
+class _Packs(Protocol):
+    def state(self) -> bytes: ...
+    def restore(self, state: bytes) -> None: ...
+
+
+class ObjectCodec:
+    """Turns objects into plain data and gives them back.
+
+    Parameters
+    ----------
+    *kinds : type
+        Dataclasses whose instances may be elements of containers.
+
+    Examples
+    --------
+    >>> class Memory:
+    ...     def __init__(self):
+    ...         self.steps, self.seen = np.zeros(2), {}
+    >>> memory, fresh = Memory(), Memory()
+    >>> memory.steps[1], memory.seen[("a", 1)] = 7.0, {3}
+    >>> ObjectCodec().fill(fresh, ObjectCodec().taken(memory))
+    >>> fresh.steps.tolist(), fresh.seen
+    ([0.0, 7.0], {('a', 1): {3}})
+    """
+
+    def __init__(self, *kinds: type) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds}
+        self._records = {kind.__name__: kind for kind in Record.__subclasses__()}
+
+    def taken(self, subject: object, leave: tuple[str, ...] = ()) -> dict[str, Any]:
+        """All attributes of `subject` but those of `leave`.
+
+        Raises
+        ------
+        TypeError
+            If one is of a kind that cannot be kept.
+        """
+        return {name: self._out(value) for name, value in vars(subject).items() if name not in leave}
+
+    def fill(self, subject: object, plain: Mapping[str, Any], leave: tuple[str, ...] = ()) -> None:
+        """Give `subject` what `taken` took of its like.
+
+        Raises
+        ------
+        DetectorError
+            If `plain` is damaged, or of a class that has other attributes.
+        """
+        wanted = vars(subject).keys() - set(leave)
+        if not isinstance(plain, Mapping) or wanted != plain.keys():
+            raise DetectorError(f"this was not kept of this version's {type(subject).__name__}")
+        for name in wanted:
+            try:
+                self._fill_one(subject, name, plain[name])
+            except (TypeError, ValueError, LookupError, AttributeError, msgspec.ValidationError) as error:
+                raise DetectorError(f"what was kept of {type(subject).__name__}.{name} is damaged: {error}") from error
+
+    def _fill_one(self, subject: object, name: str, plain: Any) -> None:
+        own = getattr(subject, name)
+        if isinstance(own, _Packs):
+            own.restore(self._in(plain))
+        elif _is_part(own):
+            self.fill(own, plain[1])
+        else:
+            value = self._in(plain)
+            if isinstance(own, np.ndarray) and (not isinstance(value, np.ndarray) or value.dtype != own.dtype):
+                raise DetectorError(f"what was kept of {type(subject).__name__}.{name} is no such array")
+            setattr(subject, name, value)
+
+    def _out(self, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        if type(value) in _PLAIN_TYPES:
+            return value
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in _NUMBERS:
+                raise TypeError(f"arrays of {value.dtype} cannot be kept")
+            return ["array", value.dtype.str, list(value.shape), value.tobytes()]
+        name = type(value).__name__
+        if name in _SEQUENCES:
+            ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            return [name, self._each(ordered)]
+        if name in _TABLES:
+            return [name, list(zip(self._each(value), self._each(value.values()), strict=True))]
+        return self._object(name, value)
+
+    def _each(self, values: Collection[Any]) -> list[Any]:
+        # Of large jobs most is long lists of plain numbers and words: one call for all of them.
+        return list(values) if _PLAIN_TYPES.issuperset(map(type, values)) else [self._out(one) for one in values]
+
+    def _object(self, name: str, value: Any) -> Any:
+        if isinstance(value, deque):
+            return ["deque", value.maxlen, self._each(value)]
+        if isinstance(value, Record):
+            return ["record", name, msgspec.to_builtins(value, builtin_types=(bytes,))]
+        if name in self._kinds:
+            return ["kind", name, {one: self._out(getattr(value, one)) for one in _names(value)}]
+        if isinstance(value, _Packs):
+            return value.state()
+        if _is_part(value):
+            return ["part", self.taken(value)]
+        raise TypeError(f"{name} cannot be kept")
+
+    def _in(self, plain: Any) -> Any:
+        if not isinstance(plain, list | tuple):
+            return plain
+        kind, *rest = plain
+        if kind in _SEQUENCES:
+            return _SEQUENCES[kind](self._in(one) for one in rest[0])
+        if kind in _TABLES:
+            return _TABLES[kind]((self._in(key), self._in(one)) for key, one in rest[0])
+        if kind == "deque":
+            return deque((self._in(one) for one in rest[1]), maxlen=rest[0])
+        if kind == "record":
+            return msgspec.convert(rest[1], self._records[rest[0]], builtin_types=(bytes,))
+        if kind == "kind":
+            return self._kinds[rest[0]](**{name: self._in(one) for name, one in rest[1].items()})
+        if kind == "array":
+            return _array(*rest)
+        raise ValueError(f"there is no {kind!r}")
+
+
+def _array(dtype: str, shape: list[int], data: bytes) -> Any:
+    if np.dtype(dtype).kind not in _NUMBERS:
+        raise ValueError(f"arrays of {dtype} are not kept")
+    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+
+
+def _is_part(value: object) -> bool:
+    """Whether `value` is an object of ours that is held by another for good."""
+    return type(value).__module__.startswith("detectors.") and hasattr(value, "__dict__")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if is_dataclass(value):
+        return tuple(field.name for field in fields(value))
+    return tuple(type(value).__struct_fields__)
