@@ -52,7 +52,7 @@ class Reading:
         known = {partition for _, partition in self._next} - self.catching
         kept = frozenset(
             partition for partition in partitions & known
-            if all(offset <= self._reached(place) for place, offset in committed.items() if place[1] == partition)
+            if all(self._goes_on(place, committed) for place in self._places if place[1] == partition)
         )  # fmt: skip
         self._next = {place: offset for place, offset in self._next.items() if place[1] in kept}
         self._had = {place: offset for place, offset in self._had.items() if place[1] in kept}
@@ -99,6 +99,12 @@ class Reading:
     def positions(self, partition: int) -> dict[str, int]:
         """The next offset of each topic's `partition`; 0 where nothing has come yet."""
         return {place[0]: self._reached(place) for place in self._places if place[1] == partition}
+
+    def _goes_on(self, place: Place, committed: Mapping[Place, int]) -> bool:
+        """Whether what was read of `place` is what the group has committed: nobody has read on, no topic began anew."""
+        if place not in committed:
+            return self._reached(place) == 0
+        return self._had.get(place, 0) <= committed[place] <= self._reached(place)
 
     def _reached(self, place: Place) -> int:
         return max(self._next.get(place, 0), self._had.get(place, 0))

@@ -98,6 +98,10 @@ class LogConsumer:
     def dead_letters(self) -> int:
         return 0
 
+    @property
+    def lost(self) -> Mapping[str, int]:
+        return {}
+
     def close(self) -> None:
         pass
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,12 +16,13 @@ from tests.memory_launcher import MemoryLauncher
 from trainwarden.commands.gate import CommandGate
 from trainwarden.commands.keys import Signer, Trusted
 from trainwarden.commands.trust import Trust
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, RecordsRefused
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord, EventRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import flush
 from trainwarden.settings import EngineSettings
-from trainwarden.topics import ACTIONS, EVENTS, Topic, topic_of
+from trainwarden.topics import ACTIONS, EVENTS, MAX_RECORD_BYTES, Topic, topic_of
 
 
 class Killed(BaseException):
@@ -58,6 +61,7 @@ class MemoryConsumer:
 class MemoryBus:
     """Keeps what was flushed, stamped in that order; `away` makes every flush fail until it is turned off.
 
+    Action records of more bytes than `most_bytes` are refused for good.
     Records of `elsewhere` jobs lie in partition 1, all others in 0; `before_flush` is called once, at the next flush.
     """
 
@@ -69,6 +73,7 @@ class MemoryBus:
         self.queued: list[tuple[Topic[Any], str, Record]] = []
         self.away = False
         self.deaf = False
+        self.most_bytes = MAX_RECORD_BYTES
 
     def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
         topic.decode(topic.encode(record))
@@ -80,11 +85,15 @@ class MemoryBus:
         if (before := self.before_flush) is not None:
             self.before_flush = None
             before()
-        for topic, key, record in self.queued:
+        values = [(topic.name, key, topic.encode(record)) for topic, key, record in self.queued]
+        refused = [name == ACTIONS.name and len(value) > self.most_bytes for name, _, value in values]
+        for topic, key, record in itertools.compress(self.queued, map(operator.not_, refused)):
             kept = self.kept.setdefault(topic.name, [])
             place = int(key in self.elsewhere)
             kept.append(Message(topic.name, place, len(kept), self._stamp(), key, record))
         self.queued.clear()
+        if any(refused):
+            raise RecordsRefused("too large", tuple(itertools.compress(values, refused)))
 
     def _stamp(self) -> float:
         """Time by the bus's own clock, later for each record."""
@@ -167,7 +176,7 @@ class Rig:
         self.clock.sleep(seconds)
         for key, record in self.engine.tick(self.clock.now_s()):
             self.bus.publish(topic_of(record), key, record)
-        self.bus.flush()
+        flush(self.bus, self.metrics)
         if self.adopting and len(self.launcher.splits) > self._adopted:
             self.adopt(*range(len(self.launcher.splits[-1])))
             self.tick()

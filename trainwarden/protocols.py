@@ -14,7 +14,16 @@ JsonObject = dict[str, Any]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One record as it came from the bus, with its place there; `stamped`: `time_s` is the bus's, not its sender's."""
+    """One record as it came from the bus, with its place there.
+
+    Attributes
+    ----------
+    stamped : bool
+        `time_s` is the bus's, not its sender's.
+    clock_s : float or None
+        What the clock said by which it was stamped, where `time_s` is later than that: a bus may keep its times from
+        falling. None: the same.
+    """
 
     topic: str
     partition: int
@@ -23,6 +32,7 @@ class Message(msgspec.Struct, frozen=True):
     key: str
     record: Record
     stamped: bool = True
+    clock_s: float | None = None
 
 
 class Consumer(Protocol):
@@ -32,7 +42,8 @@ class Consumer(Protocol):
         """Next messages, at most `max_records`; empty after `timeout_s` seconds without any.
 
         Order holds within a partition. An undecodable record goes to dead letters and is skipped. A call at
-        which the assignment changed returns nothing, so that the change is seen before what follows from it.
+        which the assignment changed returns nothing, so that the change is seen before what follows from it. A topic
+        that was made again looks like a loss of all partitions: they come back without a commit for it.
 
         Raises
         ------
@@ -75,6 +86,11 @@ class Consumer(Protocol):
     @property
     def dead_letters(self) -> int:
         """How many undecodable records this consumer has met."""
+        ...
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """By topic, how many records were gone before this consumer could read them: retention, a topic made again."""
         ...
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from trainwarden.errors import BusUnavailable, RecordError, RecordsRefused, Ward
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.topics import KEPT_BYTES, KEPT_REASON_CHARS, Topic, topic_of
+from trainwarden.topics import KEPT_BYTES, KEPT_REASON_CHARS, TOPICS, Topic, topic_of
 
 log = logging.getLogger("trainwarden.service_loop")
 
@@ -83,8 +83,10 @@ class ServiceLoop:
         self._alone = False
         self._pending: deque[Output] = deque()
         self._undecodable = 0  # of the consumer that is read now
+        self._lost: dict[str, int] = {}  # the same
         for topic in handler.topics:
             metrics.count("dead_letters_total", "Records that broke the handler.", 0, topic=topic.name)
+            metrics.count("records_lost_total", "Records gone before they could be read.", 0, topic=topic.name)
         metrics.count("undecodable_total", "Bytes that were no record of their topic.", 0)
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -134,13 +136,13 @@ class ServiceLoop:
     def _round(self) -> None:
         if self._consumer is None:
             self._consumer = self._bus.consumer(self._handler.topics, self._handler.group)
-            self._undecodable = 0
+            self._undecodable, self._lost = 0, {}
         self._publish()  # what was decided goes out before anything new is read, and before memory is rebuilt from it
         if self._unflushed:
             self._finish(self._consumer)
         self._take_over(self._consumer)
         messages = self._consumer.poll(self._poll_timeout_s)
-        self._count_undecodable(self._consumer)
+        self._count_met(self._consumer)
         self._take_over(self._consumer)
         self._handling = True
         self._pending.extend(self._handled(messages))  # the handler counts it as told, even if its tick breaks
@@ -154,10 +156,14 @@ class ServiceLoop:
         self._metrics.count("messages_total", "Messages handled.", len(messages))
         self._metrics.lag(self._consumer.lag())
 
-    def _count_undecodable(self, consumer: Consumer) -> None:
+    def _count_met(self, consumer: Consumer) -> None:
         """Count what `consumer` has met since it was last asked."""
         new, self._undecodable = consumer.dead_letters - self._undecodable, consumer.dead_letters
         self._metrics.count("undecodable_total", "Bytes that were no record of their topic.", new)
+        before, self._lost = self._lost, dict(consumer.lost)
+        for topic, lost in self._lost.items():
+            more = lost - before.get(topic, 0)
+            self._metrics.count("records_lost_total", "Records gone before they could be read.", more, topic=topic)
 
     def _handled(self, messages: Sequence[Message]) -> list[Output]:
         """What follows from `messages`; after a round that broke, one by one, to find the one that breaks it."""
@@ -182,21 +188,9 @@ class ServiceLoop:
         """Hand all outputs to the bus, each once; what it cannot take now is kept, what it never will is counted."""
         while self._pending:
             key, record = self._pending[0]
-            try:
-                self._bus.publish(topic_of(record), key, record)
-            except RecordError as error:
-                self._metrics.count("outputs_refused_total", "Outputs that no topic takes.", kind=type(record).__name__)
-                log.error("output refused", extra={"fields": {"key": key, "error": str(error)}})
-                self._shorten(key, record)
+            if not offer(self._bus, self._metrics, key, record):
+                offer(self._bus, self._metrics, key, shortened(record))
             self._pending.popleft()
-
-    def _shorten(self, key: str, record: Record) -> None:
-        """The word itself matters more than all that was written beside it."""
-        for field in ("evidence", "votes", "plan"):
-            if getattr(record, field, None):
-                record = msgspec.structs.replace(record, **{field: {}})
-        with suppress(RecordError):
-            self._bus.publish(topic_of(record), key, record)
 
     def _take_over(self, consumer: Consumer) -> None:
         """Tell the handler of a new assignment before anything of it is handled.
@@ -211,16 +205,51 @@ class ServiceLoop:
 
     def _finish(self, consumer: Consumer) -> None:
         """Flush, then commit; if the bus is away both are tried again before anything new is read."""
-        while True:
-            try:
-                self._bus.flush()
-                break
-            except RecordsRefused as error:  # it will never take them: everything else goes on
-                what = "Outputs that no topic takes."
-                self._metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
-                log.error("outputs refused", extra={"fields": {"error": str(error)}})
+        while refused := flush(self._bus, self._metrics):
+            for key, record in refused:
+                if (shorter := shortened(record)) != record:
+                    self._bus.publish(topic_of(record), key, shorter)
         consumer.commit()
         self._unflushed = False
+
+
+def offer(bus: Bus, metrics: SelfMetrics, key: str, record: Record) -> bool:
+    """Publish `record`; False, and it is counted, if its topic does not take it."""
+    try:
+        bus.publish(topic_of(record), key, record)
+    except RecordError as error:
+        metrics.count("outputs_refused_total", "Outputs that no topic takes.", kind=type(record).__name__)
+        log.error("output refused", extra={"fields": {"key": key, "error": str(error)}})
+        return False
+    return True
+
+
+def flush(bus: Bus, metrics: SelfMetrics) -> list[Output]:
+    """Flush all that was published; what the bus refuses for good is counted and returned, and the rest goes on.
+
+    Raises
+    ------
+    BusUnavailable
+        If something was not acknowledged in time.
+    """
+    refused: list[Output] = []
+    while True:
+        try:
+            bus.flush()
+            return refused
+        except RecordsRefused as error:
+            what = "Outputs that no topic takes."
+            metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
+            log.error("outputs refused", extra={"fields": {"error": str(error)}})
+            for name, key, value in error.records:  # a bus may have a prefix before the names of its topics
+                topic = next(topic for own, topic in TOPICS.items() if name.endswith(own))
+                refused.append((key, topic.decode(value)))
+
+
+def shortened(record: Record) -> Record:
+    """`record` without what was written beside its word, which matters more; without the word it is as it was."""
+    beside = [field for field in ("evidence", "votes", "plan") if getattr(record, field, None)]
+    return msgspec.structs.replace(record, **{field: {} for field in beside}) if beside else record
 
 
 def letter_of(message: Message, error: Exception) -> DeadLetter:

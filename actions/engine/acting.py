@@ -24,9 +24,11 @@ from trainwarden.commands.words import EVERY_JOB, latch
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.topics import ACTIONS
+from trainwarden.service_loop import flush, offer
 
 WITHDRAWN: Final = "withdrawn"  # in the plan of a failed action: the brake that came on before the launcher heard of it
+
+REFUSED: Final = "not begun: the bus takes no record of it, which is larger than its topic allows"
 
 
 class Acting:
@@ -105,7 +107,9 @@ class Acting:
         self.memory.take(action)
         self.mine.add(action.id)
         self.outbox.count(action)
-        self._bus.publish(ACTIONS, action.job, action)
+        if not offer(self._bus, self._metrics, action.job, action):
+            self.end(action, End("failed", REFUSED, undone=True))
+            return None
         return action
 
     def go_on(self, action: ActionRecord, now_s: float, why_not: Callable[[], str | Hold | None]) -> None:
@@ -118,7 +122,10 @@ class Acting:
         """
         assert self._bus is not None
         if action.id not in self._recorded:
-            self._bus.flush()
+            refused = [record for _, record in flush(self._bus, self._metrics) if isinstance(record, ActionRecord)]
+            if any((one.id, one.outcome) == (action.id, "started") for one in refused):
+                self.end(action, End("failed", REFUSED, undone=True))
+                return
             self._recorded.add(action.id)
         if self.listen() is None:
             return  # somebody may be saying stop

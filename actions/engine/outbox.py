@@ -12,8 +12,7 @@ from actions.remedies.memory import Memory, with_outcome
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service_loop import Output
-from trainwarden.topics import topic_of
+from trainwarden.service_loop import Output, offer, shortened
 
 log = logging.getLogger("trainwarden.engine")
 
@@ -39,7 +38,8 @@ class Outbox:
     def publish(self, bus: Bus) -> None:
         """Put all of it on the bus; it is not flushed."""
         for key, record in self.empty():
-            bus.publish(topic_of(record), key, record)
+            if not offer(bus, self._metrics, key, record):
+                offer(bus, self._metrics, key, shortened(record))
 
     def remind(self, memory: Memory) -> None:
         """Tell a new memory what has not come to the bus yet."""

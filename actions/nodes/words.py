@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Final
 
 from trainwarden.records import CommandRecord
@@ -13,7 +14,7 @@ CORDONING: Final = frozenset({"cordon", "uncordon"})
 
 
 class NodeWords:
-    """The newest word on each node, by when it came to the bus: people's clocks may be apart.
+    """The newest word on each node: of one job by its place on the bus, of several by when they came to it.
 
     Examples
     --------
@@ -27,16 +28,17 @@ class NodeWords:
     """
 
     def __init__(self) -> None:
-        self._newest: dict[str, tuple[tuple[float, int], CommandRecord]] = {}
+        self._words: dict[str, dict[str, tuple[int, float, CommandRecord]]] = {}  # by node and job
 
     def take(self, command: CommandRecord, offset: int, said_s: float) -> None:
         """Take a word in, which came to the bus at `said_s` and stands at `offset` there; repeats change nothing."""
         if command.kind in CORDONING and command.node is not None:
-            known = self._newest.get(command.node)
-            if known is None or (said_s, offset) >= known[0]:
-                self._newest[command.node] = (said_s, offset), command
+            words = self._words.setdefault(command.node, {})
+            if command.job not in words or offset >= words[command.job][0]:
+                words[command.job] = offset, said_s, command
 
     def later(self, command: CommandRecord) -> CommandRecord | None:
         """The word that was said of the same node after `command`; None if that still stands."""
-        newest = self._newest.get(command.node or "")
-        return None if newest is None or newest[1].id == command.id else newest[1]
+        words = self._words.get(command.node or "")
+        newest = max(words.values(), key=itemgetter(1))[2] if words else None
+        return None if newest is None or newest.id == command.id else newest

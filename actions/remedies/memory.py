@@ -131,6 +131,8 @@ class Memory:
 
     def _take_action(self, action: ActionRecord, at_s: float | None) -> None:
         known = self.actions.get(action.id)
+        if known is not None and not action.plan:  # shortened, as the topic took no more
+            action = msgspec.structs.replace(action, plan=known.plan)
         if known is None:
             self._of_cause[action.cause].append(action.id)
             self._of_job[action.job][action.id] = None
@@ -155,7 +157,7 @@ class Memory:
         elif command.kind == "silence":
             self.silences.take(command, offset)
         elif command.kind in ("latch", "reset"):
-            self.latches.take(command, at_s)
+            self.latches.take(command, offset, at_s)
         elif command.node is not None:
             self.nodes.take_command(command, at_s)
             self.node_words.take(command, offset, command.at_s if at_s is None else at_s)

@@ -141,23 +141,33 @@ class NcclCallsCollector:
             header = hook.read_header(process.path)
             if header is not None:
                 found[who_of(header)] = header
-                if process.path not in self._asked:
+                if process.path not in self._asked and self._ask(header):
                     self._asked.add(process.path)
-                    self._ask(header)
         return found
 
-    def _ask(self, header: hook.Header) -> None:
-        """Say it where a rank was started with a plug-in of somebody else's: then ours stays away."""
+    def _ask(self, header: hook.Header) -> bool:
+        """Say it where a rank was started with a plug-in of somebody else's; whether that could be seen.
+
+        A process that has just begun may not be found yet, and while it begins a program the kernel shows no
+        environment. Both are asked again at the next look.
+        """
+        sight = self._lookout.look(header)
+        if sight.gone:
+            return True
+        if sight.pid is None:
+            return False
         try:
-            with open(f"{self._config.proc}/{self._lookout.look(header).pid}/environ", "rb") as file:
-                pairs = file.read(_MAX_ENVIRON_BYTES).split(b"\0")
-        except OSError:  # gone, or another user's
-            return
+            with open(f"{self._config.proc}/{sight.pid}/environ", "rb") as file:
+                environ = file.read(_MAX_ENVIRON_BYTES)
+        except OSError:  # gone meanwhile, or another user's
+            return True
+        pairs = environ.split(b"\0")
         said = next((pair for pair in pairs if pair.startswith(_VARIABLE)), b"")
         named = said.removeprefix(_VARIABLE)
         if named and not said.endswith((LIBRARY.name.encode(), *_INSPECTOR)):
             fields = {"rank": header.rank, "plugin": named.decode(errors="replace")[:300]}
             log.warning("NCCL has another profiler plug-in: calls of this rank are not told", extra={"fields": fields})
+        return bool(environ)
 
     # -- finding files
 

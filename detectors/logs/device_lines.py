@@ -24,6 +24,7 @@ _DEVICES: Final = (
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
     re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),
 )  # fmt: skip
+_DETAILS: Final = ("Severity ", "Data {")  # further lines of the SXid before, which says Fatal or Non-fatal
 # Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
 _SAYS_SEVERITY: Final = frozenset(range(144, 151))
 _RECOVERY: Final = 154
@@ -59,12 +60,17 @@ def as_said(rule: LogRule, line: str) -> LogRule:
     ('root', 'gpu_lost', 'sev1')
     >>> of("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error")
     ('app', 'nvlink_error', 'sev3')
+    >>> of("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Severity 5 Engine instance 32 Sub-engine instance 00")
+    ('app', 'nvlink_error', 'sev3')
     """
     if rule.id == "nvidia.xid":
         return _of_xid(rule, line)
-    if rule.id in RULES and (match := _SXID.search(line)) and (word := _FATAL.search(match[2])):
-        fatal = word[1].lower() == "fatal"
-        return _with(rule, "root" if fatal else "app", "sev1" if fatal else "sev3")
+    if rule.id in RULES and (match := _SXID.search(line)):
+        if match[2].startswith(_DETAILS):
+            return _with(rule, "app", "sev3")
+        if word := _FATAL.search(match[2]):
+            fatal = word[1].lower() == "fatal"
+            return _with(rule, "root" if fatal else "app", "sev1" if fatal else "sev3")
     return rule
 
 

@@ -210,7 +210,7 @@ class LogWindow:
             self._complaints.complain(line.node, line.line)
         # Each device has findings of its own, and what is grave is no copy of what is not.
         of_kind = f"{rule.id}/{key}/{device}/{role}/{kind}" if device else f"{rule.id}/{key}"
-        known = self._recent.get(of_kind)
+        known = self._recent.get(of_kind) or self._of_same_device(finding)
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
             known.last_s, known.read_s = max(known.last_s, line.time_s), self._now_s
@@ -221,6 +221,20 @@ class LogWindow:
             return
         self._recent[of_kind] = finding
         self.findings.append(finding)
+
+    def _of_same_device(self, finding: Finding) -> Finding | None:
+        """The fault of the same device that `finding` is a further line of, and no graver one.
+
+        A driver says the cause first, then what has to be done (Xid 154) and what else failed by it.
+        """
+        if finding.device is None or finding.role != "root" or finding.class_ != "H":
+            return None
+        same = (
+            one
+            for one in self._recent.values()
+            if one.device == finding.device and one.node == finding.node and one.role == "root" and one.class_ == "H"
+        )
+        return next((one for one in same if one.severity <= finding.severity), None)
 
     def _read_last_words(self, event: EventRecord) -> None:
         """What all logs of a recording together say of its end: it counts instead of the lines of programs."""

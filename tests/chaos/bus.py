@@ -9,9 +9,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
-from trainwarden.errors import BusUnavailable
+from trainwarden.errors import BusUnavailable, RecordsRefused
 from trainwarden.protocols import Message
 from trainwarden.records import Record
 from trainwarden.topics import Topic
@@ -42,6 +43,10 @@ class ChaosLog:
     ----------
     away_until_s, deaf_until_s : float
         Nothing answers until then; nobody is let into a group until then.
+    held_until_s : float
+        The groups are being shared out anew until then, which a slow member holds open: nobody has any partition.
+    refuses : dict of str to int
+        By topic, how many bytes a record of it may have: larger ones are refused for good.
     calm : bool
         Nothing fails by chance any more.
     """
@@ -50,7 +55,9 @@ class ChaosLog:
         self.random, self.now_s = random, now_s
         self.kept: dict[Place, list[Message]] = {}
         self.groups: dict[str, Group] = {}
-        self.away_until_s = self.deaf_until_s = float("-inf")
+        self.away_until_s = self.deaf_until_s = self.held_until_s = float("-inf")
+        self.generation = 0  # of all groups
+        self.refuses: dict[str, int] = {}
         self.calm = False
         self._stamp_s = 0.0
 
@@ -60,6 +67,13 @@ class ChaosLog:
 
     def chance(self, share: float) -> bool:
         return not self.calm and self.random.random() < share
+
+    def share_out_anew(self, seconds: float) -> None:
+        """Every member loses all it has, and gets others' partitions `seconds` from now."""
+        self.generation += 1
+        self.held_until_s = self.now_s() + seconds
+        for group in self.groups.values():
+            group.members = dict(reversed(group.members.items()))
 
     def append(self, topic: Topic[Any], key: str, value: bytes) -> None:
         place = topic.name, partition_of(key)
@@ -105,11 +119,15 @@ class ChaosBus:
         waiting = list(self._queued)
         if unacknowledged := log.chance(FLUSH_UNACKNOWLEDGED):
             waiting = waiting[: log.random.randint(1, len(waiting))]
-        for topic, key, value in waiting:
-            log.append(topic, key, value)
+        refused = [one for one in waiting if len(one[2]) > log.refuses.get(one[0].name, len(one[2]))]
+        for one in waiting:
+            if one not in refused:
+                log.append(*one)
         if unacknowledged:
             raise BusUnavailable("lost on the way back")
         del self._queued[: len(waiting)]
+        if refused:
+            raise RecordsRefused("too large", tuple((topic.name, key, value) for topic, key, value in refused))
         self._point()
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> ChaosConsumer:
@@ -131,6 +149,7 @@ class ChaosConsumer:
     """One member of a group."""
 
     dead_letters = 0
+    lost: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, log: ChaosLog, topics: Sequence[Topic[Any]], group: str, point: Callable[[], None]) -> None:
         self._log, self._point = log, point
@@ -138,6 +157,7 @@ class ChaosConsumer:
         self._group = log.groups.setdefault(group, Group())
         self._group.members[self] = log.now_s()
         self._at: dict[Place, int] = {}
+        self._generation = log.generation
         self._known: list[ChaosConsumer] = []  # members, by whom the partitions are shared out
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
@@ -165,7 +185,12 @@ class ChaosConsumer:
             if put_out and self._at:  # the caller sees the loss, though the same partitions may come back
                 self._at, self._known = {}, []
                 return True
-        if self._known == (now := list(members)):
+        if self._generation != self._log.generation:
+            self._generation, self._known = self._log.generation, []
+            if self._at:
+                self._at = {}
+                return True
+        if now_s < self._log.held_until_s or self._known == (now := list(members)):
             return False
         self._known = now
         places = [(topic, part) for topic in self._topics for part in range(PARTITIONS)]
@@ -173,13 +198,13 @@ class ChaosConsumer:
         if owned == self._at.keys():
             return False
         kept = self._group.committed
-        self._at = {place: self._at.get(place, kept.get(place, 0)) for place in sorted(owned)}
+        self._at = {place: kept.get(place, 0) for place in sorted(owned)}  # also where this member has been further
         return True
 
     def commit(self) -> None:
         self._point()
         self._log.reach()
-        if self in self._group.members:
+        if self in self._group.members and self._generation == self._log.generation:
             for place, at in self._at.items():
                 if self._group.owner(place) is self:
                     self._group.committed[place] = max(at, self._group.committed.get(place, 0))

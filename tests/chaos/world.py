@@ -112,7 +112,8 @@ class World:
     def be_calm(self) -> None:
         """Nothing fails any more, and people lift what they have said."""
         self.log.calm = self.grid.calm = True
-        self.log.away_until_s = self.log.deaf_until_s = self.platform.away_until_s = self.now_s
+        self.log.away_until_s = self.log.deaf_until_s = self.log.held_until_s = self.platform.away_until_s = self.now_s
+        self.log.refuses.clear()
         self.grid.leases_away_until_s = self.grid.now_s
         self.flaky.clear()
         for engine in self.engines:
@@ -157,6 +158,8 @@ class World:
             (1.5, "launcher killed", self.kill_launcher),
             (1.5, "bus away", self.bus_away),
             (0.8, "engines not let into their groups", self.deafen),
+            (1.5, "rebalance held open", self.hold_rebalance),
+            (0.8, "topic refuses large records", self.limit_topic),
             (2.0, "leader killed", self.kill_leader),
             (2.0, "node lost", self.lose_node),
             (3.0, "node comes back", self.boot_node),
@@ -282,6 +285,17 @@ class World:
     def deafen(self) -> bool:
         self.log.deaf_until_s = self.now_s + self.random.choice((1.0, 6.0))
         return True
+
+    def hold_rebalance(self) -> bool:
+        self.log.share_out_anew(self.random.choice((0.0, 1.0, 6.0, 12.0)))
+        return True
+
+    def limit_topic(self) -> bool:
+        """Somebody sets a limit on what engines say; the next time it is lifted."""
+        limited = self.log.refuses.pop(ACTIONS.name, None)
+        if limited is None:
+            self.log.refuses[ACTIONS.name] = self.random.choice((100, 350, 500))
+        return limited is None
 
     def kill_leader(self) -> bool:
         leaders = [one for one in self.grid.machines if one.on and one.keeper.leads() is not None]

@@ -5,6 +5,7 @@ python validate_there.py PID|- CGROUP|- FAULT|- ARGUMENTS ...
 
 import ctypes
 import os
+import signal
 import sys
 
 import torch
@@ -32,6 +33,16 @@ if fault == "slow":
         return product(left, right)
 
     torch.mm = slow
+if fault == "held":
+    from actions.validation.running import rank
+
+    serve = rank.serve
+
+    def held(*place):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return serve(*place)
+
+    rank.serve = held
 
 from trainwarden.cli.main import run  # noqa: E402 - the faults come first
 

@@ -279,29 +279,49 @@ def test_a_signal_ends_a_node_whose_leader_has_not_come(forks, tmp_path):
     assert not any(psutil.pid_exists(one.pid) for one in ranks)
 
 
-def as_torchrun(forks, folder, ranks, port):
-    """One process for each of `ranks`, of two."""
+def as_torchrun(forks, folder, ranks, port, fault="-"):
+    """One process for each of `ranks` by number, of two."""
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     return Started(
         folder,
         [
             start(
                 forks, folder, "--checks", "gemm,links", "--port", port,
-                node=number, environ={**shared, "RANK": rank, "LOCAL_RANK": rank},
+                node=number, fault=fault, environ={**shared, "RANK": rank, "LOCAL_RANK": rank},
             )
-            for number, rank in enumerate(ranks)
+            for number, rank in ranks.items()
         ],
     )  # fmt: skip
 
 
 def test_the_variables_of_torchrun_are_enough(forks, tmp_path):
-    result = as_torchrun(forks, tmp_path, "01", "29872").result()
+    result = as_torchrun(forks, tmp_path, {0: "0", 1: "1"}, "29872").result()
     assert accused(result) == [], result["said"]
     assert len(result["links"]) == 2
     assert len(result["unjudged"]) == 2
 
 
 def test_a_rank_that_is_started_twice_is_told(forks, tmp_path):
-    result = as_torchrun(forks, tmp_path, "011", "29873").result()
+    """Whichever comes first, and however late: the leader's own rank begins once one of the two has seen the other."""
+    twice = as_torchrun(forks, tmp_path, {1: "1", 2: "1"}, "29873").processes
+    doubles = [Started(tmp_path, [one]).ranks(1)[0] for one in twice]
+    [leader] = as_torchrun(forks, tmp_path, {0: "0"}, "29873", fault="held").processes
+    started = Started(tmp_path, [leader, *twice])
+    [leading] = started.ranks(1)
+    until_s = time.monotonic() + PATIENCE_S
+    while leading.status() != psutil.STATUS_STOPPED or all(one.is_running() for one in doubles):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    leading.resume()
+    result = started.result()
     assert accused(result) == [("crash", (1,))], result["said"]
     assert "started twice" in result["said"]
+
+
+def test_a_rank_that_is_started_when_all_is_over_blames_nobody(forks, tmp_path):
+    as_torchrun(forks, tmp_path, {0: "0", 1: "1"}, "29876").result()
+    here = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    late = start(forks, tmp_path, "--port", "29876", "--join", "1", node=2, environ={**here, "RANK": "1"})
+    assert late.wait(PATIENCE_S) == 3
+    assert "NOT JUDGED: nobody answers at 127.0.0.1:29876" in (tmp_path / "2.log").read_text()
+    assert not (tmp_path / "2.json").exists()

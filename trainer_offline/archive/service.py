@@ -73,6 +73,10 @@ class GatedConsumer:
     def dead_letters(self) -> int:
         return self._inner.dead_letters
 
+    @property
+    def lost(self) -> Mapping[str, int]:
+        return self._inner.lost
+
     def close(self) -> None:
         self._inner.close()
 

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from trainwarden.commands.words import EVERY_JOB
 from trainwarden.records import CommandRecord
 
 
+class _Place(NamedTuple):
+    """Where a word lies in the partition of its job, and when it came there."""
+
+    offset: float
+    at_s: float
+
+
 class Latches:
-    """The newest latch and the newest reset of each job, and of all, by the bus's time of them.
+    """The newest latch and the newest reset of each job, and of all.
+
+    Words on one job lie in one partition, where the bus keeps their order, whatever clocks say. A reset of all jobs
+    lies elsewhere than the latch of one: the bus's times tell which came first, and where they do not the latch holds.
 
     Examples
     --------
     >>> def word(kind, job):
     ...     return CommandRecord(id=f"{kind}/{job}", job=job, at_s=0.0, kind=kind, by="ann")
     >>> latches = Latches()
-    >>> latches.take(word("latch", "a"), 1.0)
+    >>> latches.take(word("latch", "a"), 0, 1.0)
     >>> latches.over("a").kind, latches.over("b")
     ('latch', None)
-    >>> latches.take(word("reset", EVERY_JOB), 2.0)
+    >>> latches.take(word("reset", EVERY_JOB), 0, 2.0)
     >>> latches.over("a") is None
     True
     """
 
     def __init__(self) -> None:
-        self._latched: dict[str, tuple[float, CommandRecord]] = {}
-        self._reset_s: dict[str, float] = {}
+        self._latched: dict[str, tuple[_Place, CommandRecord]] = {}
+        self._reset: dict[str, _Place] = {}
 
-    def take(self, command: CommandRecord, at_s: float | None) -> None:
-        """Take a latch or a reset in; `at_s` is when it came to the bus, None if it has not come there yet."""
-        said_s = math.inf if at_s is None else at_s
+    def take(self, command: CommandRecord, offset: int, at_s: float | None) -> None:
+        """Take a latch or a reset in, which came to the bus at `at_s`; None: it has not come there yet."""
+        place = _Place(math.inf, math.inf) if at_s is None else _Place(offset, at_s)
         if command.kind == "reset":
-            self._reset_s[command.job] = max(said_s, self._reset_s.get(command.job, -math.inf))
+            self._reset[command.job] = max(place, self._reset.get(command.job, place))
         elif command.kind == "latch":
             known = self._latched.get(command.job)
-            if known is None or known[1].id == command.id or said_s > known[0]:
-                self._latched[command.job] = (said_s, command)
+            if known is None or place > known[0] or (known[0].at_s == math.inf and known[1].id == command.id):
+                self._latched[command.job] = (place, command)
 
     def over(self, job: str) -> CommandRecord | None:
         """The latch that holds in `job`; None if there is none."""
         for name in (job, EVERY_JOB):
-            latched_s, command = self._latched.get(name, (-math.inf, None))
-            resets_s = (self._reset_s.get(other, -math.inf) for other in (name, EVERY_JOB))
-            if command is not None and latched_s > max(resets_s):
+            if (latched := self._latched.get(name)) is None:
+                continue
+            place, command = latched
+            own, of_all = self._reset.get(name), self._reset.get(EVERY_JOB)
+            lifted = own is not None and own.offset > place.offset
+            if not lifted and (name == EVERY_JOB or of_all is None or of_all.at_s <= place.at_s):
                 return command
         return None
 

@@ -115,8 +115,10 @@ class Trust:
             # Under another key it lies where others of its job may overtake it; a writer's own stamp proves no time.
             said = "it lies under another job's key" if message.stamped else "the bus does not stamp commands itself"
             return Refusal("misplaced", said)
-        late_s = message.time_s - signature.at_s
-        if abs(late_s) > FRESH_S and not self._at_any_time(command, message.time_s):
+        # A stamp that never falls stays where a clock once stood; how old a word is, the clock at its writing tells.
+        stamp_s = message.time_s if message.clock_s is None else message.clock_s
+        late_s = stamp_s - signature.at_s
+        if abs(late_s) > FRESH_S and not self._at_any_time(command, stamp_s):
             when = f"{late_s:.0f} s before" if late_s > 0 else f"{-late_s:.0f} s after"
             return Refusal("stale", f"it was signed {when} it came to the bus; {FRESH_S:.0f} s are allowed")
         place = message.partition, message.offset
@@ -127,8 +129,8 @@ class Trust:
     def _at_any_time(self, command: CommandRecord, stamp_s: float) -> bool:
         """Whether `command` counts however late: an engine's latch, which waits while the bus is away, and a stop.
 
-        A clock that stood ahead for one record leaves the stamps of an embedded bus there, and no clock may stand
-        between a person and a stop. A replay is known by its nonce; a key that is out of use by then has to be fresh.
+        No clock may stand between a person and a stop. A replay is known by its nonce; a key that is out of use by
+        then has to be fresh.
         """
         if command.kind == "latch":
             return True

@@ -23,6 +23,7 @@ CATALOG: Final[dict[str, str]] = {
     "prometheus json": "trainwarden.formats.exporters.query_range:QueryRange",
     "one series": "trainwarden.formats.trackers.one_series:OneSeries",
     "json records": "trainwarden.formats.trackers.records:JsonRecords",
+    "log records": "trainwarden.formats.text.log_records:LogRecords",
     "table": "trainwarden.formats.tables.plain:PlainTable",
     "log text": "trainwarden.formats.text.log_text:LogText",
 }

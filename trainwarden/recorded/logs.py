@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +26,7 @@ MAX_LINES = 100_000_000
 # Of one state of a line this much is kept; enough for MAX_LINE_CHARS of UTF-8 and the terminal codes between them.
 _MAX_STATE_BYTES = 4 * MAX_LINE_CHARS
 _PIECE_BYTES = 65_536
+_IN_MEMORY_BYTES = 64 * 1024 * 1024
 _MAX_JSON_LINE_BYTES = 4 * 1024 * 1024
 # Times since the epoch that a year may be taken from: 1973 to 5138. A recording's own clock starts near zero.
 _EPOCH_S = (1e8, 1e11)
@@ -46,7 +49,9 @@ _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0
 _LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
 
 
-class _Row(msgspec.Struct):
+class LogRow(msgspec.Struct):
+    """A line, and what is known of it beside its text."""
+
     line: str
     time_s: float | None = None
     node: str | None = None
@@ -124,8 +129,24 @@ def _lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
         yield state if state.strip() else before
 
 
+def _as_utf8(stream: BinaryIO) -> BinaryIO:
+    """`stream`, or what it holds as UTF-8 where it begins with the mark of UTF-16, as shells of Windows write it."""
+    mark = stream.read(2)
+    if mark not in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
+        stream.seek(0)
+        return stream
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    decoder.decode(mark)
+    whole = cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES))  # noqa: SIM115 - read by the caller
+    while piece := stream.read(_PIECE_BYTES):
+        whole.write(decoder.decode(piece).encode("utf-8", "replace"))
+    whole.seek(0)
+    return whole
+
+
 def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
-    lines = [clean(line) for line in _lines(stream, file)]
+    with _as_utf8(stream) as text:
+        lines = [clean(line) for line in _lines(text, file)]
     named = _RANK_IN_NAME.search(file)
     rank = int(named[1]) if named else None
     return _read_lines(file, lines, reference_s, label_of(lines), rank)
@@ -150,13 +171,13 @@ def _read_lines(
 
 
 def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
-    decoder = msgspec.json.Decoder(_Row)
-    rows: list[_Row] = []
+    decoder = msgspec.json.Decoder(LogRow)
+    rows: list[LogRow] = []
     for number, line in enumerate(bounded_lines(stream, file, _MAX_JSON_LINE_BYTES), 1):
         if number > MAX_LINES:
             raise DataError(f"{file} line {number} is one more than the {MAX_LINES:,} lines that are read")
         if not line.strip():
-            rows.append(_Row(""))
+            rows.append(LogRow(""))
             continue
         try:
             row = decoder.decode(line)
@@ -167,6 +188,11 @@ def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLo
         if row.time_s is not None and not math.isfinite(row.time_s):
             raise DataError(f"{file} line {number}, column time_s: the time is not finite")
         rows.append(row)
+    return read_rows(rows, file, reference_s)
+
+
+def read_rows(rows: Sequence[LogRow], file: str, reference_s: float | None = None) -> ReadLog:
+    """The log that `rows` are: what a row says goes before what its line shows."""
     lines = [clean(row.line.encode("utf-8", "replace")) for row in rows]
     found = _read_lines(file, lines, reference_s)
     table = found.table

@@ -23,7 +23,7 @@ from actions.validation.running import rank
 from actions.validation.running.listening import listen
 from actions.validation.running.node_checks import NodeChecks
 from actions.validation.running.store import ANSWER_S, Board, Limited, StoreGone, StoreTalk, connect
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, NotJudged
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_S = 0.05
@@ -75,6 +75,8 @@ class Node:
         ------
         ConfigError
             If the port of the store is taken, or its address is not this host's.
+        NotJudged
+            If no leader answers.
         Stopped
             If a signal asked for the end.
         """
@@ -172,10 +174,14 @@ class Node:
             board.tell_start(number, self._place.node)
 
     def _wait_for_the_others(self) -> None:
-        """The store is ours: what the others have not read yet would be lost with it."""
+        """The store is ours: what the others have not read yet would be lost with it.
+
+        The others are all that have come, a process that was started twice included.
+        """
         until_s = time.monotonic() + 2.0
         assert self._board is not None
-        while time.monotonic() < until_s and self._board.store.add("read", 0) < self._place.processes - 1:
+        count = self._board.store.add
+        while time.monotonic() < until_s and count("read", 0) < max(self._place.processes - 1, count("met", 0)):
             time.sleep(_LOOK_S)
 
     def _follow(self) -> Validation:
@@ -183,6 +189,7 @@ class Node:
         try:
             self._meet(self._reach())
             assert self._board is not None
+            self._board.store.add("met", 1)
             number, until_s = 1, time.monotonic() + place.join_s + _LEADER_S
             while time.monotonic() < until_s:
                 self._pump()
@@ -201,14 +208,23 @@ class Node:
         return Validation(ranks=place.world_size, accused=(Finding(kind="node_lost", text=text, ranks=(0,)),))
 
     def _reach(self) -> Board:
-        """The leader's board, which may come up to `join_s` later than we; a signal is heard between attempts."""
+        """The leader's board, which may come up to `join_s` later than we; a signal is heard between attempts.
+
+        Raises
+        ------
+        NotJudged
+            If no leader answers in time. Whether it is lost cannot be seen from here: the validation may be over.
+        """
         until_s = time.monotonic() + self._place.join_s
         while True:
             try:
                 return Board(Limited(connect(self._place.address, self._place.port, within_s=_REACH_S).store))
-            except StoreGone:
+            except StoreGone as error:
                 if time.monotonic() > until_s:
-                    raise
+                    raise NotJudged(
+                        f"{error} within {self._place.join_s:.0f} s: rank 0, which leads the validation, has not "
+                        "started, cannot be reached, or has ended already, where this rank was started twice or late"
+                    ) from None
             if self._stop():
                 raise Stopped
 

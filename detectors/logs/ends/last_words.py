@@ -74,7 +74,7 @@ def last_words(job: RecordedJob, start_s: float) -> list[Verdict]:
     """
     reader = _Reader(job.logs, start_s)
     found: list[Verdict] = []
-    attempt = Attempt()
+    attempt = Attempt(heard=reader.heard)
     for order, table, place in reader.lines():
         attempt = _follow(reader, attempt, order, (table, place), found)
     last = decide(attempt, reader.last_s, at_end=True)
@@ -92,7 +92,7 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
                 if any(ending.failed for _, ending, _ in attempt.ends):
                     verdict = decide(attempt, order[0], at_end=False)
                     found.extend([verdict] if verdict is not None and verdict.cause is not None else [])
-                return Attempt()
+                return Attempt(heard=reader.heard)
         return attempt
     reader.read(attempt, order, where, line)
     return attempt
@@ -111,6 +111,7 @@ class _Reader:
         self._named: dict[int, int] = {}  # whose traceback comes next
         self._stamps = Stamps()
         self._warns = False  # the line that is being read is a warning
+        self.heard = frozenset(rank for table in tables for rank in table.ranks if rank is not None)
         self.last_s = max((float(times_s[-1]) for times_s in self._times_s if times_s.size), default=start_s)
 
     def lines(self) -> Iterator[tuple[Order, int, int]]:
@@ -180,6 +181,8 @@ class _Reader:
         rule = self._rules.match(line)
         if rule is not None and (rule.role in {"cascade", "phase"} or (rule.role == "root" and rule.class_ in "HNS")):
             self._said(attempt, order, where, line, rule)
+            if rule.role == "cascade":
+                attempt.fallen.append(self._named_cause(order, where, line, rule, raised=True))
             return
         self._cause(attempt, order, where, line, rule, raised=True)
 
@@ -195,6 +198,7 @@ class _Reader:
                 attempt.followed.append(((min(order[0], began_s(line, order[0])), *order[1:]), line))
                 if rank is not None:
                     attempt.waited.add(rank)
+                    attempt.stuck.update({rank} if rule.kind == "hang" else ())
         elif rule.role == "root" and rule.class_ in "HNS":
             if rule.kind not in _ENDS_NOTHING and rule.severity != "sev3":
                 attempt.devices.append((order[0], rank))
@@ -205,9 +209,14 @@ class _Reader:
         self, attempt: Attempt, order: Order, where: tuple[int, int], line: str,
         rule: LogRule | None, *, raised: bool,
     ) -> None:  # fmt: skip
+        attempt.causes.append(self._named_cause(order, where, line, rule, raised=raised))
+
+    def _named_cause(
+        self, order: Order, where: tuple[int, int], line: str, rule: LogRule | None, *, raised: bool
+    ) -> Cause:
         table = self.tables[where[0]]
         kind: IncidentKind = "exception"
-        if rule is not None and rule.role == "root" and rule.kind is not None:
+        if rule is not None and rule.role in {"root", "cascade"} and rule.kind is not None:
             kind = rule.kind
         elif rule is not None and rule.id == _NON_FINITE and _ONE_RANK.search(line):
             kind = "silent_corruption"
@@ -219,14 +228,12 @@ class _Reader:
         )
         if rank is None and raised and where[0] in self._named:
             rank = self._named.pop(where[0])
-        attempt.causes.append(
-            Cause(
-                order=order, rank=rank, node=table.nodes[where[1]] or (seen["node"] if seen else None),
-                device=seen["device"] if seen else None, file=table.file, line=table.lines[where[1]],
-                rule=rule.id if rule is not None else "python.exception", kind=kind,
-                severity=rule.severity if rule is not None and rule.role == "root" else "sev2", raised=raised,
-                left=len(table.lines) - where[1] - 1,
-            )
+        return Cause(
+            order=order, rank=rank, node=table.nodes[where[1]] or (seen["node"] if seen else None),
+            device=seen["device"] if seen else None, file=table.file, line=table.lines[where[1]],
+            rule=rule.id if rule is not None else "python.exception", kind=kind,
+            severity=rule.severity if rule is not None and rule.role == "root" else "sev2", raised=raised,
+            left=len(table.lines) - where[1] - 1,
         )  # fmt: skip
 
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:

@@ -11,6 +11,7 @@ from detectors.logs.ends.endings import Ending
 from trainwarden.records import IncidentKind, Severity
 
 NEAR_S: Final = 60.0  # what a device's failure explains, or the end of a log, is no further away
+WITNESSES: Final = 2  # ranks that waited, before one that did not is suspected
 FEW_LINES: Final = 40  # that may follow the last words of a log that ends with them
 _SIGNAL_NAMES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 _MEANS: Final = {
@@ -79,9 +80,12 @@ class Attempt:
     causes: list[Cause] = field(default_factory=list)
     followed: list[tuple[Order, str]] = field(default_factory=list)  # consequences that are no warnings
     warned: bool = False
+    fallen: list[Cause] = field(default_factory=list)  # ranks that ended by an exception that tells of another's end
     ends: list[tuple[Order, Ending, int | None]] = field(default_factory=list)
     devices: list[tuple[float, int | None]] = field(default_factory=list)
     waited: set[int] = field(default_factory=set)
+    stuck: set[int] = field(default_factory=set)  # of these, whose watchdog gave up
+    heard: frozenset[int] = frozenset()  # ranks of all the job's lines
     stopped_by: Order | None = None  # scheduler or user
     done: Order | None = None
     steps: Counter[tuple[int, int | None]] = field(default_factory=Counter)
@@ -105,14 +109,14 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         if attempt.devices and attempt.followed:
             return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
         quiet = attempt.warned and not attempt.followed and not attempt.devices
-        return Verdict(None, "nothing but warnings", now_s) if quiet else None
+        return Verdict(None, "nothing but warnings", now_s) if quiet else _by_waiting(attempt, now_s, at_end=at_end)
     if attempt.stopped_by is not None and attempt.stopped_by < first:
         return Verdict(None, "it was ended from outside", now_s, explained=True)
     if any(time_s <= first[0] + NEAR_S for time_s, _ in attempt.devices):
         return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
-    return _by_ending(attempt, failed, now_s)
+    return _by_ending(attempt, failed, now_s) or _by_waiting(attempt, now_s, at_end=at_end)
 
 
 def _since_s(attempt: Attempt, now_s: float) -> float:
@@ -170,6 +174,38 @@ def _by_ending(attempt: Attempt, failed: Ends, now_s: float) -> Verdict | None:
         rule=_MEANS.get(ending.signal or 0, "process.exit"), kind="crash", severity="sev2",
     )  # fmt: skip
     return Verdict(cause, "", order[0])
+
+
+def _by_waiting(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
+    """A job of which only those speak that waited: the one rank that did not is suspected, of several none.
+
+    One witness accuses nobody: two ranks at least have to have waited.
+    """
+    silent = sorted(attempt.heard - attempt.waited)
+    if len(attempt.stuck) >= WITNESSES and not attempt.stuck - attempt.waited and silent:
+        order, line = min(attempt.followed)
+        who = f"{len(attempt.stuck)} ranks waited and gave up"
+        alone = len(silent) == 1
+        rest = (
+            f"rank {silent[0]} did not wait"
+            if alone
+            else f"of {len(silent)} ranks nothing was heard: {_listed(silent)}"
+        )
+        cause = Cause(
+            order=order, rank=silent[0] if alone else None, node=None, file="", line=f"{who}, {rest}: {line[:160]}",
+            rule="silent.ranks", kind="hang", severity="sev2",
+        )  # fmt: skip
+        return Verdict(cause, "", order[0])
+    if attempt.fallen and at_end and not attempt.stuck:
+        cause = min(attempt.fallen, key=lambda one: one.order)
+        if cause.left <= FEW_LINES:
+            cause.rank = None  # it tells of another's end
+            return Verdict(cause, "only consequences are seen", cause.time_s)
+    return None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks[:8]) + (" and more" if len(ranks) > 8 else "")
 
 
 def _then(attempt: Attempt, failed: Ends) -> str:

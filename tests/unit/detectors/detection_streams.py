@@ -66,6 +66,10 @@ class RememberingBus:
     def dead_letters(self) -> int:
         return 0
 
+    @property
+    def lost(self) -> Mapping[str, int]:
+        return {}
+
     def poll(self, number: int) -> list[Message]:
         out = self.log[self.position : self.position + number]
         self.position += len(out)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trainwarden.bus.dead_letters import Decoder
@@ -14,6 +16,8 @@ from trainwarden.clock import Clock
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
+
+log = logging.getLogger("trainwarden.bus")
 
 MAX_POLL_BYTES = 16 * 1024 * 1024  # one poll returns no more than this, however large its records
 _FIRST_WAIT_S = 0.002
@@ -54,6 +58,9 @@ class EmbeddedConsumer:
         self._returned: dict[int, int] = {}
         self._reached: dict[int, int] = {}
         self._names: dict[int, tuple[str, int]] = {}
+        self._due: dict[int, int] = {}  # the first record that this group has not been given yet
+        self._lost: Counter[str] = Counter()
+        self._compact = frozenset(topic.name for topic in topics if topic.compact)
         self._version = -1
         self._more = True
         self._wait_s = _FIRST_WAIT_S
@@ -73,6 +80,11 @@ class EmbeddedConsumer:
     def dead_letters(self) -> int:
         """Undecodable records met so far."""
         return self._decoder.dead_letters
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """By topic, records that were gone before they could be read."""
+        return self._lost
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -192,7 +204,7 @@ class EmbeddedConsumer:
             if stream.id in gained:
                 self._names[stream.id] = (stream.topic, stream.partition)
                 fresh = stream.next if self._start == "latest" else stream.first
-                self._positions[stream.id] = kept.get(stream.id, fresh)
+                self._positions[stream.id] = self._due[stream.id] = kept.get(stream.id, fresh)
         self._since = owned
         self._more = True
         return True
@@ -212,8 +224,10 @@ class EmbeddedConsumer:
                         return messages
                     raise
                 self._positions[row.stream] = self._returned[row.stream] = row.offset + 1
+                self._due[row.stream] = max(self._due[row.stream], row.offset + 1)
                 if record is not None:
-                    messages.append(Message(topic, partition, row.offset, row.time_s, row.key, record))
+                    place = (topic, partition, row.offset)
+                    messages.append(Message(*place, row.time_s, row.key, record, clock_s=row.clock_s))
             if messages:
                 return messages
         return []
@@ -223,9 +237,10 @@ class EmbeddedConsumer:
         rows: list[Row] = []
         size = 0
         with self._store.snapshot():
+            streams = self._mine()
             waiting = [
                 self._store.rows(stream.id, self._positions[stream.id], stream.next, max_records)
-                for stream in self._mine()
+                for stream in streams
                 if stream.next > self._positions[stream.id]
             ]
             for row in heapq.merge(*waiting):
@@ -233,4 +248,16 @@ class EmbeddedConsumer:
                 if rows and (size > MAX_POLL_BYTES or len(rows) == max_records):
                     break
                 rows.append(row)
+        self._pass_over(streams)
         return rows
+
+    def _pass_over(self, streams: Iterable[Stream]) -> None:
+        """Count what retention has removed before this group was given it."""
+        for stream in streams:
+            lost = stream.first - self._due[stream.id]
+            if lost > 0:
+                self._due[stream.id] = stream.first
+            if lost > 0 and stream.topic not in self._compact:
+                self._lost[stream.topic] += lost
+                fields = {"topic": stream.topic, "partition": stream.partition, "records": lost}
+                log.warning("records were removed before they were read", extra={"fields": fields})

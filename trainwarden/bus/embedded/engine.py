@@ -246,7 +246,7 @@ class EmbeddedBus:
             partition = partition_of[row.stream]
             record = decoder.decode(topic.name, partition, row.offset, row.value)
             if record is not None:
-                yield Message(topic.name, partition, row.offset, row.time_s, row.key, record)
+                yield Message(topic.name, partition, row.offset, row.time_s, row.key, record, clock_s=row.clock_s)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 A stream is one partition of one topic. A record's row id is ``stream << 40 | offset``, so one b-tree holds
 all streams, each contiguous and in order, and needs no second index: offsets have no gaps and times never
-fall within a stream, so a time is found by bisection.
+fall, so a time is found by bisection. They do not fall from one stream to another either: whatever a clock does, what
+was written later has the later time. Where that is not what the writer's clock said, its word is kept beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _SCHEMA_VERSION = 1
 _PAGE_BYTES = 8192  # an 8-GPU metrics record has 2-3 kB: two or three fill a page where 4,096 would waste a third
 _WAL_BYTES = 16 * 1024 * 1024  # checkpoint after this much, so that bulk writes do not sync the main file each 4 MB
 _SHORT_MS = 2_000  # shorter waits are for the one transaction that asked for them
+_SET_S = 1.0  # a clock that is so far behind the last time was set; less is two processes writing at once
 _BUSY_MS = 10_000  # longest wait for another process's write; one transaction holds tens of milliseconds at most
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS streams (
@@ -32,7 +34,7 @@ CREATE TABLE IF NOT EXISTS streams (
     first INTEGER NOT NULL DEFAULT 0, next INTEGER NOT NULL DEFAULT 0, last_s REAL NOT NULL DEFAULT 0,
     UNIQUE (topic, partition));
 CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL);
+    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, clock_s REAL);
 CREATE TABLE IF NOT EXISTS groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS members (
     id INTEGER PRIMARY KEY AUTOINCREMENT, grp TEXT NOT NULL, topics TEXT NOT NULL, seen_s REAL NOT NULL);
@@ -52,6 +54,7 @@ class Row(NamedTuple):
     offset: int
     key: str
     value: bytes
+    clock_s: float | None = None
 
 
 class Stream(NamedTuple):
@@ -117,6 +120,10 @@ class Store:
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
                 self.db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        elif not self._keeps_clocks():
+            with self.transaction():  # a file of an earlier version, which goes on reading and writing it
+                if not self._keeps_clocks():
+                    self.db.execute("ALTER TABLE records ADD COLUMN clock_s REAL")
         self.db.execute(f"PRAGMA synchronous={'FULL' if power_loss_safe else 'NORMAL'}")
         self.db.execute(f"PRAGMA wal_autocheckpoint={_WAL_BYTES // _PAGE_BYTES}")
         self.db.execute(f"PRAGMA journal_size_limit={4 * _WAL_BYTES}")
@@ -132,6 +139,9 @@ class Store:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+    def _keeps_clocks(self) -> bool:
+        return bool(self._one("SELECT count(*) FROM pragma_table_info('records') WHERE name='clock_s'"))
 
     def _one(self, statement: str) -> int:
         return int(self.db.execute(statement).fetchone()[0])
@@ -195,14 +205,18 @@ class Store:
         with self.transaction(timeout_s) as db:
             ends: dict[int, tuple[int, float]] = {}
             rows = []
+            last_s = -math.inf
             for stream, written_s, key, value in items:
                 if stream not in ends:
-                    ends[stream] = db.execute("SELECT next, last_s FROM streams WHERE id=?", (stream,)).fetchone()
-                offset, last_s = ends[stream]
-                time_s = max(written_s, last_s)  # a clock set back must not break the order that bisection needs
-                rows.append((stream << OFFSET_BITS | offset, time_s, key, value))
-                ends[stream] = (offset + 1, time_s)
-            db.executemany("INSERT INTO records (id, time_s, key, value) VALUES (?, ?, ?, ?)", rows)
+                    end = "SELECT next, (SELECT max(last_s) FROM streams) FROM streams WHERE id=?"
+                    ends[stream] = db.execute(end, (stream,)).fetchone()
+                    last_s = max(last_s, ends[stream][1])
+                clock_s = written_s if last_s - written_s > _SET_S else None
+                # A clock set back must break neither the order that bisection needs nor that of what was said.
+                last_s = written_s if written_s >= last_s else math.nextafter(last_s, math.inf)
+                rows.append((stream << OFFSET_BITS | ends[stream][0], last_s, key, value, clock_s))
+                ends[stream] = (ends[stream][0] + 1, last_s)
+            db.executemany("INSERT INTO records (id, time_s, key, value, clock_s) VALUES (?, ?, ?, ?, ?)", rows)
             db.executemany(
                 "UPDATE streams SET next=?, last_s=? WHERE id=?", [(*end, stream) for stream, end in ends.items()]
             )
@@ -220,11 +234,12 @@ class Store:
         """Records of `stream` with start <= offset < end, in order, as they are asked for; emptied ones left out."""
         base = stream << OFFSET_BITS
         found = self.db.execute(
-            "SELECT id, time_s, key, value FROM records WHERE id>=? AND id<? AND length(value)>0 ORDER BY id LIMIT ?",
+            "SELECT id, time_s, key, value, clock_s FROM records"
+            " WHERE id>=? AND id<? AND length(value)>0 ORDER BY id LIMIT ?",
             (base | start, base | end, limit),
         )
-        for row_id, time_s, key, value in found:
-            yield Row(time_s, stream, row_id & OFFSET_MASK, key, value)
+        for row_id, time_s, key, value, clock_s in found:
+            yield Row(time_s, stream, row_id & OFFSET_MASK, key, value, clock_s)
 
     def offset_at(self, stream: Stream, time_s: float) -> int:
         """Offset of the first record written at or after `time_s`; the stream's next offset if there is none."""

@@ -29,6 +29,7 @@ from trainwarden.topics import Topic
 # the idempotent producer until the broker is back, instead of being given up while later ones go through.
 _NEVER_MS = 2**31 - 1
 _LONGEST_RECONNECT_MS = 1_000  # between two attempts to reach a broker that is away (the library's default is 30 s)
+_LOOK_MS = 30_000  # a topic that was deleted and made again behind a reader's back is known so soon (default 5 min)
 _ATTEMPT_S = 2.0  # for one server, so that the next one gets its turn
 _INSTALLED = {"none": True, "gzip": True, "lz4": codec.has_lz4(), "zstd": codec.has_zstd()}
 
@@ -159,6 +160,7 @@ class Clients:
             "fetch_max_bytes": 1024 * 1024,
             "max_partition_fetch_bytes": 256 * 1024,
             "allow_auto_create_topics": False,
+            "metadata_max_age_ms": _LOOK_MS,
             "metrics_enabled": False,
         }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
@@ -26,6 +28,8 @@ from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
 
+log = logging.getLogger("trainwarden.bus")
+
 _NOT_OURS_ANY_MORE = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked whether it is there
 _MERGE_WAIT_S = 1.0  # longest that one partition which does not come holds back the others
@@ -42,7 +46,8 @@ class GroupConsumer:
     not come, holds back the others for a second at most. A `poll` at which the assignment changed returns nothing, so
     that a caller sees the change before any record that follows from it; one that was put out of its group, or is given
     the same partitions again, sees that it lost everything first. At every assignment each partition, also one that
-    this member keeps, is placed where the group has committed, and resumed. After `seek_to_time` a `commit` does not
+    this member keeps, is placed where the group has committed, and resumed. A topic that was deleted and made again is
+    read from its first record; its member sees that it lost everything, too. After `seek_to_time` a `commit` does not
     fall behind what the group had reached before.
     """
 
@@ -55,10 +60,12 @@ class GroupConsumer:
         start: str,
         decoder: Decoder,
         flush: Callable[[], None],
+        missing: Callable[[Collection[str]], None],
     ) -> None:
         self._clients = clients
         self._decoder = decoder
         self._flush = flush
+        self._missing = missing
         self._latest = start == "latest"
         self._timeout_ms = int(clients.config.request_timeout_s * 1000)
         self._lock = threading.RLock()
@@ -74,10 +81,14 @@ class GroupConsumer:
         self._returned: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
         self._kept: dict[TopicPartition, int | None] = {}
+        self._due: dict[TopicPartition, int] = {}  # the first record that this group has not been given yet
+        self._gone: dict[TopicPartition, int] = {}  # records before it were counted as lost
+        self._lost: Counter[str] = Counter()
+        self._lives: dict[str, Any] = {}  # the cluster's own id of each topic, another one once it is made again
         self._heard_s = time.monotonic()
         self.closed = False
-        names = [clients.topic_name(topic) for topic in topics]
-        self._probe = TopicPartition(names[0], 0)
+        self._names = names = [clients.topic_name(topic) for topic in topics]
+        self._compact = frozenset(clients.topic_name(topic) for topic in topics if topic.compact)
         session_ms = int(clients.config.session_timeout_s * 1000)
         clients.reach()
         with clients.guard("connecting"):
@@ -85,7 +96,7 @@ class GroupConsumer:
                 **clients.consumer(),
                 group_id=clients.config.topic_prefix + group,
                 group_instance_id=clients.config.instance_id,
-                auto_offset_reset=start,
+                auto_offset_reset="earliest",  # `_starts` says where to begin; this is for what retention has passed
                 session_timeout_ms=session_ms,
                 heartbeat_interval_ms=max(100, session_ms // 5),
                 partition_assignment_strategy=[RangePartitionAssignor],
@@ -99,6 +110,11 @@ class GroupConsumer:
     def dead_letters(self) -> int:
         """Undecodable records met so far."""
         return self._decoder.dead_letters
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """By topic, records that were gone before they could be read."""
+        return self._lost
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
@@ -131,7 +147,7 @@ class GroupConsumer:
                 with self._clients.guard("committing"):
                     try:
                         self._consumer.commit(
-                            {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in offsets.items()},
+                            {one: OffsetAndMetadata(offset, self._life(one), -1) for one, offset in offsets.items()},
                             timeout_ms=self._timeout_ms,
                         )
                     except _NOT_OURS_ANY_MORE:
@@ -219,6 +235,7 @@ class GroupConsumer:
             # All that was fetched, always: kafka-python 3.0 does not give back a part of a fetch that it had to park
             # because its partition was paused in between. The fetch sizes bound what this can be.
             batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
+        self._follow_topics()
         now_s = time.monotonic()
         if batches:
             self._heard_s = now_s
@@ -227,13 +244,61 @@ class GroupConsumer:
                     # The library had to begin anew: the topic was made again, and counts from the beginning.
                     self._returned.pop(partition, None)
                     self._reached.pop(partition, None)
+                self._pass_over(partition, self._due.get(partition), records[0].offset)
                 self._buffers.add(partition, records)
                 self._next[partition] = records[-1].offset + 1
+                self._due[partition] = max(self._due.get(partition, 0), self._next[partition])
         elif now_s - self._heard_s >= _PROBE_INTERVAL_S:
             # The library goes on trying without a word while the broker is away, so ask.
             with self._clients.guard("polling"):
-                self._consumer.end_offsets([self._probe], timeout_ms=min(2_000, self._timeout_ms))
+                known = self._consumer._cluster
+                there = next((name for name in self._names if known.partitions_for_topic(name)), self._names[0])
+                self._consumer.end_offsets([TopicPartition(there, 0)], timeout_ms=min(2_000, self._timeout_ms))
             self._heard_s = now_s
+
+    def _follow_topics(self) -> None:
+        """Have topics made again that are gone, and begin anew with those that were made again.
+
+        Offsets of a topic's earlier life say nothing of its present one. The library would go on from them.
+        """
+        cluster = self._consumer._cluster
+        gone = {name for name in self._names if cluster.partitions_for_topic(name) is None}
+        if gone - cluster.unauthorized_topics:
+            self._missing(gone - cluster.unauthorized_topics)
+        again = {name for name, life in self._lives.items() if cluster.topic_id(name) not in (None, life)}
+        for name in again:
+            del self._lives[name]
+            unread = 0
+            for partition in [one for one in self._next if one.topic == name]:
+                end, first = self._consumer.highwater(partition) or 0, self._buffers.first_offset(partition)
+                following = self._next.pop(partition)
+                unread += max(0, end - (following if first is None else first))
+                self._due.pop(partition, None)
+                self._gone.pop(partition, None)
+                self._stood[partition] = 0
+            topic = name[len(self._clients.config.topic_prefix) :]
+            self._lost[topic] += unread
+            fields = {"topic": topic, "unread_records": unread}
+            log.warning("topic was made again: it is read from its first record", extra={"fields": fields})
+        if again:
+            self._listener.changes += 1
+            self._listener.lost = True
+
+    def _life(self, partition: TopicPartition) -> str:
+        """Which life of its topic a partition belongs to, to be kept beside offsets; empty where brokers do not say."""
+        life = self._consumer._cluster.topic_id(partition.topic)
+        return "" if life is None else str(life)
+
+    def _pass_over(self, partition: TopicPartition, due: int | None, first: int) -> None:
+        """Count what retention has removed before this group was given it: from `due` to `first`."""
+        start = first if due is None else max(due, self._gone.get(partition, 0))
+        if start >= first or partition.topic in self._compact:
+            return
+        self._gone[partition] = first
+        topic, number = self._place(partition)
+        self._lost[topic] += first - start
+        fields = {"topic": topic, "partition": number, "records": first - start}
+        log.warning("records were removed before they were read", extra={"fields": fields})
 
     def _held_back(self) -> bool:
         """Whether some partition is known to hold records that may be older than those at hand."""
@@ -308,6 +373,9 @@ class GroupConsumer:
             start = kept.get(partition, fresh)
             # Retention may have passed the group; a topic that was made again counts from the beginning.
             starts[partition] = firsts[partition] if start > ends[partition] else max(start, firsts[partition])
+            self._pass_over(partition, kept.get(partition), starts[partition])
+            self._due[partition] = starts[partition]
+        self._lives = {one.topic: life for one in assigned if (life := self._consumer._cluster.topic_id(one.topic))}
         return starts
 
     def _decoded(self, max_records: int) -> list[Message]:
@@ -335,7 +403,10 @@ class GroupConsumer:
         with self._clients.guard("reading committed offsets"):
             for partition in partitions:
                 if partition not in self._kept:
-                    self._kept[partition] = self._consumer.committed(partition, timeout_ms=self._timeout_ms)
+                    found = self._consumer.committed(partition, metadata=True, timeout_ms=self._timeout_ms)
+                    life = self._life(partition)
+                    earlier = found is not None and found.metadata and life and found.metadata != life
+                    self._kept[partition] = None if found is None or earlier else found.offset
         return {
             partition: offset
             for partition in partitions

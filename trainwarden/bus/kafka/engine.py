@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -29,13 +30,15 @@ _CLOSE_TIMEOUT_S = 5.0
 _COMPACT_SEGMENT_S = 600.0  # a segment that is still written to is never compacted
 _SEGMENTS = 8  # a topic's time is kept in so many files per partition: retention removes whole ones
 _LONGEST_SEGMENT_S = 86_400.0
+_AGAIN_S = 5.0  # between two tries to make topics again that somebody has deleted
 
 
 class KafkaBus:
     """A `trainwarden.protocols.Bus` on an Apache Kafka cluster (2.5 or newer).
 
-    Topics that are missing are made on connecting, with ``retention.ms`` from `Topic.keep_s` and times stamped by the
-    broker, so that no node's wrong clock reorders them. What `flush` returned for is held by all in-sync replicas.
+    Topics that are missing are made on connecting, and again where they are deleted later, with ``retention.ms`` from
+    `Topic.keep_s` and times stamped by the broker, so that no node's wrong clock reorders them. What `flush` returned
+    for is held by all in-sync replicas.
 
     Parameters
     ----------
@@ -57,11 +60,13 @@ class KafkaBus:
     def __init__(self, servers: list[str], config: KafkaConfig) -> None:
         self._clients = Clients(servers, config)
         self._lock = threading.RLock()
-        self._topics: dict[str, str] = {}
+        self._topics: dict[str, Topic[Any]] = {}  # by their names on the cluster
+        self._again_s = 0.0
+        self._refused = False
         self._consumers: list[GroupConsumer] = []
         self._closed = False
         self._make_topics(list(TOPICS.values()))
-        self._producer = OrderedProducer(self._clients)
+        self._producer = OrderedProducer(self._clients, self._make_again)
 
     def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
         """Queue `record`; it is sent in the background.
@@ -74,7 +79,7 @@ class KafkaBus:
             If the broker is away and the queue is full; the record was not taken.
         """
         value = topic.encode(record)
-        name = self._topics.get(topic.name) or self._topic(topic)
+        name = self._topic(topic)
         if self._closed:
             raise BusError("the bus is closed")
         self._producer.send(name, key, value)
@@ -88,7 +93,15 @@ class KafkaBus:
         for topic in topics:
             self._topic(topic)
         decoder = Decoder({topic.name: topic for topic in topics}, self._publish_dead_letter)
-        consumer = GroupConsumer(self._clients, topics, group, start=start, decoder=decoder, flush=self.flush)
+        consumer = GroupConsumer(
+            self._clients,
+            topics,
+            group,
+            start=start,
+            decoder=decoder,
+            flush=self.flush,
+            missing=self._make_again,
+        )
         self._consumers = [*(one for one in self._consumers if not one.closed), consumer]
         return consumer
 
@@ -111,12 +124,32 @@ class KafkaBus:
 
     def _topic(self, topic: Topic[Any]) -> str:
         """The topic's name on the cluster, made there if it is missing."""
-        if topic.name not in self._topics:
+        name = self._clients.topic_name(topic)
+        if name not in self._topics:
             with self._lock:
                 self._make_topics([topic])
-        return self._topics[topic.name]
+        return name
 
-    def _make_topics(self, topics: Sequence[Topic[Any]]) -> None:
+    def _make_again(self, names: Collection[str]) -> None:
+        """Make topics again that the cluster says are not there any more; called while that is so."""
+        with self._lock:
+            if self._closed or time.monotonic() < self._again_s:
+                return
+            self._again_s = time.monotonic() + _AGAIN_S
+            try:
+                made = self._make_topics([self._topics[name] for name in names if name in self._topics])
+            except BusError as error:
+                if not self._refused:
+                    self._refused = True
+                    fields = {"topics": sorted(names), "error": str(error)}
+                    log.error("topics are gone and cannot be made again", extra={"fields": fields})
+                return
+            self._refused = False
+        if made:
+            log.warning("topics were gone and are made again", extra={"fields": {"topics": made}})
+
+    def _make_topics(self, topics: Sequence[Topic[Any]]) -> list[str]:
+        """Make those of `topics` that are missing; which."""
         names = {self._clients.topic_name(topic): topic for topic in topics}
         self._clients.reach()
         with self._clients.guard("making topics"):
@@ -132,7 +165,8 @@ class KafkaBus:
                     admin.wait_for_topics(list(missing), timeout_ms=self._clients.config.connect_timeout_s * 1000)
             finally:
                 admin.close()
-        self._topics.update({topic.name: name for name, topic in names.items()})
+        self._topics.update(names)
+        return sorted(missing)
 
     def _options(self, topic: Topic[Any]) -> dict[str, Any]:
         segment_s = min(topic.keep_s / _SEGMENTS, _LONGEST_SEGMENT_S)

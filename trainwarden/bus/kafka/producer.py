@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kafka import KafkaProducer
@@ -18,6 +19,7 @@ from kafka.errors import (
     MessageSizeTooLargeError,
     PolicyViolationError,
     RecordListTooLargeError,
+    TopicAuthorizationFailedError,
 )
 
 from trainwarden.bus.kafka.client import Clients
@@ -28,19 +30,21 @@ log = logging.getLogger("trainwarden.bus")
 _JOIN_TIMEOUT_S = 2.0
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 _FOR_GOOD = (*_TOO_LARGE, InvalidRecordError, InvalidTimestampError, PolicyViolationError)
+_SLICE_S = 1.0  # of a wait for acknowledgements; after each one topics that are gone are looked for
 _ALONE_S = 5.0  # for one record that is sent by itself, so that nothing else shares its refusal
 
 
 class _Sent:
     """One record until it is acknowledged."""
 
-    __slots__ = ("alone", "future", "key", "topic", "value")
+    __slots__ = ("alone", "future", "key", "refusal", "topic", "value")
 
     def __init__(self, topic: str, key: bytes, value: bytes) -> None:
         self.topic = topic
         self.key = key
         self.value = value
         self.future: Any = None
+        self.refusal: BaseException | None = None
         self.alone = False  # its batch was refused for good, by its own fault or by a neighbour's
 
 
@@ -55,6 +59,8 @@ class OrderedProducer:
     ----------
     clients : Clients
         Addresses and settings.
+    missing : callable
+        Told of topics that the cluster says are not there any more.
 
     Raises
     ------
@@ -62,14 +68,15 @@ class OrderedProducer:
         If no broker answers in time.
     """
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, clients: Clients, missing: Callable[[Collection[str]], None]) -> None:
+        self._clients, self._missing = clients, missing
         self._lock = threading.RLock()
         self._flush_lock = threading.Lock()
         self._pending: deque[_Sent] = deque()
         self._pending_bytes = 0
-        self._partitions: dict[str, int] = {}
+        self._partitions: dict[str, int] = {}  # 0: the topic was there, and is gone
         self._stalled = False
+        self._held: set[str] = set()  # topics whose records wait, while those of others go on
         self._producer: KafkaProducer | None = self._new_producer()
 
     def send(self, topic: str, key: str, value: bytes) -> None:
@@ -109,10 +116,11 @@ class OrderedProducer:
         with self._flush_lock:
             while True:
                 self._recover()
-                self._wait(max(0.0, deadline_s - time.monotonic()))
+                self._wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
                 error = self._settle()
                 if not self._pending:
                     return
+                self._look_for_topics()
                 if time.monotonic() >= deadline_s:
                     waiting = f"{len(self._pending)} records not acknowledged within {timeout_s:g} s"
                     raise BusUnavailable(f"kafka {','.join(self._clients.servers)}: {waiting} ({error})")
@@ -133,22 +141,33 @@ class OrderedProducer:
         if self._producer is None:
             self._stalled = True
             return
+        if record.topic in self._held:
+            return
         try:
-            count = self._partitions.get(record.topic)
-            if count is None:
-                count = len(self._producer.partitions_for(record.topic) or ())
-                if not count:  # the topic is gone
-                    self._stalled = True
-                    return
-                self._partitions[record.topic] = count
+            count = self._partitions_of(record.topic, self._producer)
+            if not count:
+                self._held.add(record.topic)
+                return
             # The same stable hash as the embedded engine; the library's own is slow and in pure Python.
             record.future = self._producer.send(
                 record.topic, record.value, key=record.key, partition=zlib.crc32(record.key) % count
             )
         except _TOO_LARGE as error:
             raise RecordError(str(error)) from error
+        except TopicAuthorizationFailedError as error:
+            record.refusal = error
         except KafkaError:
             self._stalled = True
+
+    def _partitions_of(self, topic: str, producer: KafkaProducer) -> int:
+        """How many partitions `topic` has; 0 while it is gone."""
+        count = self._partitions.get(topic)
+        if count == 0:
+            count = len(producer._metadata.partitions_for_topic(topic) or ())
+        elif count is None:
+            count = len(producer.partitions_for(topic) or ())
+        self._partitions[topic] = count
+        return count
 
     def _recover(self) -> None:
         """Hand over again what a producer gave up or could not take, in order; a new producer if it gave up any."""
@@ -161,14 +180,16 @@ class OrderedProducer:
             if self._producer is None:
                 self._producer = self._new_producer()
             self._stalled = False
+            self._held.clear()
             for record in self._pending:
-                if record.future is None and not self._stalled:
+                if record.future is None and record.refusal is None and not self._stalled:
                     self._hand_over(record)
                     if record.alone:
                         self._stalled = self._stalled or not _came_through(record)  # then a new producer takes the rest
 
     def _new_producer(self) -> KafkaProducer:
         self._clients.reach()
+        self._partitions.clear()
         with self._clients.guard("connecting"):
             return KafkaProducer(**self._clients.producer())
 
@@ -194,33 +215,53 @@ class OrderedProducer:
             except KafkaError as error:  # whose records it is about is for their futures to say
                 log.debug("flush is not done", extra={"fields": {"error": str(error)}})
 
+    def _look_for_topics(self) -> None:
+        """Have topics made again that records wait for and the broker says are gone. While it is away it says nothing.
+
+        What the producer has in hand for them it sends by itself once they are there.
+        """
+        with self._lock:
+            waiting = {record.topic for record in self._pending}
+            known = self._producer._metadata if self._producer is not None else None
+            if known is None:
+                return
+            gone = {one for one in waiting & self._partitions.keys() if known.partitions_for_topic(one) is None}
+            gone -= known.unauthorized_topics
+            self._partitions.update(dict.fromkeys(gone, 0))  # they may come back with another number of them
+        if gone:
+            self._missing(gone)
+
     def _settle(self) -> BaseException | None:
         """Forget what is acknowledged; the first error among the rest."""
         with self._lock:
             first: BaseException | None = None
-            refused: list[_Sent] = []
-            said: BaseException | None = None
+            refused: list[tuple[_Sent, BaseException]] = []
             kept: deque[_Sent] = deque()
             for record in self._pending:
-                future = record.future
-                if future is not None and future.is_done:
-                    if future.exception is None:
+                error = record.refusal
+                if error is None and record.future is not None and record.future.is_done:
+                    error = record.future.exception
+                    if error is None:
                         continue
-                    if isinstance(future.exception, _FOR_GOOD):
-                        if record.alone:
-                            refused.append(record)
-                            said = future.exception
-                            continue
-                        record.alone = True  # the broker refuses whole batches: try each of its records by itself
-                    first = first or future.exception
+                if isinstance(error, TopicAuthorizationFailedError) or (isinstance(error, _FOR_GOOD) and record.alone):
+                    refused.append((record, error))
+                    continue
+                record.alone = isinstance(error, _FOR_GOOD)  # whole batches are refused: try each record by itself
+                first = first or error
                 kept.append(record)
             self._pending = kept
             self._pending_bytes = sum(len(record.value) for record in kept)
         if refused:
-            self._drop_producer()  # what was in one batch with them has their fault too
-            text = f"kafka: the broker refuses {len(refused)} records for good: {said}"
-            raise RecordsRefused(text, tuple((one.topic, one.key.decode(), one.value) for one in refused))
+            if any(record.alone for record, _ in refused):
+                self._drop_producer()  # what was in one batch with them has their fault too
+            raise self._refusal(refused)
         return first
+
+    def _refusal(self, refused: list[tuple[_Sent, BaseException]]) -> RecordsRefused:
+        said = {record.topic: error for record, error in refused}
+        why = "; ".join(f"{topic}: {_why(error)}" for topic, error in sorted(said.items()))
+        records = tuple((one.topic, one.key.decode(), one.value) for one, _ in refused)
+        return RecordsRefused(f"kafka: the broker refuses {len(refused)} records for good: {why}", records)
 
     def _forget_acknowledged(self) -> None:
         pending = self._pending
@@ -229,6 +270,10 @@ class OrderedProducer:
             if future is None or not future.is_done or future.exception is not None:
                 return
             self._pending_bytes -= len(pending.popleft().value)
+
+
+def _why(error: BaseException) -> str:
+    return "writing is not permitted" if isinstance(error, TopicAuthorizationFailedError) else str(error)
 
 
 def _came_through(record: _Sent) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found
 from trainwarden.formats.source import Source
+from trainwarden.formats.text.trainers import step_line
 from trainwarden.log_text import writer_of
 from trainwarden.recorded.job import LogTable, RecordedJob
 from trainwarden.recorded.joining.read_log import ReadLog, settled
@@ -26,8 +27,9 @@ _NAMED: Final = re.compile(
 _TEXT: Final = re.compile(r"\.(txt|text|log|out|err)(\.[0-9]{1,4})?$")
 # What no other kind of text says: steps, exceptions, launchers. Each branch is short and bounded: linear time.
 _SAYS: Final = re.compile(
-    r"Traceback \(most recent call last\)|\b[A-Z][A-Za-z]{2,40}Error: |\bloss['\"]?[ =:]{1,3}-?[0-9n]|\bNCCL (?:INFO|WARN)|"  # noqa: E501
-    r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:"
+    r"Traceback \(most recent call last\)|\b[A-Z][A-Za-z]{2,40}Error: |(?i:loss|norm)['\"]?[ =:]{1,3}['\"]?-?[0-9n]|\bNCCL (?:INFO|WARN)|"  # noqa: E501
+    r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:|"
+    r"\bOOMKilled\b|\bExit Code: {1,8}[0-9]"
 )
 _FEWEST: Final = 0.05  # of the lines
 
@@ -43,13 +45,15 @@ class LogText:
             (".csv", ".tsv", ".json", ".jsonl", ".toml", ".yaml", ".yml", ".md", ".parquet", ".py", ".rst")
         ):
             return NEVER
-        if "\0" in head or (head.lstrip()[:1] == "{" and not head.lstrip().startswith(("{'", '{"log":'))):
+        named = _NAMED.search(name) is not None
+        objects = head.lstrip()[:1] == "{" and not head.lstrip().startswith(("{'", '{"log":'))
+        if "\0" in head or (objects and not named):
             return NEVER
         lines = [line for line in head.replace("\r", "\n").split("\n") if line.strip()][:LOOKED_AT]
         telling = sum(_tells(line) for line in lines)
         if not telling:
             return NEVER
-        if _NAMED.search(name):
+        if named:
             return LIKELY
         often = telling >= _FEWEST * len(lines)
         return GENERIC + 0.05 if often and (_TEXT.search(name) or "." not in name) else NEVER
@@ -64,7 +68,9 @@ class LogText:
 def _tells(line: str) -> bool:
     line = line[:400]
     writer = writer_of(line)
-    return writer.named or bool(_SAYS.search(line)) or bool(Stamps().read(writer.rest).end)
+    return (
+        writer.named or bool(_SAYS.search(line)) or step_line(line) is not None or bool(Stamps().read(writer.rest).end)
+    )
 
 
 def with_logs(job: RecordedJob, folder: Path, documented: Sequence[str], others: Sequence[str]) -> RecordedJob:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from trainwarden.formats.text.trainers import StepLine, step_line
+from trainwarden.formats.text.trainers import COUNTED, StepLine, step_line
 from trainwarden.recorded.job import Floats, Ints, IterationTable, LogTable
 
 FEWEST: Final = 20  # steps: of fewer no level is known
+ROUNDED_S: Final = 10.0  # stamps of whole seconds are so far apart at least that rounding is a tenth of it
 MOST_S: Final = 86_400.0
 BASIS: Final = "log"
 
@@ -54,8 +56,15 @@ def _by_trainer(log: LogTable) -> dict[str, list[_Row]]:
         if "Error" in line:
             continue
         said = step_line(line)
-        if said is not None and said.step is not None:
-            rows.setdefault(said.trainer, []).append((said.step, said, float(log.times_s[place])))
+        if said is None:
+            continue
+        of_trainer = rows.setdefault(said.trainer, [])
+        if said.step is not None or said.trainer == COUNTED:
+            number = len(of_trainer) if said.step is None else said.step
+            of_trainer.append((number, said, float(log.times_s[place])))
+        elif of_trainer:  # a further line of the last step
+            step, before, stamp_s = of_trainer[-1]
+            of_trainer[-1] = (step, replace(said, step=step), stamp_s) if before.duration_s is None else of_trainer[-1]
     return rows
 
 
@@ -75,6 +84,26 @@ def _lives(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         yield life
 
 
+def _far_enough_apart(stamps_s: Floats) -> Ints:
+    """Places of the rows whose distances are not mostly rounding, where stamps are of whole seconds.
+
+    Examples
+    --------
+    >>> _far_enough_apart(np.array([0.0, 1.0, 3.0, 4.0, 6.0, 12.0, 13.0])).tolist()
+    [0, 5]
+    >>> _far_enough_apart(np.array([0.0, 1.5, 3.0])).tolist()
+    [0, 1, 2]
+    """
+    whole = np.isfinite(stamps_s) & (np.floor(stamps_s) == stamps_s)
+    if not whole.all():
+        return np.arange(stamps_s.size)
+    kept = [0]
+    for place in range(1, stamps_s.size):
+        if stamps_s[place] - stamps_s[kept[-1]] >= ROUNDED_S:
+            kept.append(place)
+    return np.array(kept, np.int64)
+
+
 def _timed(life: Sequence[_Row]) -> tuple[Ints, Floats, Ints, Floats] | None:
     """Steps, seconds of a step, how many steps a row stands for, and stamps; None where nothing tells the times."""
     if len(life) < 2:
@@ -84,6 +113,10 @@ def _timed(life: Sequence[_Row]) -> tuple[Ints, Floats, Ints, Floats] | None:
     steps = np.diff(step, prepend=step[0] - int(np.median(np.diff(step))))
     said_s = np.array([np.nan if row[1].duration_s is None else row[1].duration_s for row in life])
     rate = np.array([np.nan if row[1].rate is None else row[1].rate for row in life])
+    if not (np.isfinite(said_s).mean() > 0.5 or np.isfinite(rate).mean() > 0.5):
+        wide = _far_enough_apart(stamps_s)
+        step, stamps_s, said_s, rate = step[wide], stamps_s[wide], said_s[wide], rate[wide]
+        steps = np.diff(step, prepend=step[0] - int(steps[0]))
     apart_s = np.diff(stamps_s, prepend=np.nan) / steps
     if np.isfinite(said_s).mean() > 0.5:
         duration_s = said_s

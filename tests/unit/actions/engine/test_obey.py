@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.remedies.memory import with_outcome
+from actions.remedies.memory import Memory, with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import MemoryConsumer, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
 from trainwarden.errors import LauncherError
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord, IncidentRecord
-from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, MAX_RECORD_BYTES
 
 # --- several engines -------------------------------------------------------------------------------------------------
 
@@ -264,6 +264,28 @@ def test_a_launcher_that_breaks_ends_no_engine() -> None:
     assert "KeyError" in rig.bus.actions()[-1].why
 
 
+@pytest.mark.parametrize("most_bytes", [100, 250])
+def test_what_the_bus_takes_no_record_of_is_not_begun_and_breaks_no_engine(most_bytes: int) -> None:
+    rig = Rig()
+    rig.bus.most_bytes = most_bytes
+    rig.tell(rig.incident())
+    rig.tick(10.0)
+    assert (rig.launcher.asked, rig.engine._memory.actions["i1/restart/1"].outcome) == ([], "failed")
+    rig.bus.most_bytes = MAX_RECORD_BYTES
+    rig.tick(60.0)
+    assert rig.story() == [("i1/restart/3", "started"), ("i1/restart/3", "done")]
+
+
+def test_an_end_that_was_shortened_has_the_plan_of_its_start() -> None:
+    memory = Memory(lambda kind: None)  # type: ignore[arg-type, return-value]
+    started = ActionRecord(
+        id="a", incident="i", job="job", kind="evict_node", outcome="started", at_s=1.0, why="", plan={"nodes": ["n1"]}
+    )
+    memory.take(started)
+    memory.take(msgspec.structs.replace(started, outcome="done", plan={}, finished_at_s=2.0))
+    assert (memory.actions["a"].outcome, memory.actions["a"].plan) == ("done", {"nodes": ["n1"]})
+
+
 def test_a_relief_that_failed_is_tried_again() -> None:
     rig = Rig(cool_down_s=0.0)
     rig.launcher.phase = "running"
@@ -300,7 +322,7 @@ def test_an_incident_that_breaks_planning_holds_up_no_other() -> None:
     rig.tell(incident)
     done = rig.bus.actions()[-1]
     rig.clock.sleep(500.0)
-    rig.tell(msgspec.structs.replace(done, plan={}, at_s=rig.clock.now_s()))  # shortened, or written by others
+    rig.tell(msgspec.structs.replace(done, plan={"odd": 1}, at_s=rig.clock.now_s()))  # written by others
     rig.tell(rig.closed(incident))
     rig.launcher.phase = "failed"
     rig.tell(msgspec.structs.replace(rig.incident("j1"), job="another"))

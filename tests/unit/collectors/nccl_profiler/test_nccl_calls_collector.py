@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -313,10 +314,31 @@ def test_a_plug_in_of_somebody_else_s_is_said_but_one_that_is_read(
 ) -> None:
     environ = {"NCCL_PROFILER_PLUGIN": plugin}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ) as child:
+        while plugin.encode() not in Path(f"/proc/{child.pid}/environ").read_bytes():
+            time.sleep(0.001)  # it begins its program: the kernel shows no environment meanwhile
         Rank(run_dir, pid=child.pid)
         watch.look(2.0)
         assert [one.fields["plugin"] for one in caplog.records] == said  # type: ignore[attr-defined]
         child.communicate()
+
+
+def test_a_plug_in_is_said_though_the_environment_cannot_be_read_at_the_first_look(
+    tmp_path: Path, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel shows none while a process begins a program, and another namespace's process may not be found yet."""
+    Rank(run_dir)
+    own = Path(f"/proc/{os.getpid()}")
+    there = tmp_path / "proc" / str(os.getpid())
+    there.mkdir(parents=True)
+    for name in ("stat", "status", "environ"):
+        (there / name).write_bytes((own / name).read_bytes() if name != "environ" else b"")
+    watch = Watch(run_dir, proc=str(tmp_path / "proc"))
+    watch.look(2.0)
+    assert caplog.records == []
+    (there / "environ").write_bytes(b"HOME=/\0NCCL_PROFILER_PLUGIN=/opt/own.so\0")
+    watch.look(2.0)
+    assert [one.fields["plugin"] for one in caplog.records] == ["/opt/own.so"]  # type: ignore[attr-defined]
+    watch.collector.close()
 
 
 @pytest.mark.thorough

@@ -101,3 +101,43 @@ def test_a_traceback_at_the_end_of_a_log_is_a_dead_job_and_one_that_is_survived_
 def test_what_the_scheduler_or_a_person_ended_is_no_failure(tmp_path: Path) -> None:
     cancelled = "slurmstepd: error: *** STEP 4711.0 ON ge CANCELLED AT 2026-11-04T11:20:01 DUE TO TIME LIMIT ***"
     assert judged(tmp_path, {"logs.txt": [*LOSSES, cancelled, *raised(1, "RuntimeError: stopped in a save")]}) == []
+
+
+def test_the_one_rank_that_did_not_wait_is_suspected_and_the_abort_of_another_is_not(tmp_path: Path) -> None:
+    lines = [f"[rank{rank}]: 2026-11-04 08:00:0{at},101 - INFO - ready" for rank in range(4) for at in range(3)]
+    lines += [TIMED_OUT.format(rank=rank, clock="08:10:05") for rank in (0, 1, 3)]
+    lines += [
+        "E1104 08:10:07.902000 6990 torch/api.py:882] failed (exitcode: -6) local_rank: 0 (pid: 7000) of binary: x"
+    ]
+    assert only(tmp_path, *lines) == ("hang", 2)
+
+
+def test_of_several_silent_ranks_and_of_one_witness_none_is_suspected(tmp_path: Path) -> None:
+    heard = [f"[rank{rank}]: 2026-11-04 08:00:00,101 - INFO - ready" for rank in range(4)]
+    for name, waiting in (("several", (0, 1)), ("witness", (0,))):
+        (tmp_path / name).mkdir()
+        lines = [*heard, *(TIMED_OUT.format(rank=rank, clock="08:10:05") for rank in waiting)]
+        incidents = judged(tmp_path / name, {"logs.txt": lines})
+        assert not [one for each in incidents for one in each.suspects if one.rank in {2, 3}]
+
+
+def test_a_job_that_never_came_together_is_told_without_accusing_who_says_so(tmp_path: Path) -> None:
+    lines = raised(
+        0, "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined."
+    )
+    assert only(tmp_path, *lines) == ("crash", None)
+
+
+def test_what_jax_says_of_full_memory(tmp_path: Path) -> None:
+    said = "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 34359738368 bytes."
+    assert only(tmp_path, *raised(2, said)) == ("cuda_out_of_memory", 2)
+
+
+def test_a_log_in_utf_16_is_read(tmp_path: Path) -> None:
+    lines = [
+        *steps("09:10:00", 12),
+        *raised(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ]
+    (tmp_path / "train.log").write_bytes("\r\n".join([*lines, ""]).encode("utf-16"))
+    (incident,) = judged(tmp_path, {})
+    assert (incident.kind, incident.suspects[0].rank) == ("cuda_out_of_memory", 2)

@@ -30,6 +30,21 @@ def test_the_gravest_xid_counts_and_each_device_has_its_own(tmp_path: Path) -> N
     ]
 
 
+def test_what_the_driver_orders_after_a_fault_is_no_second_incident(tmp_path: Path) -> None:
+    said = ["95, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
+            "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"]  # fmt: skip
+    lines = [KERNEL.format(second=at, device="0000:3b:00", said=one) for at, one in enumerate(said)]
+    (incident,) = judged(tmp_path, {"logs_kernel.txt": lines})
+    assert (incident.kind, incident.suspects[0].device) == ("gpu_memory_error", "0000:3b:00")
+
+
+def test_further_lines_of_a_harmless_sxid_say_nothing(tmp_path: Path) -> None:
+    sxid = "2026-11-04T09:10:0{}.1+00:00 gf kernel: nvidia-nvswitch0: SXid (PCI:0000:87:00.0): 12021, {}"
+    said = ["Non-fatal, Link 56 egress nonposted PRIV error (First)", "Severity 0 Engine instance 56",
+            "Data {0x50610002, 0x10100030}"]  # fmt: skip
+    assert judged(tmp_path, {"logs_kernel.txt": [sxid.format(at, one) for at, one in enumerate(said)]}) == []
+
+
 @pytest.mark.parametrize(("word", "told"), [("Nonfatal", 0), ("Fatal", 1)])
 def test_the_drivers_own_severity_counts(tmp_path: Path, word: str, told: int) -> None:
     line = KERNEL.format(second=0, device="0018:01:00", said=f"145, RLW_REMAP {word} XC0 i0 Link 00 (0x4)")
@@ -71,10 +86,12 @@ def test_a_line_names_its_device(line: str, device: str) -> None:
 def test_every_trainers_step_line_is_read(row) -> None:
     said = step_line(row.sample)
     assert said is not None
-    assert (said.trainer, said.step is not None) == (row.name, True)
+    assert (said.trainer, said.step is not None) == (row.name, "(?P<step>" in row.pattern)
 
 
-@pytest.mark.parametrize("form", ["megatron", "nanogpt", "bar"])
+@pytest.mark.parametrize(
+    "form", ["megatron", "nanogpt", "bar", "composer", "olmo_core", "llm_c", "fairseq", "verl", "torchtune", "script"]
+)
 def test_a_job_that_becomes_slow_is_told_by_its_step_lines(tmp_path: Path, form: str) -> None:
     lines = []
     for step in range(240):
@@ -84,9 +101,16 @@ def test_a_job_that_becomes_slow_is_told_by_its_step_lines(tmp_path: Path, form:
                 "megatron": f" iteration {step:8d}/ 9000 | elapsed time per iteration (ms): {1000 * lasted:.1f} | lm loss: 2.5E+00 |",  # noqa: E501
                 "nanogpt": f"iter {step}: loss 2.5970, time {1000 * lasted:.2f}ms, mfu 37.89%",
                 "bar": f"   1%|###       | {step}/240 [00:04<09:09,  {lasted:.2f}s/it]",
+                "composer": f"[batch={step}/240]:\n\t Train loss/train/total: 2.5\n\t Train throughput/batches_per_sec: {1 / lasted:.4f}",  # noqa: E501
+                "olmo_core": f"[step={step}/240,epoch=1/1,eta=2h]\n    throughput/device/BPS={1 / lasted:.4f}\n    train/CE loss=2.5",  # noqa: E501
+                "llm_c": f"step {step:4d}/240 | loss 7.101 (+nanz)| norm 1.2 (+nanz)| lr 1e-4 | {1000 * lasted:.2f} ms | 45.3% bf16 MFU | 123456 tok/s",  # noqa: E501
+                "fairseq": f'{{"epoch": 1, "loss": "2.5", "wps": "51200", "ups": "{1 / lasted:.2f}", "wpb": "8192", "num_updates": "{step}"}}',  # noqa: E501
+                "verl": f"(TaskRunner pid=7) step:{step} - actor/pg_loss:0.01 - {'x' * 3000} - timing_s/step:{lasted:.3f} - perf/mfu:0.4",  # noqa: E501
+                "torchtune": f"Step {step} | loss:2.5 lr:2e-05 tokens_per_second_per_gpu:{8192 / lasted:.3f} grad_norm:0.7",  # noqa: E501
+                "script": f"epoch 0 step {step}: loss=2.5 ({lasted:.2f} sec/step)",
             }[form]
         )
-    incidents = judged(tmp_path, {"logs.txt": lines})
+    incidents = judged(tmp_path, {"train.log": lines})
     assert [(one.kind, [two.rank for two in one.suspects]) for one in incidents] == [("slow_job", [])]
 
 

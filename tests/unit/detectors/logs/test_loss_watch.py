@@ -47,6 +47,15 @@ def losses(values, norms=()):
         ("val_loss: 3.1 eval loss: 3.2 aux_loss: 0.1 load_balancing_loss: 1.0 test/loss 0.2", []),
         ("loss scale: 65536.0 loss_fn: 3", []),
         ("lossy 3.0, gloss 4, packet loss 3.0%", []),
+        ("| reduced_train_loss: 3.1 | grad/norm=0.5", [("loss", 3.1), ("gradient norm", 0.5)]),
+        ("\t Train loss/train/total: 2.5", [("loss", 2.5)]),
+        ("    train/CrossEntropyLoss=2.5", [("loss", 2.5)]),
+        ("    train/CE loss=2.5", [("loss", 2.5)]),
+        (", train_loss_step=2.5, train_loss_epoch=2.7]", [("loss", 2.5)]),
+        ('"key": "train_loss", "value": 2.5, "metadata"', [("loss", 2.5)]),
+        ("loss=tensor(2.5, device='cuda:0') lm_loss: 2.7", [("loss", 2.5)]),
+        ("perplexity: 12.1 ppl=12 nll: 2.5", []),
+        ("kl_loss: 0.1 router/loss=2 no loss: 3 best loss: 1.0", []),
         ("loss: " + "9" * 3000, []),
         ("loss: 0x1f", []),
         ("", []),
@@ -65,6 +74,26 @@ def test_a_loss_that_is_no_number_is_told_with_the_second_and_accuses_nobody():
     assert "validate" in vote.reason
     assert vote.metrics == ("loss",)
     assert shown(losses([float("inf")] * 2))[-1].opinion == "anomalous"  # also from the first
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch 0:   1%|1 | 13/1000 [00:23<01:14,  5.07it/s, v_num=0, train_loss=nan.0]",
+        "Epoch 0:   1%|1 | 13/1000 [00:23<01:14,  5.07it/s, train_loss_step=nan.0, train_loss_epoch=2.310]",
+        "| global_step: 12 | reduced_train_loss: nan | train_step_timing in s: 2.3",
+        "\t Train loss/train/total: nan",
+        "    train/CE loss=nan",
+        ':::MLLOG {"key": "train_loss", "value": NaN, "metadata": {"samples_count": 512}}',
+        "{'loss': 'nan', 'grad_norm': 'nan', 'learning_rate': '1e-05'}",
+        "12/1000 [==>....] - ETA: 10:11 - loss: nan - accuracy: 0.0000e+00",
+        "1|12|Loss: nan:   2%|# | 12/500 [00:20<10:40,  1.30s/it]",
+        "step 12: train/perplexity=nan",
+        "[09/21 08:00:01 d2.utils.events]:  iter: 19  total_loss: nan  time: 0.3100",
+    ],
+)
+def test_a_loss_that_is_no_number_is_told_under_any_trainers_name(line):
+    assert shown([line] * 2)[-1].opinion == "anomalous"
 
 
 def test_steps_that_mixed_precision_skips_are_no_fault():

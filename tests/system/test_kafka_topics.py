@@ -1,0 +1,199 @@
+"""Topics of a real broker that are deleted, made again, or emptied by retention while services run."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from tests.contract.bus_harness import event, ids, joined, wait_until
+from tests.servers.kafka import KafkaBroker
+from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
+from trainwarden.errors import BusUnavailable
+from trainwarden.protocols import Consumer
+from trainwarden.topics import EVENTS, METRICS
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.kafka,
+    # kafka-python leaves sockets of connections that were given up to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Cluster:
+    """Topics of one test on a broker, and an administrator of it."""
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self.server = broker.server
+        self.config = KafkaConfig(partitions=1, topic_prefix=f"t{uuid.uuid4().hex[:8]}.", session_timeout_s=2.0)
+        self.topic = self.config.topic_prefix + EVENTS.name
+        self.admin = KafkaAdminClient(bootstrap_servers=self.server)
+        self.buses: list[KafkaBus] = []
+
+    def open(self) -> KafkaBus:
+        self.buses.append(KafkaBus([self.server], self.config))
+        return self.buses[-1]
+
+    def say(self, bus: KafkaBus, *numbers: int) -> None:
+        for number in numbers:
+            bus.publish(EVENTS, "k", event("k", number))
+        bus.flush()
+
+    def delete(self) -> None:
+        self.admin.delete_topics([self.topic])
+        wait_until(lambda: self.topic not in self.admin.list_topics(), "the topic is gone")
+
+    def close(self) -> None:
+        for bus in self.buses:
+            bus.close()
+        self.admin.close()
+        gc.collect()
+
+
+@pytest.fixture
+def cluster(kafka_broker: KafkaBroker) -> Iterator[Cluster]:
+    made = Cluster(kafka_broker)
+    yield made
+    made.close()
+
+
+def numbers(found: list[str]) -> list[int]:
+    return sorted({int(one.partition("/")[2]) for one in found})
+
+
+def follow(consumer: Consumer, until: int) -> tuple[list[str], bool]:
+    """Poll and commit until the record `until` comes: all that came, and whether the assignment was empty meanwhile."""
+    found: list[str] = []
+    lost = False
+
+    def came() -> bool:
+        nonlocal lost
+        try:
+            found.extend(ids(consumer.poll(0.1)))
+            consumer.commit()
+        except BusUnavailable:
+            return False
+        lost = lost or not consumer.assignment()
+        return f"k/{until}" in found
+
+    wait_until(came, f"record {until}")
+    return found, lost
+
+
+def test_a_deleted_topic_is_made_again_by_whoever_writes_and_whoever_reads(cluster: Cluster) -> None:
+    writer, reader = cluster.open(), cluster.open()
+    consumer = joined(reader.consumer([EVENTS, METRICS], "g"))
+    cluster.say(writer, *range(100))
+    follow(consumer, 99)
+    cluster.delete()  # the reader alone has it made again
+    wait_until(lambda: consumer.poll(0.1) == [] and cluster.topic in cluster.admin.list_topics(), "it is there again")
+    cluster.say(writer, *range(100, 110))
+    assert numbers(follow(consumer, 109)[0]) == list(range(100, 110))
+    consumer.close()
+    cluster.delete()  # and the writer alone, while other topics are written to
+    for number in range(110, 120):
+        writer.publish(EVENTS, "k", event("k", number))
+    writer.flush()
+    again = joined(reader.consumer([EVENTS], "g"))
+    assert numbers(follow(again, 119)[0]) == list(range(110, 120))
+
+
+def test_a_topic_made_again_is_read_from_its_first_record_though_it_has_more_than_was_read(cluster: Cluster) -> None:
+    writer, reader = cluster.open(), cluster.open()
+    consumer = joined(reader.consumer([EVENTS], "g"))
+    cluster.say(writer, *range(50))
+    follow(consumer, 49)
+    writer.close()
+    cluster.delete()  # nobody polls meanwhile
+    other = cluster.open()
+    cluster.say(other, *range(1000, 1200))
+    early, _ = follow(consumer, 1199)  # offsets of the earlier topic would begin at its record 50
+    consumer._consumer._cluster.request_update()  # as it does twice a minute
+    late, lost = follow(consumer, 1199)
+    assert numbers(early + late) == list(range(1000, 1200))
+    assert lost, "whoever remembers must see that it begins anew"
+    assert consumer.committed() == {(EVENTS.name, 0): 200}
+
+
+def test_offsets_that_were_committed_of_an_earlier_topic_do_not_count(cluster: Cluster) -> None:
+    """A cluster forgets a group's offsets with the topic; a member that wakes late may commit them once more."""
+    bus = cluster.open()
+    consumer = joined(bus.consumer([EVENTS], "g"))
+    cluster.say(bus, *range(50))
+    follow(consumer, 49)
+    place, life = TopicPartition(cluster.topic, 0), consumer._life(TopicPartition(cluster.topic, 0))
+    consumer.close()
+    cluster.delete()
+    other = cluster.open()
+    cluster.say(other, *range(1000, 1100))
+    late = KafkaConsumer(bootstrap_servers=cluster.server, group_id=cluster.config.topic_prefix + "g")
+    late.assign([place])
+    late.commit({place: OffsetAndMetadata(50, life, -1)})
+    late.close()
+    assert numbers(follow(joined(other.consumer([EVENTS], "g")), 1099)[0]) == list(range(1000, 1100))
+
+
+def test_what_retention_removes_before_a_slow_consumer_is_counted_and_the_rest_is_read(cluster: Cluster) -> None:
+    bus = cluster.open()
+    consumer = joined(bus.consumer([EVENTS], "g"))
+    cluster.say(bus, *range(20))
+    follow(consumer, 19)
+    place = TopicPartition(cluster.topic, 0)
+    cluster.say(bus, *range(20, 30))  # on their way to the consumer
+    cluster.admin.delete_records({place: 30})
+    cluster.say(bus, *range(30, 100))
+    cluster.admin.delete_records({place: 80})
+    found = numbers(follow(consumer, 99)[0])
+    assert found[-20:] == list(range(80, 100))
+    assert dict(consumer.lost) == {EVENTS.name: 80 - len(found)}  # 20 were read before, 20 are left
+    consumer.close()
+    cluster.say(bus, *range(100, 200))
+    cluster.admin.delete_records({place: 150})
+    late = joined(bus.consumer([EVENTS], "g"))
+    assert numbers(follow(late, 199)[0]) == list(range(150, 200))
+    assert dict(late.lost) == {EVENTS.name: 50}
+    fresh = joined(bus.consumer([EVENTS], "of nobody"))
+    assert numbers(follow(fresh, 199)[0]) == list(range(150, 200))
+    assert not fresh.lost, "who has read nothing before has lost nothing"
+
+
+def test_records_of_other_topics_go_on_while_one_topic_is_gone_and_cannot_be_made(cluster: Cluster) -> None:
+    bus, reader = cluster.open(), cluster.open()
+    cluster.say(bus, 0)
+    bus._topics.pop(cluster.topic)  # as if the cluster refused to make it
+    reader._topics.pop(cluster.topic)
+    cluster.delete()
+    bus._producer.send(cluster.topic, "k", EVENTS.encode(event("k", 1)))
+    for _ in range(2):
+        with pytest.raises(BusUnavailable):
+            bus.flush(timeout_s=1.0)
+    done = threading.Event()
+    seen: list[str] = []
+    from trainwarden.records import HeartbeatRecord
+    from trainwarden.topics import HEARTBEATS
+
+    def read() -> None:
+        consumer = reader.consumer([HEARTBEATS], "g")
+        while not done.is_set():
+            seen.extend(message.record.node for message in consumer.poll(0.1))  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    bus.publish(HEARTBEATS, "k", HeartbeatRecord(job="k", node="n1", time_s=time.time()))
+    with pytest.raises(BusUnavailable):
+        bus.flush(timeout_s=1.0)
+    try:
+        wait_until(lambda: seen == ["n1"], "the record of another topic", 30.0)
+    finally:
+        done.set()
+        thread.join()
+    bus._topics[cluster.topic] = EVENTS
+    bus.flush(timeout_s=30.0)
+    assert ids(list(bus.read(EVENTS))) == ["k/1"]
