@@ -42,16 +42,19 @@ demo: install
 # Everything CI runs: style, types, layers, unit, contract, property, doctest, and real processes and servers beside them.
 # These wait a third of their time for each other: the first part takes what they leave of the processors, and is shown
 # when they are done. Real processes on a shared machine can be starved: what failed is shown, then run once more and
-# must pass.
+# must pass. The last line says which tests were not run and why.
 AGAIN = || { echo "--- what failed, once more ---"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
 SERVERS := -o cache_dir=.cache/pytest-system -m system $(SYSTEM)
 test: export TRAINWARDEN_THOROUGH ?= 1
+test: export TRAINWARDEN_NOT_RUN := .cache/not-run.log
 test: install system
-	@mkdir -p .cache; nice -n 19 make --no-print-directory first > .cache/first.log 2>&1 & first=$$!; \
+	@mkdir -p .cache; rm -f $(TRAINWARDEN_NOT_RUN); \
+	nice -n 19 make --no-print-directory first > .cache/first.log 2>&1 & first=$$!; \
 	trap 'kill $$first; exit 130' INT TERM; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 $(SERVERS) $(call AGAIN,$(SERVERS)); \
-	code=$$?; wait $$first || code=$$?; cat .cache/first.log; exit $$code
+	code=$$?; wait $$first || code=$$?; cat .cache/first.log; \
+	$(BIN)/python -m tests.not_run $(TRAINWARDEN_NOT_RUN); exit $$code
 
 first: QUICK := not system
 first: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))

@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -15,9 +15,10 @@ import pytest
 from hypothesis import settings
 
 from collectors.nccl_profiler import build
-from tests import nccl_player
+from tests import nccl_player, not_run
 from tests.examples import SAME_CASES, cases
 from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing, archive_classes
+from tests.servers.missing import refuse
 
 SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
 
@@ -35,12 +36,6 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 
-def _refuse(reason: str) -> NoReturn:
-    if os.environ.get("TRAINWARDEN_REQUIRE_SERVERS") == "1":
-        pytest.fail(f"TRAINWARDEN_REQUIRE_SERVERS=1, but: {reason}", pytrace=False)
-    pytest.skip(reason)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In CI a limit is for what hangs: a machine that is starved from outside takes many times as long."""
     if SAME_CASES:
@@ -48,6 +43,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             limit = item.get_closest_marker("timeout")
             limit_s = float(limit.args[0] if limit is not None else config.getini("timeout"))
             item.add_marker(pytest.mark.timeout(STARVED * limit_s), append=False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line says which tests were not run and why; workers (pytest-xdist) leave it to who has started them."""
+    if hasattr(config, "workerinput"):
+        return
+    reports = terminalreporter.stats.get("skipped", [])
+    found = [(one.fspath, str(one.longrepr[2]).removeprefix("Skipped: ")) for one in reports if one.longrepr]
+    not_run.keep(found)
+    if found:
+        terminalreporter.write_line(not_run.line(found))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,7 +67,7 @@ def _runs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def require_servers() -> Callable[[str], NoReturn]:
     """Called with the reason why a server cannot run: skips, or fails under ``TRAINWARDEN_REQUIRE_SERVERS=1``."""
-    return _refuse
+    return refuse
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +76,7 @@ def compiler() -> list[str]:
     try:
         return build.compiler()
     except build.NoCompilerError as missing:
-        _refuse(str(missing))
+        refuse(str(missing))
 
 
 @pytest.fixture(scope="session")
@@ -82,24 +88,25 @@ def built(tmp_path_factory: pytest.TempPathFactory, compiler: list[str]) -> tupl
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """One real broker for all tests of this run; tests that kill a broker start their own."""
-    with _started(tmp_path_factory.mktemp("kafka")) as broker:
+    with started_kafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
     """A real broker for one test alone, to be killed and restarted."""
-    with _started(tmp_path / "kafka") as broker:
+    with started_kafka(tmp_path / "kafka") as broker:
         yield broker
 
 
 @contextmanager
-def _started(folder: Path) -> Iterator[KafkaBroker]:
+def started_kafka(folder: Path, properties: Sequence[str] = ()) -> Iterator[KafkaBroker]:
+    """A broker with its data in `folder`, and more lines of properties; the test skips where there can be none."""
     try:
         archive_classes(folder.with_name("archive"))
-        broker = KafkaBroker(folder, options=BRIEF)
+        broker = KafkaBroker(folder, options=BRIEF, properties=properties)
     except ServerMissing as missing:
-        _refuse(str(missing))
+        refuse(str(missing))
     broker.start()
     try:
         yield broker

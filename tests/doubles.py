@@ -29,9 +29,10 @@ class ManualClock:
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
+        self.ahead_s = 0.0  # of the wall clock alone
 
     def now_s(self) -> float:
-        return self._now_s
+        return self._now_s + self.ahead_s
 
     def monotonic_s(self) -> float:
         return self._now_s

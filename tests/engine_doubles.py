@@ -74,6 +74,7 @@ class MemoryBus:
         self.away = False
         self.deaf = False
         self.most_bytes = MAX_RECORD_BYTES
+        self.refuses: Callable[[Record], bool] = lambda record: False  # for good, as a topic of Kafka does
 
     def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
         topic.decode(topic.encode(record))
@@ -86,7 +87,10 @@ class MemoryBus:
             self.before_flush = None
             before()
         values = [(topic.name, key, topic.encode(record)) for topic, key, record in self.queued]
-        refused = [name == ACTIONS.name and len(value) > self.most_bytes for name, _, value in values]
+        refused = [
+            (name == ACTIONS.name and len(value) > self.most_bytes) or self.refuses(queued[2])
+            for (name, _, value), queued in zip(values, self.queued, strict=True)
+        ]
         for topic, key, record in itertools.compress(self.queued, map(operator.not_, refused)):
             kept = self.kept.setdefault(topic.name, [])
             place = int(key in self.elsewhere)

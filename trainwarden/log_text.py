@@ -14,8 +14,6 @@ from trainwarden.records import MAX_LINE_CHARS
 
 # Colours and cursor movements (ECMA-48 control sequences).
 _TERMINAL_CODE = re2.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# torch writes [rank3]: (global), torchrun's own tee writes [default3]: (local, role name first).
-_RANK_PREFIX = re2.compile(r"^\[(rank|default)([0-9]{1,6})\]:")
 # What a container runtime writes around a line (Docker's json-file driver).
 _WRAPPED = b'{"log":'
 _MOST_PREFIXES: Final = 4
@@ -43,20 +41,6 @@ def clean(line: bytes) -> str:
             text = _TERMINAL_CODE.sub("", text)
         text = text.translate(_CONTROLS)
     return text.rstrip()[:MAX_LINE_CHARS]
-
-
-def rank_prefix(text: str) -> tuple[int, bool] | None:
-    """Rank that the line names as its writer, and whether it is a local one; None if it names none.
-
-    Examples
-    --------
-    >>> rank_prefix("[rank3]: Traceback"), rank_prefix("[default1]:loss 2.1"), rank_prefix("[info] x")
-    ((3, False), (1, True), None)
-    """
-    if not text.startswith("["):
-        return None
-    match = _RANK_PREFIX.match(text)
-    return (int(match.group(2)), match.group(1) == "default") if match else None
 
 
 class _Wrapped(msgspec.Struct):
@@ -185,6 +169,26 @@ def writer_of(text: str, label: re.Pattern[str] | None = None) -> Writer:
                 setattr(found, name, value if name == "node" else int(value))
         found.rest = found.rest[match.end() :]
     return found
+
+
+def behind_prefixes(text: str, rank: int | None) -> str:
+    """The line behind its writer's prefixes, where it is known of which rank it is: of one line no label shows.
+
+    Examples
+    --------
+    >>> behind_prefixes("[1,2]<stderr>:KeyError: 'x'", 2), behind_prefixes("2: KeyError: 'x'", 2)
+    ("KeyError: 'x'", "KeyError: 'x'")
+    >>> behind_prefixes("2: conv", None)
+    '2: conv'
+    """
+    rest = writer_of(text).rest
+    if rank is None:
+        return rest
+    for label in _LABELS:
+        match = label.match(rest)
+        if match is not None and "rank" in label.groupindex and int(match["rank"]) == rank:
+            return rest[match.end() :]
+    return rest
 
 
 def _prefix_of(text: str, label: re.Pattern[str] | None) -> re.Match[str] | None:

@@ -154,6 +154,7 @@ class Collector(Protocol):
 
     A call that takes longer than the agent's deadline keeps its thread, and the collector's next turn waits for it. A
     class attribute ``heartbeats = True`` says that it tells who is alive: then no other collector shares its thread.
+    An attribute ``junk``, of what it has refused to read up to now, becomes ``trainwarden_agent_inputs_refused_total``.
     One with ``ask(SamplingRecord)`` is handed detectors' requests, in any thread, while its ``listens`` is true.
     """
 

@@ -205,11 +205,16 @@ class ServiceLoop:
 
     def _finish(self, consumer: Consumer) -> None:
         """Flush, then commit; if the bus is away both are tried again before anything new is read."""
-        while refused := flush(self._bus, self._metrics):
-            for key, record in refused:
-                if (shorter := shortened(record)) != record:
-                    self._bus.publish(topic_of(record), key, shorter)
-        consumer.commit()
+        while True:
+            while refused := flush(self._bus, self._metrics):
+                for key, record in refused:
+                    if (shorter := shortened(record)) != record:
+                        self._bus.publish(topic_of(record), key, shorter)
+            try:
+                consumer.commit()  # which flushes dead letters, and these may be refused as well
+                break
+            except RecordsRefused as error:
+                _count_refused(self._metrics, error)
         self._unflushed = False
 
 
@@ -238,12 +243,16 @@ def flush(bus: Bus, metrics: SelfMetrics) -> list[Output]:
             bus.flush()
             return refused
         except RecordsRefused as error:
-            what = "Outputs that no topic takes."
-            metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
-            log.error("outputs refused", extra={"fields": {"error": str(error)}})
+            _count_refused(metrics, error)
             for name, key, value in error.records:  # a bus may have a prefix before the names of its topics
                 topic = next(topic for own, topic in TOPICS.items() if name.endswith(own))
                 refused.append((key, topic.decode(value)))
+
+
+def _count_refused(metrics: SelfMetrics, error: RecordsRefused) -> None:
+    what = "Outputs that no topic takes."
+    metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
+    log.error("outputs refused", extra={"fields": {"error": str(error)}})
 
 
 def shortened(record: Record) -> Record:

@@ -108,7 +108,7 @@ class Acting:
         self.mine.add(action.id)
         self.outbox.count(action)
         if not offer(self._bus, self._metrics, action.job, action):
-            self.end(action, End("failed", REFUSED, undone=True))
+            self._refused(action)
             return None
         return action
 
@@ -124,7 +124,7 @@ class Acting:
         if action.id not in self._recorded:
             refused = [record for _, record in flush(self._bus, self._metrics) if isinstance(record, ActionRecord)]
             if any((one.id, one.outcome) == (action.id, "started") for one in refused):
-                self.end(action, End("failed", REFUSED, undone=True))
+                self._refused(action)
                 return
             self._recorded.add(action.id)
         if self.listen() is None:
@@ -146,6 +146,10 @@ class Acting:
         if more:
             action = msgspec.structs.replace(action, plan={**action.plan, **more})
         self.end(action, end)
+
+    def _refused(self, action: ActionRecord) -> None:
+        """The launcher never hears of what no record tells of."""
+        self.end(msgspec.structs.replace(action, plan={**action.plan, UNDONE: "true"}), End("failed", REFUSED))
 
     def _behind(self) -> bool:
         return self._hearing is None or self._hearing.behind()

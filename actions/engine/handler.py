@@ -28,7 +28,7 @@ from actions.remedies.memory import Case, Memory
 from actions.remedies.planner import next_intent
 from actions.remedies.policy import Rules
 from actions.remedies.view import Intent, View
-from trainwarden.clock import Clock
+from trainwarden.clock import Clock, SteadyClock
 from trainwarden.commands.gate import CommandGate
 from trainwarden.commands.trust import Trust, in_order
 from trainwarden.commands.words import EVERY_JOB
@@ -64,6 +64,7 @@ class EngineHandler:
     def __init__(
         self, rules: Rules, launcher: Launcher, clock: Clock, metrics: SelfMetrics, *, gate: CommandGate | None = None
     ) -> None:
+        clock = SteadyClock(clock)
         self._rules, self._clock, self._metrics, self._job = rules, clock, metrics, launcher.job
         self.group = "engine" if self._job is None else f"engine-{self._job}"
         self._calls = LauncherCalls(launcher, metrics)
@@ -133,6 +134,7 @@ class EngineHandler:
         BusUnavailable
             If ``started`` could not be kept. Nothing was done then; the next tick tries again.
         """
+        now_s = min(now_s, self._clock.now_s())
         if self._acting.listen() is not None:
             self._cordons.advance(now_s)
             for case in list(self._memory.cases.values()):

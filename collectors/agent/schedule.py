@@ -29,6 +29,7 @@ class Task:
         self.awake = False
         self.failures = 0
         self.late_s = 0.0
+        self.junk = 0  # of the collector's, so many are told of
         self.stuck = False  # its turn is over the deadline and still on, in a thread that nobody waits for
         self._woken = False  # by a wake fd, at the last turn
         self._last_s = float("-inf")

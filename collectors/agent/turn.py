@@ -69,7 +69,16 @@ class Turn:
         if task.succeeded(start_s, end_s, interval_s):
             log.info("collector works again", extra={"fields": {"collector": task.name}})
         self._metrics.count("collect_seconds_total", "Time spent collecting.", end_s - start_s, collector=task.name)
+        self._count_junk(task)
         return Batch(task.name, records, position)
+
+    def _count_junk(self, task: Task) -> None:
+        """Tell how much of what the collector found was not for it, where it counts that."""
+        junk = getattr(task.collector, "junk", None)
+        if isinstance(junk, int) and junk >= task.junk:
+            help_text = "Files, lines and datagrams that were refused as none that we know."
+            self._metrics.count("inputs_refused_total", help_text, junk - task.junk, collector=task.name)
+            task.junk = junk
 
     def _start(self, task: Task) -> list[Record] | None:
         """Begin with a source: None if it is there, else the records that say that it is not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -19,7 +20,7 @@ from collectors.logs.tail import Line, Tail
 from collectors.ranks import rank_processes
 from trainwarden import rundir
 from trainwarden.clock import Clock
-from trainwarden.log_text import clean, rank_prefix
+from trainwarden.log_text import clean, label_of, writer_of
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord, MetricsRecord, Record
 from trainwarden.settings import Config
@@ -31,6 +32,7 @@ _TOTAL_BYTES = 1024 * 1024  # read in one turn over all files
 _RECORD_BYTES = 200_000  # a record is split here, well below the bus's limit even if every character is escaped
 _LINE_OVERHEAD_BYTES = 64  # ends, times and counts of one line as JSON
 _GLOB_INTERVAL_S = 2.0
+_LABEL_LINES = 200  # of a file, in which its label shows
 _BUSY_INTERVAL_S = 0.05
 
 
@@ -86,6 +88,7 @@ class LogsCollector:
         self._kernel_opened = False
         self._restored = False
         self._glob_due_s = float("-inf")
+        self._labels: dict[str, tuple[re.Pattern[str] | None, int]] = {}  # and how many lines were looked at
         self._turn = 0
         self._skipped_bytes = 0
 
@@ -196,6 +199,7 @@ class LogsCollector:
         for source, tail in list(self._tails.items()):
             if tail.quiet_s(now_s) >= GONE_S and stat_of(tail.path) is None:
                 self._resting.lay(source, self._tails.pop(source))
+                self._labels.pop(source, None)
         self._resting.trim()
 
     def _room(self, now_s: float) -> bool:
@@ -221,11 +225,10 @@ class LogsCollector:
         """Records of a batch, one writer each: a common file is taken apart by the rank prefixes of its lines."""
         rank = rundir.rank_of_log(path)
         by_writer: dict[int | None, tuple[list[int], list[str]]] = {}
-        for end, raw in found:
-            text = clean(raw)
-            if not text:
-                continue
-            ends, texts = by_writer.setdefault(rank if rank is not None else self._writer(text), ([], []))
+        cleaned = [(end, text) for end, raw in found if (text := clean(raw))]
+        label = self._label(source, [text for _, text in cleaned]) if rank is None else None
+        for end, text in cleaned:
+            ends, texts = by_writer.setdefault(rank if rank is not None else self._writer(text, label), ([], []))
             ends.append(end)
             texts.append(text)
         for writer, (ends, texts) in by_writer.items():
@@ -233,15 +236,21 @@ class LogsCollector:
             kept, lines, counts = collapse(ends, texts, self._config.flood_lines)
             yield from self._split(name, writer, _Batch(kept, lines, [now_s] * len(kept), counts))
 
-    def _writer(self, text: str) -> int | None:
-        prefix = rank_prefix(text)
-        if prefix is None:
-            return None
-        number, local = prefix
-        if local:
+    def _label(self, source: str, texts: Sequence[str]) -> re.Pattern[str] | None:
+        """The label that most lines of the file begin with (srun --label), looked for in its first lines."""
+        label, seen = self._labels.get(source, (None, 0))
+        if label is None and seen < _LABEL_LINES:
+            label = label_of(texts)
+            self._labels[source] = (label, seen + len(texts))
+        return label
+
+    def _writer(self, text: str, label: re.Pattern[str] | None) -> int | None:
+        """The rank that any launcher's prefix names."""
+        writer = writer_of(text, label)
+        if writer.local is not None and writer.rank is None:
             here = sorted({process.rank for process in rank_processes(self._run_dir)})
-            return here[number] if number < len(here) else number
-        return number
+            return here[writer.local] if writer.local < len(here) else writer.local
+        return writer.rank
 
     def _split(self, source: str, rank: int | None, batch: _Batch) -> Iterator[LogRecord]:
         """Records of bounded size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ _BY_SIGNAL: Final = 128  # a shell's exit code for a command ended by signal n i
 NOT_FOUND: Final = frozenset({126, 127})  # POSIX shells: a command that may not be run, or is not there
 _STOPS: Final = frozenset({1, 2, 15})  # SIGHUP, SIGINT, SIGTERM
 _STOPPED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
+# One Python that runs a script, not a launcher as a module.
+_SCRIPT: Final = re.compile(
+    r"(?:\S{0,400}/)?python[0-9.]{0,6}(?: -[A-Zbdiqsuvx]{1,8}){0,8} [^\s-]\S{0,400}\.py(?:\s|$)"
+)
 _SIGNALS: Final = {number.value: number.name for number in signal.Signals}
 
 
@@ -64,6 +69,8 @@ class CommandEnd:
 
     def __init__(self) -> None:
         self._ended: Ended | None = None
+        self.runs_script = False
+        """Whether the command is one Python process that runs a script, so that it is rank 0 where it has no peers."""
         self.has_ended_on_purpose = False
         """Whether the command has ended well, or because somebody stopped it."""
 
@@ -72,6 +79,8 @@ class CommandEnd:
         code = event.fields.get("exit_code")
         if event.kind in {"job_start", "restart"}:
             self._ended, self.has_ended_on_purpose = None, False
+            if "command" in event.fields:
+                self.runs_script = _SCRIPT.match(str(event.fields["command"])) is not None
         elif event.kind == "job_end" and isinstance(code, int):
             ended = Ended(code, event.time_s, now_s, event.node)
             self.has_ended_on_purpose = not code or bool(event.fields.get("interrupted")) or ended.signal in _STOPS
@@ -87,17 +96,19 @@ class CommandEnd:
 
     def state(self) -> Any:
         """Plain data for `restore`."""
-        return self._ended
+        return {"ended": self._ended, "runs_script": self.runs_script}
 
     def restore(self, plain: Any) -> None:
-        """Go on from what `state` gave.
+        """Go on from what `state` gave; a state of before was the end alone.
 
         Raises
         ------
         msgspec.ValidationError
             If it is no such state.
         """
-        self._ended = msgspec.convert(plain, Ended | None)
+        known = isinstance(plain, dict) and "runs_script" in plain
+        self._ended = msgspec.convert(plain["ended"] if known else plain, Ended | None)
+        self.runs_script = bool(known and plain["runs_script"])
 
 
 def cause_of(ended: Ended, output: Output, rules: LogRules) -> EventRecord | None:

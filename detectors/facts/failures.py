@@ -188,8 +188,10 @@ class Failures:
 
     def _with_rank(self, cause: EventRecord, window: Window) -> EventRecord:
         """A process that knows of no others is rank 0."""
-        alone = not self._output.has_launcher and set(window.ranks.tolist()) <= {0}
-        return msgspec.structs.replace(cause, rank=0) if cause.rank is None and alone else cause
+        return msgspec.structs.replace(cause, rank=0) if cause.rank is None and self._is_alone(window) else cause
+
+    def _is_alone(self, window: Window) -> bool:
+        return not self._output.has_launcher and set(window.ranks.tolist()) <= {0}
 
     def _fail_without_words(self, ended: Ended, window: Window) -> None:
         stopped = min((one for one in self._failures.values()), key=lambda one: one.time_s, default=None)
@@ -197,6 +199,8 @@ class Failures:
         said = last_cause(self._rules, self._output.tail(rank))
         kind: IncidentKind = "user_error" if ended.code in NOT_FOUND else "crash"
         reason = ended.how if stopped is None else f"{ended.how} after {stopped.reason}"
+        if rank is None and self._command.runs_script and self._is_alone(window):
+            rank = 0
         event = EventRecord(
             id=LIFE, job=window.job, node=ended.node, time_s=ended.time_s, kind="process_exit", rank=rank,
             fields={"incarnation": LIFE},

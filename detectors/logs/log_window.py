@@ -23,11 +23,13 @@ from detectors.logs.rules import LogRule, LogRules, shipped_rules
 from detectors.logs.storms import LogStorms, Source, StormConfig
 from detectors.protocol import Role
 from trainwarden.errors import DetectorError
+from trainwarden.log_text import behind_prefixes
 from trainwarden.records import EventRecord, IncidentKind, Vote
 
 MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
+_ANY_ERROR: Final = "generic.error"
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
 # Each rank says it once as it gives up, in ten lines and more.
 _GIVEN_UP: Final = frozenset(
@@ -174,21 +176,29 @@ class LogWindow:
         self._now_s = max(self._now_s, line.time_s)
         self._line_s = max(self._line_s, line.time_s)
         self._complaints.read(line)
-        rule = self._rules.match(line.line)
-        rule = None if rule is None else as_said(rule, line.line)
+        rule = self._rule_of(line)
         followed = self._just_ended(line) or (rule is not None and rule.id == "nvidia.xid" and of_program(line.line))
         source = None if followed else self._storms.take(line)
         if rule is None or rule.role == "benign":
             return
         if rule.id in ENDED:
             self._ended_s = line.time_s
-        # How the network is chosen is said once a channel.
-        quiet = rule.role == "phase" or rule.kind == "slow_link" or rule.id in _GIVEN_UP
+        # How the network is chosen is said once a channel, a loss that is no number once a step.
+        quiet = rule.role == "phase" or rule.kind in {"slow_link", "silent_corruption"} or rule.id in _GIVEN_UP
         if source is not None and not quiet:
             source.errors.append((line.time_s, line.count))
             source.sample = line.line[:200]
-        if rule.id != "generic.error":
+        if rule.id != _ANY_ERROR:
             self._note(rule, line)
+
+    def _rule_of(self, line: LogLine) -> LogRule | None:
+        """What the line means; an exception is known by how its line begins, behind any launcher's prefix."""
+        rule = self._rules.match(line.line)
+        if rule is None or rule.id == _ANY_ERROR:
+            rest = behind_prefixes(line.line, line.rank)
+            if rest != line.line:
+                rule = self._rules.match(rest) or rule
+        return None if rule is None else as_said(rule, line.line)
 
     def _just_ended(self, line: LogLine) -> bool:
         """Whether the scheduler has just ended the job: what it ends dies in many ways."""

@@ -6,16 +6,11 @@ import math
 import re
 from typing import Final, Literal
 
+from trainwarden.formats.names import OTHER_LOSSES
 from trainwarden.formats.text.trainers import step_line
 
 Quantity = Literal["loss", "gradient norm"]
 MAX_CHARS: Final = 8_192  # of a line; verl's have thousands
-# Words of a name that make it another loss than the training's own.
-_OTHERS: Final = frozenset({
-    "val", "valid", "validation", "eval", "evaluation", "test", "testing", "dev", "aux", "auxiliary", "load", "balance",
-    "balancing", "router", "z", "kl", "kld", "reg", "epoch", "last", "best", "min", "max", "prev", "previous",
-    "initial", "packet", "packets", "frame", "data", "signal", "weight", "precision", "of", "without", "no", "stop",
-})  # fmt: skip
 # These mean the training's own also where nothing but a space stands before the number.
 _OWN: Final = frozenset({
     "", "lm", "train", "training", "mean", "average", "avg", "total", "the", "step", "batch", "reduced", "ce",
@@ -86,7 +81,7 @@ def _is_own(before: str, *, spaced: bool) -> bool:
         words = [spaced_word[1].lower()]
     if words and words[-1] and not before[-1:].isspace() and before[-1:] not in "/_.-" and words[-1] not in _OWN:
         return False  # letters of another word: gloss
-    return not _OTHERS.intersection(words) and (not spaced or all(word in _OWN for word in words))
+    return not OTHER_LOSSES.intersection(words) and (not spaced or all(word in _OWN for word in words))
 
 
 def goes_on(line: str) -> bool:

@@ -59,6 +59,7 @@ class ChaosLog:
         self.generation = 0  # of all groups
         self.refuses: dict[str, int] = {}
         self.calm = False
+        self.ahead_s = 0.0  # of the clock, for one record
         self._stamp_s = 0.0
 
     def reach(self) -> None:
@@ -78,7 +79,7 @@ class ChaosLog:
     def append(self, topic: Topic[Any], key: str, value: bytes) -> None:
         place = topic.name, partition_of(key)
         kept = self.kept.setdefault(place, [])
-        self._stamp_s = max(self._stamp_s + 1e-6, self.now_s())
+        self._stamp_s, self.ahead_s = max(self._stamp_s + 1e-6, self.now_s() + self.ahead_s), 0.0
         kept.append(Message(topic.name, place[1], len(kept), self._stamp_s, key, topic.decode(value)))
 
     def read(self, topic: Topic[Any]) -> list[Message]:

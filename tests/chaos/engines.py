@@ -16,6 +16,8 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 
 FURTHEST: Final = 60  # calls until an engine that is to be killed is
+FIRST: Final = 6  # calls in which an engine that is killed as it starts is
+AT_START: Final = 0.25  # share of engines that are killed as they start
 MEANWHILE: Final = 0.01  # share of an engine's calls during which the other one has a round
 
 
@@ -28,11 +30,13 @@ class EngineClock:
 
     def __init__(self, now_s: Callable[[], float], offset_s: float) -> None:
         self._now_s, self._offset_s = now_s, offset_s
+        self.ahead_s = 0.0  # for one round
 
     def now_s(self) -> float:
-        return self._now_s() + self._offset_s
+        return self._now_s() + self._offset_s + self.ahead_s
 
-    monotonic_s = now_s
+    def monotonic_s(self) -> float:
+        return self._now_s()
 
     def sleep(self, seconds: float) -> None:
         return None
@@ -45,7 +49,7 @@ class Engine:
         self, rules: Rules, log: ChaosLog, platform: Platform, random: Random, asked: Callable[[Operation], Call]
     ) -> None:
         self._rules, self._log, self._platform, self._random, self._asked = rules, log, platform, random, asked
-        self._clock = EngineClock(log.now_s, random.uniform(-2.0, 2.0))
+        self.clock = EngineClock(log.now_s, random.uniform(-2.0, 2.0))
         self.back_s = float("-inf")  # killed, or standing still, until then
         self.dies_in: int | None = None
         self.meanwhile: Callable[[], None] | None = None
@@ -57,8 +61,8 @@ class Engine:
         self.wire = Wire(self._platform, self._point, self._asked)
         self.wire.calm = self._log.calm
         metrics = SelfMetrics("engine")
-        handler = EngineHandler(self._rules, self.wire, self._clock, metrics)
-        self.loop = ServiceLoop(bus, handler, self._clock, metrics)
+        handler = EngineHandler(self._rules, self.wire, self.clock, metrics)
+        self.loop = ServiceLoop(bus, handler, self.clock, metrics)
 
     def kill_soon(self) -> None:
         """It dies at one of its next calls of bus or launcher."""
@@ -87,5 +91,7 @@ class Engine:
             self._platform.history.faults["engine killed"] += 1
             self.back_s = self._log.now_s() + self._random.choice((0.0, 1.0, 5.0, 20.0))
             self.start()
+            if not self._log.calm and self._random.random() < AT_START:
+                self.dies_in = self._random.randrange(FIRST)
         finally:
-            self._inside = False
+            self._inside, self.clock.ahead_s = False, 0.0

@@ -28,10 +28,14 @@ from tests.chaos.history import History
 from tests.chaos.measuring import Suspected
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import JobPhase
+from trainwarden.metrics_http.strangers import Strangers
 
 SHAPE: Final = Shape(nodes=3, least_nodes=2, spares=1, restarts=1000)
 PATIENCE: Final = Patience(join_s=15.0, poll_s=1.0)  # a report at each tick
 LOST_ON_THE_WIRE: Final = 0.05
+PLACES: Final = 16  # of strangers at a launcher's port
+PLACES_OF_ONE: Final = 4  # as at the real one, where they are 256 and 64
+FLOODS: Final = 4  # addresses from which strangers come
 STOPPING_S: Final = 3.0  # ranks that are asked to stop are gone by then
 
 
@@ -57,6 +61,7 @@ class GridNode:
         self.number, self.name, self.grid = number, f"{grid.name}{number}", grid
         self.fence, self.lives, self.cut_until_s = EpochFence(), 0, float("-inf")
         self.orders = NodeOrders("", self.fence, PATIENCE, 0.0)
+        self.door: Strangers[str] = Strangers(PLACES, PLACES_OF_ONE, silent_s=10.0, longest_s=30.0)
         self.clock = NodeClock(grid, grid.random.uniform(0.0, 1e4))
         self.boot()
 
@@ -129,7 +134,8 @@ class Grid:
     def __init__(self, name: str, random: Random, history: History, now_s: float) -> None:
         self.name, self.random, self.history, self.now_s = name, random, history, now_s
         self.calm = False
-        self.leases_away_until_s = float("-inf")
+        self.leases_away_until_s = self.flooded_until_s = float("-inf")
+        self.strangers = 0
         self.sick: set[str] = set()
         self.out: set[str] = set()
         self.down_since_s: float | None = None
@@ -151,10 +157,33 @@ class Grid:
         lost = LOST_ON_THE_WIRE if not self.calm else 0.0
         if asks is not answers and (away or cut or self.random.random() < lost):
             raise LauncherUnavailable("lost on the way there")
+        if asks is not None and answers is not None and self.now_s < self.flooded_until_s:
+            self.connect(asks, answers)
         answer = question()
         if asks is not answers and self.random.random() < lost:
             raise LauncherUnavailable("lost on the way back")
         return answer
+
+    def flood(self) -> bool:
+        """From a few addresses strangers connect to every launcher, and say nothing."""
+        self.flooded_until_s = self.now_s + self.random.choice((2.0, 10.0))
+        return True
+
+    def connect(self, asks: GridNode, answers: GridNode) -> None:
+        """A connection of `asks`, beside which strangers connect before it has said a word."""
+        door, self.strangers = answers.door, self.strangers + 1
+        gone = [door.enter(asks.life, asks.name, self.now_s)]
+        for number in range(self.random.randrange(2 * PLACES)):
+            stranger = f"stranger/{self.strangers}/{number}"
+            gone.append(door.enter(stranger, f"10.9.0.{number % FLOODS}", self.now_s))
+            if gone[-1] is not None:
+                door.leave(gone[-1])
+        for one in door.overdue(self.now_s):
+            door.leave(one)
+        if asks.life in gone:
+            self.history.shut_out.append(f"{asks.life} lost its connection to {answers.life}")
+            raise LauncherUnavailable("hung up on")
+        door.leave(asks.life)
 
     def tick(self, now_s: float) -> None:
         self.now_s = now_s

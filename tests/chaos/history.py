@@ -57,7 +57,8 @@ class History(msgspec.Struct):
 
     `steps` are attempts of the job on several nodes in the order in which they trained, `begun` those that each
     launcher process started, `leaders` how many launchers led at once at most, `aside` who took part, was set
-    aside or was measured and was not to, `done` what was seen done there.
+    aside or was measured and was not to, `done` what was seen done there, `shut_out` which of its launchers lost a
+    connection to strangers. `steps_lost` tells of steps that ranks ended and detection does not know.
     """
 
     seed: int
@@ -73,6 +74,8 @@ class History(msgspec.Struct):
     begun: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     leaders: int = 0
     aside: list[str] = msgspec.field(default_factory=list)
+    shut_out: list[str] = msgspec.field(default_factory=list)
+    steps_lost: list[str] = msgspec.field(default_factory=list)
     done: Counter[str] = msgspec.field(default_factory=Counter)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
 
@@ -169,6 +172,8 @@ RULES: Final[Mapping[str, Callable[[History], list[str]]]] = {
     "no job left stopped without a word": stopped_without_a_word,
     "nothing begun and forgotten": left_unfinished,
     "no attempt beside another": attempts_mixed,
+    "no launcher shut out by strangers": lambda history: history.shut_out,
+    "no step lost to its number": lambda history: history.steps_lost,
 }
 
 

@@ -19,7 +19,7 @@ def test_twenty_runs_break_no_rule_and_come_to_every_kind_of_fault() -> None:
     assert not {rule: found for rule, found in total.violations.items() if found}
     assert min(total.actions[kind] for kind in ("restart", "evict", "validate", "stop", "cordon", "move")) > 0
     assert min(total.done[what] for what in ("move", "evict", "restart", "accused", "told", "failed")) > 0
-    assert len(total.faults) >= 25
+    assert len(total.faults) >= 36
     assert total.ends["goes on"] > total.ends["stopped"] > 0
 
 

@@ -17,8 +17,10 @@ from actions.launchers.leases.table import LeaseTable
 from actions.launchers.restart_check.trials import Trials
 from actions.remedies import planner, stopped_job
 from actions.remedies.memory import Memory
+from detectors.job.step_numbers import StepNumbers
 from tests.chaos.history import RULES, broken
 from tests.chaos.world import World
+from trainwarden.metrics_http.strangers import Strangers
 
 MOST_SEEDS: Final = 200  # as the product itself is tried with
 
@@ -39,6 +41,17 @@ def _at_once(self: LeaseTable, duration_s: float, now_s: float, begin: Any = Lea
     self._quiet_until_s = now_s
 
 
+def _oldest(self: Strangers[str], origins: set[str], but: str | None = None) -> str | None:
+    return next(iter(self._places))
+
+
+def _by_label(self: StepNumbers, column: int, label: int, end_s: float) -> int | None:
+    if label <= self.high[column]:
+        return None
+    self.high[column] = label
+    return label
+
+
 def _anybody(self: LeaderTable, now_s: float) -> list[Any]:
     free = [one for one in self.living(now_s) if not one.alive and one.over is None]
     return sorted(free, key=lambda one: one.node)
@@ -57,6 +70,8 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "who is set aside takes part": ("no attempt beside another", LeaderTable, "free", _anybody),
     "a move is forgotten": ("no attempt beside another", leader, "order_after", lambda asked, before: ()),
     "an order is kept through the next": ("no attempt beside another", Trials, "cut", lambda self: None),
+    "who is longest here goes": ("no launcher shut out by strangers", Strangers, "_first", _oldest),
+    "a label is a number": ("no step lost to its number", StepNumbers, "of", _by_label),
     "a lease service does not wait at its start": ("no attempt beside another", LeaseTable, "__init__", _at_once),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from tests.chaos.history import Call, History, Limits
 from tests.chaos.platform import Platform
 from tests.chaos.scheduled import ScheduledJob
 from tests.chaos.slow_links import exchanging
+from tests.chaos.training import Training
 from trainwarden.commands.words import on_job, on_node, set_healthy
 from trainwarden.launching import Operation
 from trainwarden.records import ActionRecord, CommandRecord
@@ -47,6 +48,7 @@ class World:
         self.jobs = {name: ScheduledJob(name, random) for name in JOBS}
         self.platform = Platform(self.jobs, random, self.history, MOST_OUT)
         self.bus = ChaosBus(self.log)
+        self.training = Training(random, self.history)
         self.detection = Detection(ChaosBus(self.log), random, lambda: self.now_s, random.uniform(-2.0, 2.0))
         nodes = {"at_most": self.limits.nodes_at_most, "share": NODE_SHARE, "within_s": self.limits.within_s}
         settings = EngineSettings(
@@ -94,6 +96,7 @@ class World:
         self.now_s += seconds
         self.platform.advance(self.now_s)
         self.grid.tick(self.grid.now_s + 1.0)
+        self.training.tick(1.0)
         self.detection.advance()
         for engine in self.random.sample(self.engines, 2):
             engine.step()
@@ -129,6 +132,7 @@ class World:
 
     def tell_the_end(self) -> None:
         history = self.history
+        self.training.tell_the_end()
         messages = self.log.read(ACTIONS)
         history.actions = self.actions()
         history.said_s = {one.record.id: one.time_s for one in messages if isinstance(one.record, ActionRecord)}
@@ -162,8 +166,15 @@ class World:
             (0.8, "topic refuses large records", self.limit_topic),
             (2.0, "leader killed", self.kill_leader),
             (2.0, "node lost", self.lose_node),
+            (1.0, "node lost as it starts", self.lose_node_at_start),
+            (0.7, "engine's clock an hour ahead for a round", self.step_clock),
+            (0.5, "bus's clock an hour ahead for a record", self.step_bus_clock),
             (3.0, "node comes back", self.boot_node),
             (2.0, "node cut off", self.cut_node),
+            (1.0, "strangers connect to launchers", self.grid.flood),
+            (1.0, "step numbers begin again", self.training.begin_epoch),
+            (1.0, "a step bears a number of nonsense", self.training.mistake),
+            (1.0, "all ranks begin anew from a checkpoint", self.training.restart),
             (1.5, "lease service killed", self.kill_leases),
             (0.7, "a person stops all", self.stop_all),
             (2.0, "a person resumes", self.resume),
@@ -308,6 +319,24 @@ class World:
         if not nodes or sum(one.on for one in self.grid.machines) < 2:
             return False
         self.random.choice(nodes).kill()
+        return True
+
+    def lose_node_at_start(self) -> bool:
+        dead = [one for one in self.grid.machines if not one.on]
+        for one in dead:
+            one.boot()
+            for _ in range(self.random.randrange(3)):
+                one.tick()
+            one.kill()
+        return bool(dead)
+
+    def step_clock(self) -> bool:
+        self.random.choice(self.engines).clock.ahead_s = HOUR_S
+        return True
+
+    def step_bus_clock(self) -> bool:
+        """What is written next bears the time an hour from now; the bus's stamps never fall (the embedded one's)."""
+        self.log.ahead_s = HOUR_S
         return True
 
     def boot_node(self) -> bool:

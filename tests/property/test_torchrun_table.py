@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from actions.launchers.torchrun.asked import end_operations
+from actions.launchers.torchrun.operations import end_operations
 from actions.launchers.torchrun.table import JobTable
 from actions.launchers.torchrun.words import Memory
 from tests.examples import examples
@@ -37,8 +37,8 @@ class Two(World):
         elif what == "kill":
             self.kill(node)
         elif what in ("cut", "heal"):
-            agent.heard = what == "heal"
-        elif what == "move" and agent.heard:
+            agent.reachable = what == "heal"
+        elif what == "move" and agent.reachable:
             before = self.talk[node]
             before.beat(agent.life, type(agent.beat)(at=agent.beat.at, moves=True), self.now_s)
             before.closed(agent.life, self.now_s)
@@ -95,7 +95,7 @@ def test_once_all_is_well_again_the_job_runs_or_has_been_ended_for_a_reason(mish
     for node in NODES:
         if node not in world.agents:
             world.start(node)
-        world.agents[node].heard = True
+        world.agents[node].reachable = True
         world.connect(node, world.table)
     world.pass_s(25.0)
     memory = world.table.memory

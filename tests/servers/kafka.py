@@ -34,6 +34,10 @@ CACHE = ROOT / ".cache" / "kafka"
 RESOLVE_TIMEOUT_S = 300.0
 READY_TIMEOUT_S = 60.0
 BRIEF = ("-XX:TieredStopAtLevel=1",)  # in a broker's first minutes the second compiler costs more than it gives
+GUARDED = (
+    "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found=true",
+)  # access lists can be set
 _HEAP = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC")  # 370 MB in all; two cores gain nothing from a parallel collector
 _PR_SET_PDEATHSIG = 1
 
@@ -53,6 +57,8 @@ class KafkaBroker:
         Port to listen on, 0 for any free one. It stays the same over restarts.
     options : sequence of str
         More options of the broker's Java, such as `BRIEF`.
+    properties : sequence of str
+        More lines for its properties, such as `GUARDED`.
 
     Raises
     ------
@@ -60,9 +66,12 @@ class KafkaBroker:
         If Java or Maven is missing or the jars cannot be had.
     """
 
-    def __init__(self, folder: Path, port: int = 0, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, port: int = 0, options: Sequence[str] = (), properties: Sequence[str] = ()
+    ) -> None:
         self._jars = resolve_jars()
         self._options = options
+        self._properties = properties
         self._folder = folder
         self._port = port
         self._chosen = port == 0
@@ -122,7 +131,7 @@ class KafkaBroker:
         text = PROPERTIES.read_text()
         for key, value in (("port", self._port), ("controller_port", _free_port()), ("data", data)):
             text = text.replace("{" + key + "}", str(value))
-        properties.write_text(text)
+        properties.write_text("\n".join([text, *self._properties]))
         if not data.exists():
             # One in 64 begins with a dash: as a word of its own it would be taken for an option.
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

@@ -6,6 +6,7 @@ What controllers, the scheduler and kubelets would do to JobSets and PyTorchJobs
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import ssl
 import threading
@@ -17,10 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-import pytest
-
 from tests.servers.kafka import ServerMissing
 from tests.servers.kubernetes import Kubernetes, job_crds
+from tests.servers.missing import refuse
 
 NODES: Final = ("n1", "n2", "n3", "n4")
 PERIOD_S: Final = 0.05
@@ -219,12 +219,13 @@ class KubeCluster:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[KubeCluster]:
-    """A running cluster. Not required of every machine: its server takes minutes to build."""
-    pytest.importorskip("kubernetes", reason="pip install 'trainwarden[kubernetes]'")
+    """A running cluster. Its server takes minutes to build, once."""
+    if importlib.util.find_spec("kubernetes") is None:
+        refuse("pip install 'trainwarden[kubernetes]'")
     try:
         cluster = KubeCluster(folder)
     except ServerMissing as missing:
-        pytest.skip(str(missing))
+        refuse(str(missing))
     try:
         cluster.start()
         yield cluster

@@ -16,6 +16,7 @@ from tests.places import ROOT
 from tests.servers.helm import helm_program
 from tests.servers.kafka import ServerMissing
 from tests.servers.kubernetes import Kubernetes, job_crds, monitoring_crds
+from tests.servers.missing import refuse
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -150,12 +151,12 @@ def test_its_settings_are_fine(rendered: Callable[..., list[Object]], tmp_path: 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
-    """An API server that knows the Prometheus Operator and jobs; not required of every machine: it takes minutes."""
+    """An API server that knows the Prometheus Operator and jobs."""
     try:
         server = Kubernetes(tmp_path_factory.mktemp("kubernetes") / "server")
         crds = [*monitoring_crds(), *job_crds()]
     except ServerMissing as missing:
-        pytest.skip(str(missing))
+        refuse(str(missing))
     try:
         server.start()
         server.apply(crds)

@@ -31,7 +31,7 @@ def image(
     tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]
 ) -> Iterator[ImageBuilder]:
     if not EXTRAS:
-        pytest.skip("an image takes minutes to build: make image")
+        require_servers("an image takes minutes to build: make image")
     folder = tmp_path_factory.mktemp("image")
     try:
         builder = ImageBuilder(folder)

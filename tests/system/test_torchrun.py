@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.torchrun.asked import STOPPED_CODE
+from actions.launchers.torchrun.operations import STOPPED_CODE
 from actions.launchers.torchrun.table import GAVE_UP_CODE
 from tests.places import ROOT
 from tests.system.torchrun_nodes import TorchrunNodes, until

@@ -21,6 +21,7 @@ CATALOG: Final[dict[str, str]] = {
     "dmon": "trainwarden.formats.gpu.monitors:Monitor",
     "exporter text": "trainwarden.formats.exporters.exposition:Exposition",
     "prometheus json": "trainwarden.formats.exporters.query_range:QueryRange",
+    "tensorboard events": "trainwarden.formats.trackers.event_file:EventFile",
     "one series": "trainwarden.formats.trackers.one_series:OneSeries",
     "json records": "trainwarden.formats.trackers.records:JsonRecords",
     "log records": "trainwarden.formats.text.log_records:LogRecords",

@@ -22,8 +22,15 @@ DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gp
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
+# Words of a loss's name that make it another than the training's own.
+OTHER_LOSSES: Final = frozenset({
+    "val", "valid", "validation", "eval", "evaluation", "test", "testing", "dev", "aux", "auxiliary", "load", "balance",
+    "balancing", "router", "z", "kl", "kld", "reg", "epoch", "last", "best", "min", "max", "prev", "previous",
+    "initial", "packet", "packets", "frame", "data", "signal", "weight", "precision", "of", "without", "no", "stop",
+    "scale", "scaler", "fn",
+})  # fmt: skip
 STEP: Final = ("step", "_step", "global_step", "iteration", "iter", "trainer/global_step", "train/global_step",
-               "training_step", "consumed_steps")  # fmt: skip
+               "training_step", "consumed_steps", "current_steps")  # fmt: skip
 SERIES: Final = ("metric", "series", "__name__", "metric_name", "field", "_field", "key", "tag", "measurement", "name")
 VALUE: Final = ("value", "_value", "val")
 _DURATIONS: Final = frozenset({

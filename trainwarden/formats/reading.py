@@ -296,17 +296,14 @@ def _apart(first: list[tuple[str, MetricTable]], gathered: _Gathered) -> list[Me
 
 def _overlap(tables: Sequence[MetricTable]) -> bool:
     """Whether two tables tell the same metric of the same device in the same time."""
-    spans = sorted((float(table.times_s[0]), float(table.times_s[-1])) for table in tables)
-    if all(before[1] < after[0] for before, after in itertools.pairwise(spans)):
-        return False  # one after the other: files of one node
-    seen: set[tuple[str | None, int | None, str]] = set()
+    spans: dict[tuple[str | None, int | None, str], list[tuple[float, float]]] = {}
     for table in tables:
-        own = {(device, rank, name) for device, rank in zip(table.devices, table.ranks, strict=True)
-               for name in table.names}  # fmt: skip
-        if own & seen:
-            return True
-        seen |= own
-    return False
+        span = (float(table.times_s[0]), float(table.times_s[-1]))
+        for device, rank in zip(table.devices, table.ranks, strict=True):
+            for name in table.names:
+                spans.setdefault((device, rank, name), []).append(span)
+    # One after the other they are files of one node.
+    return any(before[1] >= after[0] for own in spans.values() for before, after in itertools.pairwise(sorted(own)))
 
 
 def distinguishing(names: Sequence[str]) -> list[str]:

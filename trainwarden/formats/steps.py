@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -20,9 +21,9 @@ DERIVED: Final = "step times"  # that follow from something else, as notes of th
 PAUSE: Final = 8.0  # times the usual distance of rows: an evaluation or a restart lies between
 _PARTS: Final = {"compute_s": "compute_s", "compute_time": "compute_s", "wait_s": "wait_s", "wait_time": "wait_s",
                  "pause_s": "pause_s"}  # fmt: skip
-_LOSSES: Final = ("loss", "lm_loss", "train_loss", "training_loss", "lm loss", "grad_norm", "gnorm", "grad norm")
+_NORMS: Final = ("grad_norm", "gnorm", "grad norm", "gradient_norm", "global_grad_norm", "total_grad_norm")
+_APART: Final = re.compile(r"[^a-z0-9]+")
 _NO_NUMBERS: Final = ("nan", "-nan", "inf", "-inf", "infinity", "-infinity")
-_NO_LOSS: Final = ("val", "eval", "valid", "test", "aux", "validation")
 
 
 def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | None:
@@ -76,12 +77,17 @@ def is_loss(name: str) -> bool:
 
     Examples
     --------
-    >>> [is_loss(name) for name in ("train/loss", "run-1 - loss", "val/loss", "grad_norm", "lr")]
-    [True, True, False, True, False]
+    >>> [is_loss(name) for name in ("train/loss", "run-1 - loss", "val/loss", "grad_norm", "lr", "train/CE loss")]
+    [True, True, False, True, False, True]
+    >>> [is_loss(name) for name in ("reduced_train_loss", "eval_loss", "loss_scale", "loss/train/total", "packet_loss")]
+    [True, False, False, True, False]
     """
-    bare = names.plain(name)
-    words = bare.rsplit(" - ", 1)[-1].replace("-", "_").split("/")
-    return words[-1] in _LOSSES and not any(word in _NO_LOSS or word.startswith(_NO_LOSS) for word in words)
+    bare = names.plain(name).rsplit(" - ", 1)[-1]
+    if bare.split("/")[-1] in _NORMS:
+        return True
+    words = _APART.split(bare.lower())
+    told = words[-1] == "loss" or (words[0] == "loss" and "train" in words) or "crossentropyloss" in words
+    return told and not names.OTHER_LOSSES.intersection(words)
 
 
 def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:

@@ -111,7 +111,7 @@ class LogKeeper:
     """
 
     def __init__(self, limit_bytes: int = LOG_BYTES, queue_bytes: int = _QUEUE_BYTES) -> None:
-        self.lost_bytes = 0
+        self._lost_bytes = 0
         self._limit_bytes = limit_bytes
         self._queue_bytes = queue_bytes
         self._queue: deque[tuple[Path, bytes]] = deque()
@@ -140,9 +140,13 @@ class LogKeeper:
             return news
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until everything is on its way to the disk, at most so long; whether it is."""
+        """Wait until everything is on its way to the disk, at most so long; whether it is. Then `news` has the loss."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queued_bytes, timeout_s)
+            is_written = self._changed.wait_for(lambda: not self._queued_bytes, timeout_s)
+            if self._lost_bytes:
+                self._news.append(f"{self._lost_bytes:,} bytes of the job's output are missing in its log")
+                self._lost_bytes = 0
+            return is_written
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Settle and stop. Safe twice."""
@@ -182,7 +186,7 @@ class LogKeeper:
         return None
 
     def _lost(self, data: bytes, why: str) -> None:
-        self.lost_bytes += len(data)
+        self._lost_bytes += len(data)
         self._say(f"the job's output is not kept any more, or not all of it ({why}); the job itself goes on")
 
     def _say(self, sentence: str) -> None:

@@ -22,6 +22,7 @@ Role = Literal["observe", "approve", "act"]
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)  # each may what those before it may
 LEAST_CHARS: Final = 16  # a token that can be guessed is none
 MAX_BYTES: Final = 1_048_576
+MAX_TOKEN_BYTES: Final = 16_384  # of a file with one token
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -126,3 +127,23 @@ def _parsed(line: str, where: str) -> tuple[str, Person, bool]:
         raise ConfigError(f"{where}: a token is of ASCII characters; headers and cookies carry no others")
     person = Person(name, role)
     return (kept[1] if kept else digest_of(token)), person, kept is None
+
+
+def read_token(path: Path) -> str:
+    """The one token that `path` holds, which the processes of a service share.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, others may read it, or it is too short or not ASCII.
+    """
+    held, mode = read_held(path, "token", MAX_TOKEN_BYTES)
+    try:
+        text = held.decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"token: {path} cannot be read ({error})") from error
+    if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"token: others may read {path}; chmod 600 it")
+    if len(text) < LEAST_CHARS or len(text.split()) != 1:
+        raise ConfigError(f"token: {path} has to hold one word of {LEAST_CHARS} characters at least")
+    return text

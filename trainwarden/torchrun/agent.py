@@ -27,7 +27,10 @@ class Unreachable(Exception):
 
 
 class Place(NamedTuple):
-    """Whose agent this is; `host` is where others find us, None: by the address that the service is reached from."""
+    """Whose agent this is; `host` is where others find us, None: by the address that the service is reached from.
+
+    The rest is what a person has asked for (`actions.launchers.torchrun.words.Hello`); None: nothing was said.
+    """
 
     job: str
     node: str
@@ -35,6 +38,10 @@ class Place(NamedTuple):
     most: int
     host: str | None = None
     last_call_s: float = 30.0
+    place: int | None = None
+    spares: int | None = None
+    failures: int | None = None
+    grow: str | None = None
 
 
 class Begin(NamedTuple):
@@ -57,20 +64,24 @@ class Agent:
         Called, in the line's own thread, with plans of micro-batches that are new.
     watch : callable, optional
         Called there with the bus to which this node is to be watched.
+    note : callable, optional
+        Called there with an operation that the service has accepted since we came, and its stage; each once.
     """
 
     def __init__(
         self, place: Place, endpoints: Endpoints, put_splits: Callable[[list[Fields]], None],
         watch: Callable[[str], None] = lambda bus: None,
+        note: Callable[[Fields, str], None] = lambda operation, stage: None,
     ) -> None:  # fmt: skip
-        self._place, self._put_splits, self._watch = place, put_splits, watch
+        self._place, self._put_splits, self._watch, self._note = place, put_splits, watch, note
+        self._noted: set[tuple[str, str]] | None = None
         self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
         self._beat: Fields = {"do": "beat"}
         self._word: Fields = {}
         self._memory: Fields | None = None
-        self.told_s: float | None = None  # since when our ranks are to end
-        self._line = Line(endpoints, self._hello, self._said, self._hear)
+        self.stop_requested_s: float | None = None  # since when our ranks are to end
+        self._line = Line(endpoints, self._hello, self._current_beat, self._handle)
 
     def start(self) -> None:
         """Connect, and stay connected."""
@@ -78,16 +89,24 @@ class Agent:
 
     def close(self) -> None:
         """Say that we leave."""
-        self.say(left=True)
+        self.update(left=True)
         self._line.close()
 
     def forget(self) -> None:
         """In a forked child."""
         self._line.forget()
 
-    def say(self, **fields: Any) -> None:
+    def update(self, **fields: Any) -> None:
         """Change what we say of ourselves, and say it now."""
         with self._changed:
+            self._beat = {**self._beat, **fields}
+        self._line.wake()
+
+    def update_round(self, number: int, **fields: Any) -> None:
+        """Change what we say of our ranks, if they are still those of the round `number`."""
+        with self._changed:
+            if self.round != number or self._beat.get("waits"):
+                return
             self._beat = {**self._beat, **fields}
         self._line.wake()
 
@@ -95,6 +114,12 @@ class Agent:
     def round(self) -> int:
         """The round that our ranks are of; 0 before the first."""
         return int(self._beat.get("at", 0))
+
+    @property
+    def reason(self) -> str:
+        """Why the newest round was wanted."""
+        with self._changed:
+            return str((self._memory or {}).get("reason", ""))
 
     @property
     def has_to_stop(self) -> bool:
@@ -112,7 +137,7 @@ class Agent:
         Unreachable
             If a service refuses us, or none has answered for `patience_s`.
         """
-        self.say(waits=True, port=port, ranks=[], alive=[], failure=None, finished=False)
+        self.update(waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None)
         with self._changed:
             while True:
                 code, begin = self._word.get("over"), self._word.get("begin")
@@ -126,35 +151,53 @@ class Agent:
                 if time.monotonic() - self._line.answered_s > patience_s:
                     raise Unreachable(f"no rendezvous service has answered for {patience_s:.0f} s")
                 self._changed.wait(FORGET_S)
-            self.told_s = None
-        self.say(at=found.round, waits=False)
+            self.stop_requested_s = None
+        self.update(at=found.round, waits=False)
         return found
 
     def _hello(self, own_host: str) -> Fields:
         place = self._place
+        asked = {name: getattr(place, name) for name in ("place", "spares", "failures", "grow")}
         with self._changed:
             hello = {
+                **{name: value for name, value in asked.items() if value is not None},
                 "do": "hello", "job": place.job, "life": self.life, "node": place.node, "least": place.least,
                 "most": place.most, "host": place.host or own_host, "last_call_s": place.last_call_s,
                 "beat": self._beat,
             }  # fmt: skip
             return hello if self._memory is None else {**hello, "memory": self._memory}
 
-    def _said(self) -> Fields:
+    def _current_beat(self) -> Fields:
         with self._changed:
             return self._beat
 
-    def _hear(self, word: Fields) -> None:
+    def _handle(self, word: Fields) -> None:
         splits = word.get("splits")
         with self._changed:
             self._word = word
             self._memory = word.get("memory") or self._memory
             if not (word.get("stop") and not self._beat.get("waits")):
-                self.told_s = None
-            elif self.told_s is None:
-                self.told_s = time.monotonic()
+                self.stop_requested_s = None
+            elif self.stop_requested_s is None:
+                self.stop_requested_s = time.monotonic()
             self._changed.notify_all()
         if splits:
             self._put_splits(splits)
+        if memory := word.get("memory"):
+            self._note_operations(memory.get("kept", ()))
         if bus := word.get("bus"):
             self._watch(str(bus))
+
+    def _note_operations(self, kept: list[Fields]) -> None:
+        """Note each stage of an operation once; what was asked for before we came, others have noted."""
+        stages = {
+            (one["report"]["operation"], stage): one
+            for one in kept
+            for stage in ("accepted", "done")
+            if stage == "accepted" or one["report"]["state"] == "done"
+        }
+        if self._noted is not None:
+            for key, one in stages.items():
+                if key not in self._noted:
+                    self._note(one, key[1])
+        self._noted = set(stages)

@@ -60,7 +60,8 @@ class Exits(logging.Handler):
         self._guard = threading.Lock()
         self._ranks: dict[int, int] = {}  # by pid, of this round
         self._ends: dict[int, Exit] = {}
-        self._told = self._killed = False  # ranks were to end; torchrun ends what is left of them
+        self._round = self._size = 0
+        self._requested = self._killed = False  # ranks were to end; torchrun ends what is left of them
 
     def listen(self) -> None:
         """Hear torchrun's events, also where it was told to log less: that destination writes nothing."""
@@ -82,27 +83,33 @@ class Exits(logging.Handler):
         except Exception:
             logging.getLogger("trainwarden.torchrun").debug("event not understood", exc_info=True)
 
-    def begin(self) -> None:
-        """Ranks of a new round come."""
+    def begin(self, number: int = 0) -> None:
+        """Ranks of the round `number` come."""
         with self._guard:
-            self._ranks, self._ends, self._told, self._killed = {}, {}, False, False
+            self._round, self._size = number, 0
+            self._ranks, self._ends, self._requested, self._killed = {}, {}, False, False
 
-    def end(self, *, told: bool) -> None:
-        """torchrun ends its ranks now: because it was `told` so, or as one of them has failed."""
+    def end(self, *, requested: bool) -> None:
+        """torchrun ends its ranks now: as that was `requested`, or as one of them has failed."""
         with self._guard:
-            self._told, self._killed = self._told or told, True
+            self._requested, self._killed = self._requested or requested, True
 
     def started(self, pid: int, rank: int, of: int) -> None:
         """A rank was started, one of `of` on this node."""
         with self._guard:
             ranks = self._ranks
-            ranks[pid] = rank
+            ranks[pid], self._size = rank, of
             whole = len(ranks) == of
         threading.Thread(
             target=self._wait, args=(pid, rank, ranks), name=f"trainwarden-rank-{rank}", daemon=True
         ).start()
         if whole:
-            self._say()
+            self._publish()
+
+    def all_started(self) -> tuple[int, list[int]] | None:
+        """The round and the pids of its ranks here, once all were started; None before."""
+        with self._guard:
+            return (self._round, list(self._ranks)) if self._ranks and len(self._ranks) == self._size else None
 
     def running(self) -> list[int]:
         """Pids of ranks that have not ended."""
@@ -112,17 +119,17 @@ class Exits(logging.Handler):
     def _wait(self, pid: int, rank: int, ranks: dict[int, int]) -> None:
         code, name = _end_of(pid)
         with self._guard:
-            asked = self._told or (self._killed and name in ("SIGTERM", "SIGKILL"))
+            asked = self._requested or (self._killed and name in ("SIGTERM", "SIGKILL"))
             end = Exit(rank, pid, time.time(), code, name, asked)
             ours = ranks is self._ranks
             if ours:
                 self._ends[pid] = end
                 self._killed = self._killed or bool(code or name)
         if ours:
-            self._say()
+            self._publish()
         self._ended(end)
 
-    def _say(self) -> None:
+    def _publish(self) -> None:
         with self._guard:
             ranks = sorted(self._ranks.values())
             alive = sorted(rank for pid, rank in self._ranks.items() if pid not in self._ends)

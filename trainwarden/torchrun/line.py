@@ -103,16 +103,16 @@ class Line:
 
     def __init__(
         self, endpoints: Endpoints, hello: Callable[[str], Fields], beat: Callable[[], Fields],
-        hear: Callable[[Fields], None],
+        handle: Callable[[Fields], None],
     ) -> None:  # fmt: skip
-        self._endpoints, self._hello, self._beat, self._hear = endpoints, hello, beat, hear
+        self._endpoints, self._hello, self._beat, self._handle = endpoints, hello, beat, handle
         self._read, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._over = threading.Event()
         self._connection: _Connection | None = None
         self._at = 0
         self.refused: str | None = None
         self.answered_s = time.monotonic()  # when a service was heard last
-        self._said_s = 0.0
+        self._warned_s = 0.0
         self._thread = threading.Thread(target=self._run, name="trainwarden-rendezvous", daemon=True)
 
     def start(self) -> None:
@@ -142,11 +142,11 @@ class Line:
                 self._connection = self._connected(CONNECT_S)
                 self._talk()
             except Refused as error:
-                self._say(f"{error}")
+                self._warn(f"{error}")
                 self.refused = str(error)
                 self._over.wait(SAY_EVERY_S)
             except (OSError, ValueError) as error:
-                self._say(f"no rendezvous service answers at {self._where(self._at)} ({error}); the job goes on")
+                self._warn(f"no rendezvous service answers at {self._where(self._at)} ({error}); the job goes on")
                 self._at = (self._at + 1) % len(self._endpoints.addresses)
             finally:
                 self._hang_up()
@@ -165,9 +165,9 @@ class Line:
         except BaseException:
             made.socket.close()
             raise
-        self.refused, self.answered_s, self._said_s = None, time.monotonic(), 0.0
+        self.refused, self.answered_s, self._warned_s = None, time.monotonic(), 0.0
         for word in words:
-            self._hear(word)
+            self._handle(word)
         return made
 
     def _talk(self) -> None:
@@ -182,7 +182,7 @@ class Line:
                 return
             if connection.readable(self._read, max(0.0, due_s - time.monotonic())):
                 for word in connection.lines():
-                    self._hear(word)
+                    self._handle(word)
                 self.answered_s = time.monotonic()
             with suppress(BlockingIOError):
                 if os.read(self._read, 4096):
@@ -220,9 +220,9 @@ class Line:
         host, port = self._endpoints.addresses[number]
         return f"{host}:{port}"
 
-    def _say(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         """A warning, now and then."""
         now_s = time.monotonic()
-        if not self._said_s or now_s - self._said_s > SAY_EVERY_S:
-            self._said_s = now_s
+        if not self._warned_s or now_s - self._warned_s > SAY_EVERY_S:
+            self._warned_s = now_s
             log.warning("trainwarden: %s", sentence)

@@ -47,8 +47,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     Parameters
     ----------
     parameters : RendezvousParameters
-        ``--rdzv-conf`` may name ``token_file``, ``tls_ca``, ``tls_certificate``, ``tls_key``, and torch's own
-        ``join_timeout`` and ``last_call_timeout`` in seconds.
+        ``--rdzv-conf`` may name ``token_file``, ``tls_ca``, ``tls_certificate``, ``tls_key``, ``node_rank``,
+        ``spares``, ``max_failures``, ``grow``, and torch's own ``join_timeout`` and ``last_call_timeout`` in seconds.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
@@ -57,20 +57,22 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._patience_s = float(parameters.get("join_timeout", JOIN_S))
         place = Place(
             job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
-            float(parameters.get("last_call_timeout", 30.0)),
+            float(parameters.get("last_call_timeout", 30.0)), _number(parameters, "node_rank"),
+            _number(parameters, "spares"), _number(parameters, "max_failures"), _grow(parameters),
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
-        self._around = Surroundings(job, node, os.environ, lambda found: self._agent.say(checkpoint=found))
+        self._around = Surroundings(job, node, os.environ, lambda found: self._agent.update(checkpoint=found))
         self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
-        self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch)
-        self._exits = Exits(lambda said: self._agent.say(**said), self._around.ended)
+        self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
+        self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
         self._store: Any = None
         self._over = threading.Event()
         os.register_at_fork(after_in_child=self._forked)
-        self._agent.say(looks=self._around.looks)
+        self._agent.update(looks=self._around.looks)
         self._agent.start()
         self._around.start()
-        threading.Thread(target=self._end_stubborn, name="trainwarden-stop", daemon=True).start()
+        for work, name in ((self._end_stubborn, "stop"), (self._look_for_first_steps, "steps")):
+            threading.Thread(target=work, name=f"trainwarden-{name}", daemon=True).start()
 
     def get_backend(self) -> str:
         return self._backend
@@ -81,7 +83,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a round with a place for us; a torchrun that is not wanted any more ends here."""
-        self._exits.end(told=False)
+        self._exits.end(requested=False)
         while True:
             own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             try:
@@ -97,8 +99,12 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
                 break
         self._store = store  # the ranks' too, where it is ours
         self._exits.listen()
-        self._exits.begin()
+        self._exits.begin(begin.round)
         self._around.prepare(begin.round - 1, begin.resume)
+        why = self._agent.reason if begin.round > 1 else ""
+        self._around.placed(begin.round - 1, begin.rank, begin.world, why)
+        if begin.round > 1:
+            self._around.started(begin.round - 1, why)
         prefixed = PrefixStore(f"trainwarden/{begin.round}/", store)
         return RendezvousInfo(prefixed, begin.rank, begin.world, RendezvousStoreInfo(begin.host, begin.port))
 
@@ -111,7 +117,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def num_nodes_waiting(self) -> int:
         """Whether our ranks are to end for another round; the answer is known, nobody is asked."""
         if stop := self._agent.has_to_stop:
-            self._exits.end(told=True)
+            self._exits.end(requested=True)
         return int(stop)
 
     def get_run_id(self) -> str:
@@ -126,7 +132,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         return True
 
     def _put_splits(self, splits: list[dict[str, Any]]) -> None:
-        self._around.put_splits(splits, lambda number: self._agent.say(split=number))
+        self._around.put_splits(splits, lambda number: self._agent.update(split=number))
 
     def _watch(self, bus: str) -> None:
         if self._around.own:  # else somebody watches that folder
@@ -147,13 +153,27 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def _end_stubborn(self) -> None:
         """Kill ranks that do not end though torchrun has asked them to, so that others need not wait for them."""
         while not self._over.wait(LOOK_S):
-            told_s = self._agent.told_s
-            if told_s is not None and time.monotonic() - told_s > STUBBORN_S:
+            stop_requested_s = self._agent.stop_requested_s
+            if stop_requested_s is not None and time.monotonic() - stop_requested_s > STUBBORN_S:
                 for pid in self._exits.running():
                     try:
                         os.kill(pid, signal.SIGKILL)
                     except OSError:
                         continue
+
+    def _look_for_first_steps(self) -> None:
+        """See when all ranks of this node have finished a step, and whether one has started over."""
+        seen, since_s = 0, time.monotonic()
+        while not self._over.wait(LOOK_S):
+            found = self._exits.all_started()
+            if found is None or found[0] == seen:
+                since_s = time.monotonic() if found is None else since_s
+                continue
+            steps = self._around.first_steps(found[1])
+            if steps is not None:
+                seen, known = found[0], [step for step in steps if step is not None]
+                first = min(known) if len(known) == len(steps) else None
+                self._agent.update_round(seen, first_step=first, start_s=time.monotonic() - since_s)
 
     def _forked(self) -> None:
         """In a child that Python has forked: it must not answer signals as torchrun does, nor hold our connection."""
@@ -182,6 +202,22 @@ def _endpoints(parameters: RendezvousParameters) -> Endpoints:
     except (OSError, UnicodeError) as error:
         raise ValueError(f"--rdzv-conf: a file of token_file or tls cannot be used ({error})") from error
     return Endpoints(tuple(found), token, tls)
+
+
+def _number(parameters: RendezvousParameters, name: str) -> int | None:
+    said = parameters.get(name)
+    if said is None:
+        return None
+    if not str(said).isdigit():
+        raise ValueError(f"--rdzv-conf: {name} has to be a whole number, not '{str(said)[:80]}'")
+    return int(said)
+
+
+def _grow(parameters: RendezvousParameters) -> str | None:
+    said = parameters.get("grow")
+    if said not in (None, "worth", "now", "restart"):
+        raise ValueError(f"--rdzv-conf: grow is one of worth, now, restart, not '{str(said)[:80]}'")
+    return None if said is None else str(said)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -12,7 +12,8 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, MutableMapping
+import time
+from collections.abc import Callable, Collection, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -67,7 +68,7 @@ class Surroundings:
         self._over = threading.Event()
         with suppress(OSError):
             (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.run_dir / rundir.TORCHRUN).write_text(json.dumps({"pid": os.getpid()}))
+            self._write_place()
         self._folder = environ.get("TRAINWARDEN_CHECKPOINTS")
 
     @property
@@ -115,6 +116,61 @@ class Surroundings:
             beside.replace(path)
             done(plan["number"])
 
+    def first_steps(self, pids: Collection[int]) -> list[int | None] | None:
+        """The first step of each rank, None where the script numbers none; None until all have finished one."""
+        found: dict[int, Any] = {}
+        for path in (self.run_dir / rundir.HOOK).glob("rank-*.hook"):
+            header = read_header(path)
+            if header is not None and header.pid in pids:
+                before = found.get(header.pid)
+                # In a container a pid comes back with each start: of several files the newest is of this process.
+                if before is None or header.start_monotonic_s > before.start_monotonic_s:
+                    found[header.pid] = header
+        if len(found) < len(pids) or not all(header.recorded for header in found.values()):
+            return None
+        return [header.first_step for header in found.values()]
+
+    def placed(self, attempt: int, node_rank: int, nodes: int, why: str) -> None:
+        """Let whoever has started this torchrun read its place in the round that begins now."""
+        facts = {"attempt": attempt, "node_rank": node_rank, "nodes": nodes, "why": why}
+        threading.Thread(target=self._write_place, kwargs=facts, name="trainwarden-place", daemon=True).start()
+
+    def _write_place(self, **facts: Any) -> None:
+        path = self.run_dir / rundir.TORCHRUN
+        beside = path.with_suffix(".new")
+        with suppress(OSError):
+            beside.write_text(json.dumps({"pid": os.getpid(), **facts}))
+            beside.replace(path)
+
+    def started(self, attempt: int, why: str) -> None:
+        """Tell the node's agent that all ranks have started again; all nodes tell one and the same."""
+        operation = f"{self.job}/round/{attempt + 1}"
+        facts = {"attempt": attempt, "ranks": "all", "operation": operation}
+        self._append_later(*(
+            (f"restart/{operation}/{stage}", "restart", why, {**facts, "stage": stage}) for stage in ("started", "done")
+        ))  # fmt: skip
+
+    def note(self, operation: dict[str, Any], stage: str) -> None:
+        """Tell the node's agent what was asked of the job, and by whom."""
+        report, kind = operation["report"], operation["kind"]
+        fields = {
+            "operation": report["operation"], "stage": stage, "verb": kind, "by": operation.get("by", ""),
+            "why": report.get("text", "") if stage == "accepted" else "",
+        }  # fmt: skip
+        target = operation.get("target", "")
+        fields.update({"target": target} if target else {})
+        said = f"{kind}{' of ' + target if target else ''}, asked for by {fields['by'] or 'an unnamed person'}: {stage}"
+        self._append_later((f"operation/{report['operation']}/{stage}", "operation", said, fields))
+
+    def _append_later(self, *events: tuple[str, str, str, dict[str, Any]]) -> None:
+        """A disk that stands still must hold up neither ranks nor the connection."""
+
+        def append() -> None:
+            for event in events:
+                self._append(*event)
+
+        threading.Thread(target=append, name="trainwarden-note", daemon=True).start()
+
     def ended(self, end: Exit) -> None:
         """Tell the node's agent how a rank has ended."""
         incarnation = self._incarnation(end)
@@ -124,10 +180,13 @@ class Surroundings:
         )
         if end.asked:
             fields["asked"] = True
+        name, said = f"exit/{self.node}/{incarnation}", f"rank {end.rank} {end.how}"
+        self._append(name, "process_exit", said, fields, time_s=end.at_s, rank=end.rank)
+
+    def _append(self, name: str, kind: str, message: str, fields: dict[str, Any], **more: Any) -> None:
         event = {
-            "type": "event", "id": f"exit/{self.node}/{incarnation}", "job": self.job, "node": self.node,
-            "time_s": end.at_s, "kind": "process_exit", "rank": end.rank, "message": f"rank {end.rank} {end.how}",
-            "fields": fields,
+            "type": "event", "id": name, "job": self.job, "node": self.node, "time_s": time.time(), "kind": kind,
+            "message": message, "fields": fields, **more,
         }  # fmt: skip
         with suppress(OSError):
             file = os.open(self.run_dir / rundir.EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import socket
 import time
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from actions.launchers.leases.server import read_token
 from actions.launchers.local.control import AskState, Poll, Reply, Submit
-from actions.launchers.torchrun.asked import CAPABILITIES
+from actions.launchers.torchrun.operations import CAPABILITIES
 from actions.launchers.torchrun.words import ENCODE, MAX_BYTES, Question
+from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
-from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused
+from trainwarden.launching import Capabilities, LauncherState, Operation, Report, Targets, Verb, refused
+from trainwarden.metrics_http.access import read_token
 from trainwarden.metrics_http.tls import peer_tls, trouble
 from trainwarden.network.host_port import host_and_port
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
 
+BETWEEN_S: Final = 0.25  # between two questions of a person's command
 _KEPT_ENDS: Final = 100  # an engine asks about one of its actions for minutes, and begins a few an hour
+
+
+T = TypeVar("T")
 
 
 class TorchrunConfig(Config, frozen=True, kw_only=True):
@@ -88,6 +95,8 @@ class TorchrunLauncher:
 
     def _report(self, reply: Reply) -> Report:
         report = reply.report
+        if reply.later is not None:
+            raise LauncherUnavailable(reply.later)
         if report is None:
             raise LauncherUnavailable("the rendezvous service answers without a report")
         if report.state in ("done", "failed"):
@@ -153,3 +162,68 @@ class JobClient:
     def poll(self, operation: str) -> Report:
         """How far that operation is; ``unknown`` if nothing of it was begun."""
         return self._launcher.poll(self._launcher.job, operation)
+
+
+class JobQuestions(Protocol):
+    """What answers for one job."""
+
+    def state(self) -> LauncherState:
+        """What is true of the job."""
+        ...
+
+    def submit(self, operation: Operation) -> Report:
+        """Have `operation` carried out, once by its id."""
+        ...
+
+    def poll(self, operation: str) -> Report:
+        """How far that operation is."""
+        ...
+
+
+class Patient:
+    """Asks again for as long as `wait_s` lasts, counted from when it was made, while nobody can be reached."""
+
+    def __init__(self, client: JobQuestions, clock: Clock, wait_s: float) -> None:
+        self._client, self._clock = client, clock
+        self._until_s = clock.monotonic_s() + wait_s
+
+    def state(self) -> LauncherState:
+        """What is true of the job."""
+        return self._again(self._client.state)
+
+    def carry_out(self, kind: Verb, job: str, why: str, node: str | None = None, *, by: str = "") -> Report:
+        """Have `kind` done, of `node` if it is one of nodes, once; its end, or how far it was when the time was over.
+
+        What is unknown to a service that came after one that was killed is asked for again, under the same id and from
+        the same state: it is refused where another operation was quicker.
+        """
+        state = self._again(self._client.state)
+        operation = Operation(
+            id=f"{job}/{kind}/{uuid.uuid4().hex}", job=job, kind=kind, expected_generation=state.generation,
+            targets=Targets(nodes=() if node is None else (node,)), why=why, by=by,
+        )  # fmt: skip
+        report = self._again(lambda: self._client.submit(operation))
+        try:
+            while not report.ended and self._wait():
+                report = self._again(lambda: self._client.poll(operation.id))
+                if report.state == "unknown":
+                    report = self._again(lambda: self._client.submit(operation))
+        except LauncherUnavailable:
+            if report.state != "accepted":
+                raise
+        return report
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        while True:
+            try:
+                return ask()
+            except LauncherUnavailable:
+                if not self._wait():
+                    raise
+
+    def _wait(self) -> bool:
+        """Wait a moment; whether there was time for that."""
+        if self._clock.monotonic_s() >= self._until_s:
+            return False
+        self._clock.sleep(BETWEEN_S)
+        return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from math import inf
 from typing import Final, Literal
 
 from actions.launchers.torchrun.words import Beat, Hello
@@ -14,12 +16,19 @@ Absence = Literal["closed", "silent"]
 class Member:
     """One agent, by what it has said last."""
 
-    __slots__ = ("beat", "closed_s", "heard_s", "host", "life", "node")
+    __slots__ = ("beat", "closed_s", "host", "last_seen_s", "life", "node", "place")
 
     def __init__(self, hello: Hello, now_s: float) -> None:
         self.life, self.node, self.host, self.beat = hello.life, hello.node, hello.host, hello.beat
-        self.heard_s = now_s
+        self.place, self.last_seen_s = hello.place, now_s
         self.closed_s: float | None = None
+
+
+def seat_order(member: Member) -> tuple[float, list[tuple[str, int]], str]:
+    """A key by which new nodes are seated: those with a place of their own by that, then by name, n2 before n10."""
+    named = inf if member.place is None else float(member.place)
+    parts = re.findall(r"([^0-9]*)([0-9]{1,18})", f"{member.node}0")
+    return named, [(text, int(digits)) for text, digits in parts], member.life
 
 
 class Members:
@@ -32,7 +41,7 @@ class Members:
     """
 
     def __init__(self, lost_after_s: float, now_s: float) -> None:
-        self._lost_after_s = lost_after_s
+        self.lost_after_s = lost_after_s
         self._by_life: dict[str, Member] = {}
         self._patient_until_s = now_s + lost_after_s
         self._looked_s = now_s
@@ -49,11 +58,11 @@ class Members:
         """An agent has connected, perhaps again."""
         self._by_life[hello.life] = Member(hello, now_s)
 
-    def heard(self, life: str, beat: Beat, now_s: float) -> None:
+    def update(self, life: str, beat: Beat, now_s: float) -> None:
         """An agent has said something."""
         if (member := self._by_life.get(life)) is not None:
             member.beat, member.closed_s = beat, None
-            member.heard_s = float("-inf") if beat.moves else now_s  # another service may hear it from now on
+            member.last_seen_s = float("-inf") if beat.moves else now_s  # another service may hear it from now on
 
     def closed(self, life: str, now_s: float) -> None:
         """Its connection has ended, by its own end."""
@@ -63,13 +72,13 @@ class Members:
 
     def be_patient(self, now_s: float) -> None:
         """From now on everybody has a full time-out: this service was not there, or has learned of others just now."""
-        self._patient_until_s = now_s + self._lost_after_s
+        self._patient_until_s = now_s + self.lost_after_s
         for member in self._by_life.values():
-            member.heard_s = member.heard_s if member.beat.moves else max(member.heard_s, now_s)
+            member.last_seen_s = member.last_seen_s if member.beat.moves else max(member.last_seen_s, now_s)
 
     def look(self, now_s: float) -> None:
         """Say that time goes on. Where it has jumped, this process stood still and has missed what agents said."""
-        if now_s - self._looked_s > self._lost_after_s / 2:
+        if now_s - self._looked_s > self.lost_after_s / 2:
             self.be_patient(now_s)
         self._looked_s = now_s
 
@@ -81,7 +90,7 @@ class Members:
             return None if patient else "silent"
         if member.closed_s is not None:
             return None if patient or now_s - member.closed_s < GRACE_S else "closed"
-        return "silent" if now_s - member.heard_s >= self._lost_after_s else None
+        return "silent" if now_s - member.last_seen_s >= self.lost_after_s else None
 
     def living(self, now_s: float) -> list[Member]:
         """Who is there and has not said that it leaves."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from actions.launchers.local.control import Reply, Submit
-from actions.launchers.torchrun.asked import answered, end_operations
+from actions.launchers.torchrun.operations import answer, end_operations
 from actions.launchers.torchrun.table import JobTable
 from actions.launchers.torchrun.words import BEAT, ENCODE, FIRST, MAX_BYTES, MOST_NODES, Beat, Hello, Question, Refused
 from trainwarden.clock import Clock
@@ -45,7 +45,7 @@ class _Line:
         self._serial, self._splits = -1, 0
         self._last = b""
 
-    def say(self, table: JobTable, *, answer: bool) -> None:
+    def send(self, table: JobTable, *, answer: bool) -> None:
         """Say what the agent is to know, if it is new or it waits for an answer."""
         word, memory = table.word(self.life), table.memory
         number = memory.splits[-1].number if memory.splits else 0
@@ -107,8 +107,13 @@ class RendezvousService:
         self._lines: dict[str, dict[str, _Line]] = {}  # by job and life
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._peers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
-        self._told: dict[str, tuple[int, int, int | None]] = {}
+        self._logged: dict[str, tuple[int, int, int | None]] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether any agent is connected."""
+        return any(self._lines.values())
 
     def run(self, stop: Callable[[], bool], ready: Callable[[str], None]) -> None:
         """Serve until `stop()` is true; `ready` is called with the address once agents are heard.
@@ -155,14 +160,14 @@ class RendezvousService:
             end_operations(table, now_s)
             self._log(job, table)
             for line in self._lines[job].values():
-                line.say(table, answer=False)
+                line.send(table, answer=False)
 
     def _log(self, job: str, table: JobTable) -> None:
         memory = table.memory
         now = memory.round, memory.target, memory.over
-        if self._told.get(job) == now:
+        if self._logged.get(job) == now:
             return
-        self._told[job] = now
+        self._logged[job] = now
         what = "round begins" if memory.round == memory.target else "new round wanted"
         fields = {"job": job, "round": memory.target, "nodes": ",".join(seat.node for seat in memory.roster)[:500]}
         if memory.over is not None:
@@ -202,7 +207,7 @@ class RendezvousService:
         line = self._lines[hello.job][hello.life] = _Line(hello.life, writer, self._bus)
         table.hello(hello, self._clock.monotonic_s())
         self._wake.set()
-        line.say(table, answer=True)
+        line.send(table, answer=True)
         by_itself, last = False, hello.beat
         try:
             while said := await reader.readline():
@@ -213,7 +218,7 @@ class RendezvousService:
                 if _matters(last, beat):
                     self._wake.set()
                 last = beat
-                line.say(table, answer=True)
+                line.send(table, answer=True)
             by_itself = True
         except ConnectionResetError:
             by_itself = True  # a process was killed with lines unread
@@ -231,7 +236,8 @@ class RendezvousService:
             return f"job '{hello.job[:80]}' has {2 * MOST_NODES} agents already"
         if hello.job not in self._tables and len(self._tables) >= MOST_JOBS and not self._forget():
             return f"{MOST_JOBS} jobs have agents here already"
-        return None
+        table = self._tables.get(hello.job)
+        return None if table is None else table.misfit(hello, self._clock.monotonic_s())
 
     def _is_own(self, token: str) -> bool:
         said = token.encode("utf-8", "surrogatepass")
@@ -250,7 +256,7 @@ class RendezvousService:
         if job is None:
             return False
         del self._tables[job], self._lines[job]
-        self._told.pop(job, None)
+        self._logged.pop(job, None)
         return True
 
     def _answer(self, question: Question) -> Reply | Refused:
@@ -267,7 +273,7 @@ class RendezvousService:
         if isinstance(ask, Submit) and who.name:
             by = f"{who.name[:80]} ({who.role}), as {ask.operation.by[:80]}"
             ask = Submit(msgspec.structs.replace(ask.operation, by=by))
-        reply = answered(ask, table, self._clock.monotonic_s())
+        reply = answer(ask, table, self._clock.monotonic_s())
         self._wake.set()
         return reply
 

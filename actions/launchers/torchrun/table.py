@@ -12,12 +12,17 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.launchers.torchrun.members import Member, Members
+from actions.launchers.torchrun.growing import Growing
+from actions.launchers.torchrun.members import Member, Members, seat_order
 from actions.launchers.torchrun.words import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
 
 MOST_FAILURES: Final = 3  # without a newer checkpoint; what the engine's own table tries of a crash (remedies.toml)
 FORGIVEN_S: Final = 3600.0  # where no folder of checkpoints is known, an older failure no longer counts
 STOP_S: Final = 12.0  # for agents that stop their ranks; torchrun itself kills them after 30
+BACK_OFF_S: Final = 5.0  # after the second failure in vain, twice as long after each further one
+MOST_BACK_OFF_S: Final = 60.0
+STARTING_S: Final = 600.0  # as torchrun's time-out for joining (elastic/rendezvous/dynamic_rendezvous.py)
+UNTOLD_S: Final = 60.0  # for spares that were not announced
 GAVE_UP_CODE: Final = 75  # sysexits.h, EX_TEMPFAIL: the job was given up, its command was not wrong
 CANNOT_CODE: Final = 1
 
@@ -32,28 +37,64 @@ class JobTable:
     """
 
     def __init__(self, job: str, lost_after_s: float, now_s: float) -> None:
-        self.job, self.memory = job, Memory()
+        self.job = job
+        self._reset(lost_after_s, now_s)
+
+    def _reset(self, lost_after_s: float, now_s: float) -> None:
+        self.memory = Memory()
         self.least = self.most = 1
         self.members = Members(lost_after_s, now_s)
         self.since_s = now_s  # the last change of round or target
         self._last_call_s = 0.0
         self._enough_s: float | None = None  # since when the first round could begin
         self._failed_s: list[float] = []
+        self._rest_until_s = float("-inf")
+        self._began_s, self._seen = now_s, set[str]()  # the nodes that were ever heard of
+        self._spares: int | None = None
+        self._most_failures = MOST_FAILURES
+        self._growing = Growing()
+        self._grow_after: int | None = None  # the step of a checkpoint; with a newer one the job takes in more nodes
 
     # --- what is heard -----------------------------------------------------------------------------------------------
 
     def hello(self, hello: Hello, now_s: float) -> None:
         """An agent has connected."""
+        if self.memory.over is not None and hello.memory is None and not self.members.living(now_s):
+            self._reset(self.members.lost_after_s, now_s)  # all of the last run have gone: another of the same name
         if hello.memory is not None and hello.memory.newer_than > self.memory.newer_than:
             self.memory = msgspec.structs.replace(hello.memory, generation=hello.memory.generation + 1)
             self.since_s = now_s
             self.members.be_patient(now_s)
         self.least, self.most, self._last_call_s = hello.least, hello.most, hello.last_call_s
+        self._spares, self._most_failures = hello.spares, hello.failures or MOST_FAILURES
+        self._growing.how = hello.grow
+        self._seen.add(hello.node)
         self.members.add(hello, now_s)
+
+    def misfit(self, hello: Hello, now_s: float) -> str | None:
+        """Why an agent that is new here cannot take part in the job as it runs; None if it can."""
+        seats = {seat.life for seat in self.memory.roster}
+        others = [one for one in self.members.living(now_s) if one.node != hello.node]
+        if self.memory.over is not None or hello.life in seats or self.members.get(hello.life) or not others:
+            return None
+        if (hello.least, hello.most) != (self.least, self.most):
+            theirs = f"{others[0].node} was started for --nnodes {self.least}:{self.most}"
+            return f"{theirs}, and {hello.node} for {hello.least}:{hello.most}"
+        usable = {one.node for one in others}.difference(self.memory.cordoned)
+        if hello.spares is not None and len(usable) >= self.most + hello.spares:
+            return f"the job has its {self.most} nodes and {hello.spares} spares"
+        return None
+
+    def expects(self, now_s: float) -> bool:
+        """Whether nodes that the job was started for may still be starting."""
+        age_s = now_s - self._began_s
+        if self._spares is None:
+            return age_s < UNTOLD_S
+        return age_s < STARTING_S and len(self._seen) < self.most + self._spares
 
     def beat(self, life: str, beat: Beat, now_s: float) -> None:
         """An agent has said how it is."""
-        self.members.heard(life, beat, now_s)
+        self.members.update(life, beat, now_s)
 
     def closed(self, life: str, now_s: float) -> None:
         """An agent's connection has ended."""
@@ -128,7 +169,10 @@ class JobTable:
         """
         memory = self.memory
         voters = {**dict.fromkeys(memory.bench, ""), **{seat.life: seat.node for seat in memory.roster}}
-        return not voters or 2 * sum(self._accounted(life, node, now_s) for life, node in voters.items()) > len(voters)
+        known = {life for life, node in voters.items() if self._accounted(life, node, now_s)}
+        # No step is made without a node that is known to have stopped; where all seats are only silent, all may train.
+        seats = not memory.roster or any(seat.life in known for seat in memory.roster)
+        return not voters or (seats and 2 * len(known) > len(voters))
 
     def _accounted(self, life: str, node: str, now_s: float) -> bool:
         member = self.members.get(life)
@@ -143,7 +187,7 @@ class JobTable:
         if all(one is not None and one.beat.finished and one.beat.at == memory.round for one in ours):
             self.end(0, "all ranks have ended well")
             return
-        if self.runs(now_s) and not self._same_size(list(seated.values())):
+        if self.runs(now_s) and not (self._same_size(list(seated.values())) and self._went_on(list(seated.values()))):
             return
         if not self.majority(now_s):
             return
@@ -156,8 +200,39 @@ class JobTable:
                 return
         if any(one is not None and one.beat.at == memory.round and self._failed(one, now_s) for one in ours):
             return
-        if len(memory.roster) < self.most and (more := len(self.spares(now_s))):
-            self.come_back(now_s, f"{more} more nodes wait")
+        self._grow(now_s)
+
+    def _grow(self, now_s: float) -> None:
+        """Take in more nodes where that is worth a restart: at a checkpoint, if it is known where those are."""
+        there = len(self.memory.roster)
+        more = min(self.most - there, len(self.spares(now_s)))
+        self._growing.observe(there, more, now_s)
+        took_s = [one.beat.start_s for one in self.seated.values() if one.beat.start_s is not None]
+        if more < 1 or self._growing.how == "restart":
+            self._grow_after = None
+        elif not any(one.beat.looks for one in self.seated.values()):
+            self.come_back(now_s, f"{more} more nodes wait")  # as torchrun's own rendezvous has it
+        elif self._growing.is_due(max(took_s, default=None)):
+            newest = self._newest()
+            step = 0 if newest is None else newest.step
+            if self._grow_after is None:
+                self._grow_after = step
+            elif step > self._grow_after:
+                self._grow_after = None
+                self.come_back(now_s, f"a checkpoint of step {step} is complete, and {more} more nodes wait")
+
+    def _went_on(self, seated: Sequence[Member]) -> bool:
+        """Whether no script has started over though it was given a checkpoint; else it would overwrite that one."""
+        resume = self.memory.resume
+        for one in seated:
+            first = one.beat.first_step
+            if resume is not None and first is not None and one.beat.at == self.memory.round and first < resume.step:
+                why = (
+                    f"{one.node} started over at step {first} although the checkpoint of step {resume.step} is complete"
+                )
+                self.end(CANNOT_CODE, f"{why}; the script must go on from it (docs/checkpoints.md)")
+                return False
+        return True
 
     def _same_size(self, seated: Sequence[Member]) -> bool:
         """Whether all nodes have as many ranks; else two ranks may have one number, so the job ends."""
@@ -191,7 +266,8 @@ class JobTable:
             now_s, f"{how} on {member.node}", failed_rounds=self.memory.failed_rounds + 1, failures=failures,
             proof=newest.step if newer and newest is not None else proof,
         )  # fmt: skip
-        if failures >= MOST_FAILURES:
+        self._rest_until_s = now_s + back_off_s(failures)
+        if failures >= self._most_failures:
             self.end(GAVE_UP_CODE, f"{how} on {member.node}: {failures} failures without a newer checkpoint")
         return True
 
@@ -237,10 +313,13 @@ class JobTable:
         """Begin the next round if enough agents wait for it."""
         waiting = self._waiting(now_s)
         enough = len(waiting) >= self.least
+        if now_s < self._rest_until_s:
+            return
         if not self.memory.round:
             self._enough_s = (self._enough_s or now_s) if enough else None
             called = self._enough_s is not None and now_s - self._enough_s >= self._last_call_s
-            if len(waiting) < self.most and not called:
+            first = sorted(waiting, key=seat_order)[: self.most]
+            if (len(first) < self.most or any((one.place or 0) >= self.most for one in first)) and not called:
                 return
         elif self._late(now_s):
             return
@@ -261,7 +340,7 @@ class JobTable:
 
     def _seats(self, waiting: Sequence[Member]) -> tuple[Seat, ...]:
         """The order of the round: as somebody wished, else everybody's last place, and of those lost a spare's."""
-        free = {one.life: one for one in waiting}
+        free = {one.life: one for one in sorted(waiting, key=seat_order)}
         wished = self.memory.order
         if wished:
             ordered = sorted(waiting, key=lambda one: wished.index(one.node) if one.node in wished else len(wished))
@@ -283,3 +362,14 @@ class JobTable:
         bench = tuple(sorted(one.life for one in self.spares(now_s)))
         if self.memory.target == self.memory.round and bench != self.memory.bench and self.majority(now_s):
             self.change(bench=bench)
+
+
+def back_off_s(failures: int) -> float:
+    """For how long nothing begins after so many failures in vain, in seconds; meanwhile detection may name a node.
+
+    Examples
+    --------
+    >>> [back_off_s(failures) for failures in (0, 1, 2, 3, 4, 99)]
+    [0.0, 0.0, 5.0, 10.0, 20.0, 60.0]
+    """
+    return 0.0 if failures < 2 else min(BACK_OFF_S * 2.0 ** min(failures - 2, 30), MOST_BACK_OFF_S)

@@ -5,7 +5,7 @@ The agents' side is `trainwarden.torchrun`, which imports the standard library a
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ Text = Annotated[str, msgspec.Meta(max_length=512)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_ROUND)]
 Nodes = Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)]
 Ranks = Annotated[tuple[Number, ...], msgspec.Meta(max_length=1024)]
+Grow = Literal["worth", "now", "restart"]
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -41,11 +42,16 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """An accepted operation and how far it is; a restart is done with the round of number `until`."""
+    """An accepted operation and how far it is; a restart is done with the round of number `until`.
+
+    `by` asked for it; `target` is its node, where it is about one.
+    """
 
     kind: Verb
     report: Report
     until: Number = 0
+    by: Text = ""
+    target: Text = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -118,10 +124,19 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"
     checkpoint: Checkpoint | None = None
     looks: bool = False
     """Whether it has been given a folder of checkpoints to look in."""
+    first_step: Number | None = None
+    """The lowest first step of its ranks, once each has finished one under a number of the script's own."""
+    start_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
+    """How long its ranks took to their first steps, where that was seen last."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="do"):
-    """The first line of an agent."""
+    """The first line of an agent.
+
+    `place` is the node rank that a person has given it, `spares` how many torchruns may wait beside `most`. `failures`
+    without a newer checkpoint end the job; None: as many as the service's rule says. `grow`: when fewer than `most`
+    take in more: at a checkpoint that is worth a restart, at the next one, or with the next restart alone.
+    """
 
     job: Name
     life: Name
@@ -131,6 +146,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="d
     most: Nodes
     beat: Beat
     last_call_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 30.0
+    place: Annotated[int, msgspec.Meta(ge=0, le=2 * MOST_NODES)] | None = None
+    spares: Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)] | None = None
+    failures: Annotated[int, msgspec.Meta(ge=1, le=1001)] | None = None
+    grow: Grow = "worth"
     token: str = ""
     memory: Memory | None = None
 

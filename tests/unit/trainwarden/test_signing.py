@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.leases.server import read_token
+from trainwarden.metrics_http.access import read_token
 from dashboards.notices import targets
 from trainwarden.commands.keys import new_signer, trusted_of
 from trainwarden.errors import ConfigError

@@ -36,7 +36,7 @@ class EmbeddedConsumer:
     def __init__(
         self,
         open_store: Callable[[], Store],
-        guard: Callable[[], Any],
+        guard: Callable[[Store], Any],
         topics: Sequence[Topic[Any]],
         group: str,
         *,
@@ -68,7 +68,7 @@ class EmbeddedConsumer:
         self._store = open_store()
         self._members = Membership(self._store, group, [topic.name for topic in topics], lease_s)
         try:
-            with self._guard():
+            with self._guard(self._store):
                 self._members.join(clock.now_s())
                 self._take_assignment()
         except BaseException:
@@ -89,7 +89,7 @@ class EmbeddedConsumer:
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
-            with self._lock, self._guard():
+            with self._lock, self._guard(self._store):
                 self._check_open()
                 if self._follow_group():
                     return []
@@ -108,7 +108,7 @@ class EmbeddedConsumer:
             self._check_open()
             self._decoder.keep(self._flush)
             if self._returned:
-                with self._guard():
+                with self._guard(self._store):
                     kept = {
                         stream: max(offset, self._reached.get(stream, 0)) for stream, offset in self._returned.items()
                     }
@@ -116,13 +116,13 @@ class EmbeddedConsumer:
                     self._returned.clear()
 
     def committed(self) -> Mapping[tuple[str, int], int]:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             kept = self._members.committed()
             return {self._names[stream]: kept[stream] for stream in self._positions if stream in kept}
 
     def seek_to_time(self, time_s: float) -> None:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             kept = self._members.committed()
             with self._store.snapshot():
@@ -130,7 +130,7 @@ class EmbeddedConsumer:
             self._move({stream: min(start, kept.get(stream, start)) for stream, start in starts.items()})
 
     def seek(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             places = {stream: self._names[stream] for stream in self._positions}
             self._move({stream: offsets[place] for stream, place in places.items() if place in offsets})
@@ -149,7 +149,7 @@ class EmbeddedConsumer:
             return frozenset(self._names[stream] for stream in self._positions)
 
     def lag(self) -> int | None:
-        with self._lock, self._guard():
+        with self._lock, self._guard(self._store):
             self._check_open()
             if not self._positions:
                 return None
@@ -161,7 +161,7 @@ class EmbeddedConsumer:
                 return
             self.closed = True
             try:
-                with self._guard():
+                with self._guard(self._store):
                     self._members.leave(self._clock.now_s())
             finally:
                 self._store.close()

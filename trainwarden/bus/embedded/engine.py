@@ -17,7 +17,8 @@ from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.embedded import group as embedded_group
 from trainwarden.bus.embedded import retention as embedded_retention
 from trainwarden.bus.embedded.consumer import EmbeddedConsumer
-from trainwarden.bus.embedded.store import Row, Store
+from trainwarden.bus.embedded.damaged import opened, set_aside
+from trainwarden.bus.embedded.store import Row, Store, is_damage
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
@@ -100,11 +101,12 @@ class EmbeddedBus:
         self._queue_lock = threading.Lock()
         self._store_lock = threading.RLock()
         self._streams: dict[str, list[int]] = {}
+        self._topics: dict[str, Topic[Any]] = {}
         self._consumers: list[EmbeddedConsumer] = []
         self._prune_due_s = self._clock.monotonic_s() + _PRUNE_INTERVAL_S
         self._limit_told = False
         self._closed = False
-        self._store = Store(path, power_loss_safe=True)
+        self._store = opened(path, power_loss_safe=True)
 
     def publish(self, topic: Topic[Any], key: str, record: Record) -> None:
         """Queue `record`; from time to time this also writes what is queued.
@@ -168,7 +170,7 @@ class EmbeddedBus:
         for topic in topics:
             self._topic_streams(topic)
         consumer = EmbeddedConsumer(
-            lambda: Store(self.path, power_loss_safe=False),
+            lambda: opened(self.path, power_loss_safe=False),
             self._guard,
             topics,
             group,
@@ -217,6 +219,7 @@ class EmbeddedBus:
         if topic.name not in self._streams:
             with self._store_lock, self._guard():
                 self._streams[topic.name] = self._store.ensure_topic(topic.name, self._partitions, topic.keep_s)
+                self._topics[topic.name] = topic
         return self._streams[topic.name]
 
     def _batch(self) -> list[tuple[int, float, str, bytes]]:
@@ -249,11 +252,36 @@ class EmbeddedBus:
                 yield Message(topic.name, partition, row.offset, row.time_s, row.key, record, clock_s=row.clock_s)
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """SQLite's errors in our words: locked too long, disk full, I/O error, closed."""
+    def _guard(self, used: Store | None = None) -> Iterator[None]:
+        """SQLite's errors in our words: locked too long, disk full, I/O error, closed; of a damaged file a new one.
+
+        Parameters
+        ----------
+        used : Store, optional
+            Whose connection is used: a consumer has its own.
+        """
+        store = used or self._store
         try:
+            if store.replaced():
+                self._follow_file(store)
             yield
         except sqlite3.ProgrammingError as error:  # "Cannot operate on a closed database."
             raise BusError(f"embedded bus {self.path}: {error}") from error
         except sqlite3.Error as error:
+            if is_damage(error):
+                set_aside(self.path, store.inode)
             raise BusUnavailable(f"embedded bus {self.path}: {error}") from error
+
+    def _follow_file(self, store: Store) -> None:
+        """Go on with the new file; what waits goes to the same partitions, which may have other numbers there."""
+        with self._store_lock:
+            if self._store.replaced():
+                self._store.reopen()
+                places = {id_: (name, at) for name, ids in self._streams.items() for at, id_ in enumerate(ids)}
+                for name, ids in self._streams.items():
+                    self._streams[name] = self._store.ensure_topic(name, len(ids), self._topics[name].keep_s)
+                with self._queue_lock:
+                    there = {id_: self._streams[name][at] for id_, (name, at) in places.items()}
+                    self._queue = deque((there[one[0]], one[1], one[2], one[3]) for one in self._queue)
+        if store is not self._store:
+            store.reopen()

@@ -8,6 +8,7 @@ was written later has the later time. Where that is not what the writer's clock 
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sqlite3
@@ -44,6 +45,24 @@ CREATE TABLE IF NOT EXISTS owners (
 CREATE TABLE IF NOT EXISTS offsets (
     grp TEXT NOT NULL, stream INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (grp, stream)) WITHOUT ROWID;
 """
+
+
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_ID_AT = 68  # where SQLite's header has the application id
+
+
+class DamagedFile(BusUnavailable):
+    """The content of the file is broken, which no waiting mends.
+
+    Attributes
+    ----------
+    inode : int
+        Of the file that was found so.
+    """
+
+    def __init__(self, text: str, inode: int) -> None:
+        super().__init__(text)
+        self.inode = inode
 
 
 class Row(NamedTuple):
@@ -83,28 +102,50 @@ class Store:
     ConfigError
         If the folder does not exist or the file is not one of ours.
     BusUnavailable
-        If the file cannot be opened now.
+        If the file cannot be opened now; `DamagedFile` if it is ours and damaged.
     """
 
     def __init__(self, path: str, *, power_loss_safe: bool) -> None:
         self.path = path
+        self._safe = power_loss_safe
+        self.inode: int | None = None
+        self._open()
+
+    def reopen(self) -> None:
+        """Go on with the file that has the name now; raises as making a `Store` does."""
+        self.close()
+        self._open()
+
+    def replaced(self) -> bool:
+        """Whether the name leads to another file than the one that is open: that one was set aside as damaged."""
+        try:
+            return self.inode is not None and Path(self.path).stat().st_ino != self.inode
+        except OSError:
+            return False
+
+    def _open(self) -> None:
+        path = self.path
         self._busy_ms = _BUSY_MS
         _check_place(path)
-        try:
-            _make_private(path)
-            self.db = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
-        except (sqlite3.Error, OSError) as error:
-            raise BusUnavailable(f"embedded bus {path}: {error}") from error
-        try:
-            self._prepare(power_loss_safe)
-        except sqlite3.Error as error:
-            self.db.close()
-            if "not a database" in str(error):
-                raise ConfigError(f"embedded bus {path}: the file is not a database of trainwarden") from error
-            raise BusUnavailable(f"embedded bus {path}: {error}") from error
-        except ConfigError:
-            self.db.close()
-            raise
+        with file_lock(path, fcntl.LOCK_SH):
+            try:
+                _make_private(path)
+                self.inode = Path(path).stat().st_ino
+                self.db = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+            except (sqlite3.Error, OSError) as error:
+                raise BusUnavailable(f"embedded bus {path}: {error}") from error
+            try:
+                self._prepare(self._safe)
+            except sqlite3.Error as error:
+                self.db.close()
+                if is_damage(error):
+                    if not _was_ours(path):
+                        raise ConfigError(f"embedded bus {path}: the file is not a database of trainwarden") from error
+                    raise DamagedFile(f"embedded bus {path}: the file is damaged: {error}", self.inode) from error
+                raise BusUnavailable(f"embedded bus {path}: {error}") from error
+            except ConfigError:
+                self.db.close()
+                raise
 
     def _prepare(self, power_loss_safe: bool) -> None:
         tables = self._one("SELECT count(*) FROM sqlite_master")
@@ -258,7 +299,39 @@ class Store:
         return None if row is None else float(row[0])
 
     def close(self) -> None:
+        self.inode = None
         self.db.close()
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether `error` says that the content of the file is broken."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
+
+
+@contextmanager
+def file_lock(path: str, how: int) -> Iterator[None]:
+    """Hold a lock of all processes (`fcntl.LOCK_SH` or ``LOCK_EX``) on which file has the name `path`."""
+    try:
+        make = os.O_CREAT if how == fcntl.LOCK_EX else 0  # beside a file that may not be a bus nothing is made
+        lock = os.open(path + "-members", os.O_RDWR | make | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _was_ours(path: str) -> bool:
+    """Whether a file that cannot be read was a bus, by its header or by who has locked members beside it."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_ID_AT + 4)
+    except OSError:
+        return False
+    return header[_ID_AT:] == _APPLICATION_ID.to_bytes(4, "big") or Path(path + "-members").exists()
 
 
 def _check_place(path: str) -> None:

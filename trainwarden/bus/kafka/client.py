@@ -185,6 +185,11 @@ class Clients:
             raise BusUnavailable(f"kafka {','.join(self.servers)}: {text} (while {doing})") from error
 
 
+def is_about(error: AuthorizationError, topic: str) -> bool:
+    """Whether `error`, which may have come with another topic's request, refuses `topic`."""
+    return any(topic in ({one} if isinstance(one, str) else one or ()) for one in error.args)
+
+
 def check(config: KafkaConfig) -> None:
     """That settings do not contradict each other and the files that they name are there.
 

@@ -15,13 +15,14 @@ from kafka.errors import (
     CommitFailedError,
     IllegalGenerationError,
     RebalanceInProgressError,
+    TopicAuthorizationFailedError,
     UnknownMemberIdError,
 )
 from kafka.structs import OffsetAndMetadata
 
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.buffers import Buffers
-from trainwarden.bus.kafka.client import Clients
+from trainwarden.bus.kafka.client import Clients, is_about
 from trainwarden.bus.kafka.listener import Listener
 from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
@@ -33,6 +34,7 @@ log = logging.getLogger("trainwarden.bus")
 _NOT_OURS_ANY_MORE = (CommitFailedError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _PROBE_INTERVAL_S = 5.0  # a broker that has said nothing for so long is asked whether it is there
 _MERGE_WAIT_S = 1.0  # longest that one partition which does not come holds back the others
+_BARRED_S = 30.0  # between two tries to read a topic that is not permitted
 _ALL = 2**31 - 1
 _SLICE_S = 0.1  # the library's poll does not return when the assignment changes, so ask in slices
 
@@ -84,27 +86,15 @@ class GroupConsumer:
         self._due: dict[TopicPartition, int] = {}  # the first record that this group has not been given yet
         self._gone: dict[TopicPartition, int] = {}  # records before it were counted as lost
         self._lost: Counter[str] = Counter()
+        self._barred: dict[str, float] = {}  # topics that may not be read, until when they are left alone
+        self._hidden: frozenset[TopicPartition] = frozenset()  # partitions of which not even offsets are told
         self._lives: dict[str, Any] = {}  # the cluster's own id of each topic, another one once it is made again
         self._heard_s = time.monotonic()
         self.closed = False
-        self._names = names = [clients.topic_name(topic) for topic in topics]
+        self._names = [clients.topic_name(topic) for topic in topics]
         self._compact = frozenset(clients.topic_name(topic) for topic in topics if topic.compact)
-        session_ms = int(clients.config.session_timeout_s * 1000)
         clients.reach()
-        with clients.guard("connecting"):
-            self._consumer = KafkaConsumer(
-                **clients.consumer(),
-                group_id=clients.config.topic_prefix + group,
-                group_instance_id=clients.config.instance_id,
-                auto_offset_reset="earliest",  # `_starts` says where to begin; this is for what retention has passed
-                session_timeout_ms=session_ms,
-                heartbeat_interval_ms=max(100, session_ms // 5),
-                partition_assignment_strategy=[RangePartitionAssignor],
-            )
-            self._consumer.subscribe(names, listener=self._listener)
-            # Wait for the topics' metadata before joining: if it comes while the group is being shared out,
-            # kafka-python 3.0 keeps an empty assignment for good.
-            self._consumer.end_offsets([TopicPartition(name, 0) for name in names], timeout_ms=self._timeout_ms)
+        self._consumer = self._connected(group)
 
     @property
     def dead_letters(self) -> int:
@@ -150,6 +140,11 @@ class GroupConsumer:
                             {one: OffsetAndMetadata(offset, self._life(one), -1) for one, offset in offsets.items()},
                             timeout_ms=self._timeout_ms,
                         )
+                    except TopicAuthorizationFailedError as error:
+                        self._bar(error)
+                        for partition in offsets.keys() & self._left_alone():
+                            del self._returned[partition]  # whoever may read it again begins at the last commit
+                        return self.commit()
                     except _NOT_OURS_ANY_MORE:
                         # The group is being shared out anew: whoever gets the partition reads these records again.
                         return
@@ -200,11 +195,17 @@ class GroupConsumer:
     def lag(self) -> int | None:
         with self._lock:
             self._check_open()
-            partitions = self._mine
+            partitions = self._mine - self._left_alone()
             if not partitions:
                 return None
             with self._clients.guard("measuring the lag"):
-                ends: dict[TopicPartition, int] = self._consumer.end_offsets(partitions, timeout_ms=self._timeout_ms)
+                try:
+                    ends: dict[TopicPartition, int] = self._consumer.end_offsets(
+                        partitions, timeout_ms=self._timeout_ms
+                    )
+                except TopicAuthorizationFailedError as error:
+                    self._bar(error)
+                    return self.lag()
                 left = [max(0, end - self._first_left(partition, end)) for partition, end in ends.items()]
             self._heard_s = time.monotonic()
             return sum(left)
@@ -229,17 +230,22 @@ class GroupConsumer:
 
     def _fetch(self, timeout_s: float) -> None:
         with self._clients.guard("polling"):
-            full, paused = self._buffers.full() & self._mine, self._consumer.paused()
+            full, paused = (self._buffers.full() | self._left_alone()) & self._mine, self._consumer.paused()
             self._consumer.pause(*(full - paused))
             self._consumer.resume(*(paused - full))
             # All that was fetched, always: kafka-python 3.0 does not give back a part of a fetch that it had to park
             # because its partition was paused in between. The fetch sizes bound what this can be.
-            batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
+            try:
+                batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=_ALL)
+            except TopicAuthorizationFailedError as error:
+                self._bar(error)
+                return
         self._follow_topics()
         now_s = time.monotonic()
         if batches:
             self._heard_s = now_s
             for partition, records in batches.items():
+                self._barred.pop(partition.topic, None)
                 if records[0].offset < self._next.get(partition, 0):
                     # The library had to begin anew: the topic was made again, and counts from the beginning.
                     self._returned.pop(partition, None)
@@ -253,8 +259,50 @@ class GroupConsumer:
             with self._clients.guard("polling"):
                 known = self._consumer._cluster
                 there = next((name for name in self._names if known.partitions_for_topic(name)), self._names[0])
-                self._consumer.end_offsets([TopicPartition(there, 0)], timeout_ms=min(2_000, self._timeout_ms))
+                try:
+                    self._consumer.end_offsets([TopicPartition(there, 0)], timeout_ms=min(2_000, self._timeout_ms))
+                except TopicAuthorizationFailedError as error:
+                    self._bar(error)
             self._heard_s = now_s
+
+    def _connected(self, group: str) -> KafkaConsumer:
+        """A member of `group` that has subscribed, once it knows its topics."""
+        clients, names = self._clients, self._names
+        session_ms = int(clients.config.session_timeout_s * 1000)
+        with clients.guard("connecting"):
+            consumer = KafkaConsumer(
+                **clients.consumer(),
+                group_id=clients.config.topic_prefix + group,
+                group_instance_id=clients.config.instance_id,
+                auto_offset_reset="earliest",  # `_starts` says where to begin; this is for what retention has passed
+                session_timeout_ms=session_ms,
+                heartbeat_interval_ms=max(100, session_ms // 5),
+                partition_assignment_strategy=[RangePartitionAssignor],
+            )
+            consumer.subscribe(names, listener=self._listener)
+            # Wait for the topics' metadata before joining: if it comes while the group is being shared out,
+            # kafka-python 3.0 keeps an empty assignment for good.
+            try:
+                consumer.end_offsets([TopicPartition(name, 0) for name in names], timeout_ms=self._timeout_ms)
+            except (TopicAuthorizationFailedError, KeyError) as error:  # the library gives no offsets of hidden topics
+                if not (hidden := consumer._cluster.unauthorized_topics):
+                    raise
+                self._bar(TopicAuthorizationFailedError(set(hidden)), error)
+        return consumer
+
+    def _bar(self, error: TopicAuthorizationFailedError, cause: BaseException | None = None) -> None:
+        """Leave topics alone that may not be read, and go on with the others; `error` goes on where there are none."""
+        names = {name for name in self._names if is_about(error, name)}
+        if not names or names | self._barred.keys() >= set(self._names):
+            raise error from cause
+        for name in names - self._barred.keys():
+            topic = name[len(self._clients.config.topic_prefix) :]
+            log.error("topic may not be read", extra={"fields": {"topic": topic, "operation": "read or describe"}})
+        self._barred.update(dict.fromkeys(names, time.monotonic() + _BARRED_S))
+
+    def _left_alone(self) -> set[TopicPartition]:
+        now_s = time.monotonic()
+        return {one for one in self._mine if self._barred.get(one.topic, now_s) > now_s}
 
     def _follow_topics(self) -> None:
         """Have topics made again that are gone, and begin anew with those that were made again.
@@ -325,7 +373,7 @@ class GroupConsumer:
     def _mine(self) -> frozenset[TopicPartition]:
         """Partitions that this member has taken over; none from a change of the group until it has been followed."""
         followed = self._listener.changes == self._seen_changes and not self._shows_loss
-        return self._listener.assigned if followed else frozenset()
+        return self._listener.assigned - self._hidden if followed else frozenset()
 
     def _comes_back(self) -> bool:
         """Whether a rebalance has given back just what this member had.
@@ -354,6 +402,7 @@ class GroupConsumer:
                 for partition, offset in starts.items():
                     self._consumer.seek(partition, offset)
                 self._consumer.resume(*assigned)
+            self._hidden = assigned - starts.keys()
             self._next.update(starts)
             self._stood.clear()
         if not self._shows_loss:
@@ -363,6 +412,7 @@ class GroupConsumer:
 
     def _starts(self, assigned: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group goes on in each of its partitions; without a commit, where it begins."""
+        assigned -= {one for one in assigned if one.topic in self._consumer._cluster.unauthorized_topics}
         kept = self._committed(assigned)
         with self._clients.guard("reading offsets"):
             firsts = self._consumer.beginning_offsets(assigned, timeout_ms=self._timeout_ms)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.errors import TopicAlreadyExistsError
+from kafka.errors import (
+    ClusterAuthorizationFailedError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.client import Clients, KafkaConfig
@@ -27,6 +32,8 @@ __all__ = ["KafkaBus", "KafkaConfig"]
 log = logging.getLogger("trainwarden.bus")
 
 _CLOSE_TIMEOUT_S = 5.0
+_HIDDEN = (TopicAuthorizationFailedError.errno,)
+_REFUSED = (*_HIDDEN, ClusterAuthorizationFailedError.errno)
 _COMPACT_SEGMENT_S = 600.0  # a segment that is still written to is never compacted
 _SEGMENTS = 8  # a topic's time is kept in so many files per partition: retention removes whole ones
 _LONGEST_SEGMENT_S = 86_400.0
@@ -61,6 +68,7 @@ class KafkaBus:
         self._clients = Clients(servers, config)
         self._lock = threading.RLock()
         self._topics: dict[str, Topic[Any]] = {}  # by their names on the cluster
+        self._hidden: set[str] = set()  # topics that we may neither see nor make
         self._again_s = 0.0
         self._refused = False
         self._consumers: list[GroupConsumer] = []
@@ -157,16 +165,31 @@ class KafkaBus:
             try:
                 there = set(admin.list_topics())
                 missing = {name: topic for name, topic in names.items() if name not in there}
-                if missing:
-                    try:
-                        admin.create_topics({name: self._options(topic) for name, topic in missing.items()})
-                    except TopicAlreadyExistsError:
-                        log.debug("another process made the topics")
-                    admin.wait_for_topics(list(missing), timeout_ms=self._clients.config.connect_timeout_s * 1000)
+                if missing and (expected := self._create(admin, missing)):
+                    admin.wait_for_topics(expected, timeout_ms=self._clients.config.connect_timeout_s * 1000)
             finally:
                 admin.close()
         self._topics.update(names)
-        return sorted(missing)
+        return sorted(missing.keys() - self._hidden)
+
+    def _create(self, admin: KafkaAdminClient, missing: Mapping[str, Topic[Any]]) -> list[str]:
+        """Ask for `missing` topics; those that will be there. Others may be hidden from us or not be ours to make."""
+        asked = admin.create_topics({name: self._options(topic) for name, topic in missing.items()}, raise_errors=False)
+        hidden = {one["name"] for one in admin.describe_topics(list(missing)) if one["error_code"] in _HIDDEN}
+        for one in asked["topics"]:
+            if one["error_code"] in _REFUSED:
+                hidden.add(one["name"])
+            elif one["error_code"] not in (0, TopicAlreadyExistsError.errno):  # another process has made it
+                raise for_code(one["error_code"])(one["error_message"])
+        if new := hidden - self._hidden:
+            self._hidden |= new
+            fields = {"topics": sorted(new), "operation": "describe or create"}
+            log.error(
+                "topics are not permitted: nothing is read from them or written to them", extra={"fields": fields}
+            )
+        if hidden == missing.keys() == {self._clients.topic_name(topic) for topic in TOPICS.values()}:
+            raise TopicAuthorizationFailedError(hidden)
+        return sorted(missing.keys() - hidden)
 
     def _options(self, topic: Topic[Any]) -> dict[str, Any]:
         segment_s = min(topic.keep_s / _SEGMENTS, _LONGEST_SEGMENT_S)

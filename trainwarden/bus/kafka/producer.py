@@ -22,7 +22,7 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from trainwarden.bus.kafka.client import Clients
+from trainwarden.bus.kafka.client import Clients, is_about
 from trainwarden.errors import BusError, BusUnavailable, RecordError, RecordsRefused
 
 log = logging.getLogger("trainwarden.bus")
@@ -31,6 +31,7 @@ _JOIN_TIMEOUT_S = 2.0
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 _FOR_GOOD = (*_TOO_LARGE, InvalidRecordError, InvalidTimestampError, PolicyViolationError)
 _SLICE_S = 1.0  # of a wait for acknowledgements; after each one topics that are gone are looked for
+_BARRED_S = 30.0  # between two tries to write to a topic that is not permitted: each costs a new producer
 _ALONE_S = 5.0  # for one record that is sent by itself, so that nothing else shares its refusal
 
 
@@ -76,6 +77,7 @@ class OrderedProducer:
         self._pending_bytes = 0
         self._partitions: dict[str, int] = {}  # 0: the topic was there, and is gone
         self._stalled = False
+        self._barred: dict[str, tuple[float, BaseException]] = {}  # topics that may not be written, until the next try
         self._held: set[str] = set()  # topics whose records wait, while those of others go on
         self._producer: KafkaProducer | None = self._new_producer()
 
@@ -143,6 +145,10 @@ class OrderedProducer:
             return
         if record.topic in self._held:
             return
+        refused_until_s, refusal = self._barred.get(record.topic, (0.0, None))
+        if time.monotonic() < refused_until_s:
+            record.refusal = refusal
+            return
         try:
             count = self._partitions_of(record.topic, self._producer)
             if not count:
@@ -156,6 +162,9 @@ class OrderedProducer:
             raise RecordError(str(error)) from error
         except TopicAuthorizationFailedError as error:
             record.refusal = error
+        except KafkaTimeoutError:  # the broker knows no such topic
+            self._partitions[record.topic] = 0
+            self._held.add(record.topic)
         except KafkaError:
             self._stalled = True
 
@@ -243,7 +252,11 @@ class OrderedProducer:
                     error = record.future.exception
                     if error is None:
                         continue
-                if isinstance(error, TopicAuthorizationFailedError) or (isinstance(error, _FOR_GOOD) and record.alone):
+                if isinstance(error, TopicAuthorizationFailedError) and not is_about(error, record.topic):
+                    record.refusal = record.future = None  # the library asks about several topics at once
+                elif isinstance(error, TopicAuthorizationFailedError) or (
+                    isinstance(error, _FOR_GOOD) and record.alone
+                ):
                     refused.append((record, error))
                     continue
                 record.alone = isinstance(error, _FOR_GOOD)  # whole batches are refused: try each record by itself
@@ -252,8 +265,12 @@ class OrderedProducer:
             self._pending = kept
             self._pending_bytes = sum(len(record.value) for record in kept)
         if refused:
-            if any(record.alone for record, _ in refused):
-                self._drop_producer()  # what was in one batch with them has their fault too
+            until_s = time.monotonic() + _BARRED_S
+            for record, error in refused:
+                if isinstance(error, TopicAuthorizationFailedError) and record.future is not None:
+                    self._barred[record.topic] = until_s, error
+            if any(record.future is not None for record, _ in refused):
+                self._drop_producer()  # what was in one batch with them, or comes after it, has their fault too
             raise self._refusal(refused)
         return first
 

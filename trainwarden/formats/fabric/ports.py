@@ -76,18 +76,17 @@ class Ports:
         if not rows:
             return found
         if any("time_s" not in row for row in rows):
-            start_s = named_s(source.path.name)
-            if start_s is None:
-                start_s = source.path.stat().st_mtime
+            named = named_s(source.path.name)
+            start_s = source.path.stat().st_mtime if named is None else named
             last = max(int(row["block"]) for row in rows)
             rows = [{"time_s": start_s - (last - int(row["block"])) * EVERY_S, **row} for row in rows]
-            found.notes.append(
-                "no times written: snapshots taken for a minute apart, the last one at the file's change"
-            )
+            when = "at the file's change" if named is None else "when its name says"
+            if named is None or last:
+                found.notes.append(f"no times written: snapshots taken for a minute apart, the last one {when}")
         frame = pd.DataFrame(rows).drop(columns="block")
         if (table := metric_table(frame)) is not None:
             found.metrics.append(table)
-            if np.unique(table.times_s).size == 1:
+            if np.unique(table.times_s).size == 1 and named_s(source.path.name) is None:
                 found.notes.append("a single snapshot: counters cannot be judged by their growth")
         return found
 

@@ -52,7 +52,8 @@ class LogText:
         lines = [line for line in head.replace("\r", "\n").split("\n") if line.strip()][:LOOKED_AT]
         telling = sum(_tells(line) for line in lines)
         if not telling:
-            return NEVER
+            plain = len(head) > 0 and sum(map(str.isprintable, head[:LOOKED_AT])) > 0.9 * len(head[:LOOKED_AT])
+            return GENERIC if named and plain else NEVER
         if named:
             return LIKELY
         often = telling >= _FEWEST * len(lines)

@@ -16,8 +16,20 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.table import Table
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-_LISTS: Final = ("metrics", "history", "rows", "records", "data")
-_WORDS: Final = ('"step"', '"_step"', '"timestamp"', '"_timestamp"', '"time"', '"time_s"', '"ts"', '"iteration"')
+_LISTS: Final = ("metrics", "history", "rows", "records", "data", "log_history")
+_WORDS: Final = (
+    '"step"',
+    '"_step"',
+    '"timestamp"',
+    '"_timestamp"',
+    '"time"',
+    '"time_s"',
+    '"ts"',
+    '"iteration"',
+    '"current_steps"',
+    '"iter"',
+    '"global_step"',
+)
 _OTHERS: Final = ('"traceEvents"', '"resultType"', '"pg_config"', '"communicators"', '"line"', '"coll_perf"')
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actions.brakes.history import took_effect
 from actions.remedies.memory import Memory, with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import MemoryConsumer, Rig
@@ -169,6 +170,18 @@ def test_a_restart_that_a_brake_held_back_is_done_when_the_brake_goes_off_even_h
     assert rig.launcher.asked == [("restart", "i1/restart/1")]
 
 
+def test_a_clock_that_stands_an_hour_ahead_for_a_round_frees_no_budget() -> None:
+    rig = Rig(actions_per_hour=1, cool_down_s=0.0)
+    rig.tell(rig.incident("i1"))
+    rig.clock.sleep(10.0)
+    rig.launcher.phase, rig.clock.ahead_s = "failed", 3700.0
+    rig.tell(msgspec.structs.replace(rig.incident("i2"), opened_at_s=1010.0, updated_at_s=1010.0))
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+    rig.clock.ahead_s = 0.0
+    rig.tick(3700.0)
+    assert len(rig.launcher.asked) == 2
+
+
 def test_a_job_that_flaps_uses_up_no_other_jobs_budget() -> None:
     rig = Rig(actions_per_hour=2, cool_down_s=0.0)
     for number in range(3):
@@ -270,7 +283,8 @@ def test_what_the_bus_takes_no_record_of_is_not_begun_and_breaks_no_engine(most_
     rig.bus.most_bytes = most_bytes
     rig.tell(rig.incident())
     rig.tick(10.0)
-    assert (rig.launcher.asked, rig.engine._memory.actions["i1/restart/1"].outcome) == ([], "failed")
+    known = rig.engine._memory.actions["i1/restart/1"]
+    assert (rig.launcher.asked, known.outcome, took_effect(known)) == ([], "failed", False)
     rig.bus.most_bytes = MAX_RECORD_BYTES
     rig.tick(60.0)
     assert rig.story() == [("i1/restart/3", "started"), ("i1/restart/3", "done")]

@@ -349,6 +349,17 @@ def test_a_failing_collector_backs_off_and_is_told_of_once(rig: Rig, caplog: pyt
     assert rig.collector("b").calls > 15
 
 
+def test_what_a_collector_refuses_to_read_is_told_as_a_counter(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.collector(), "junk", 2, raising=False)
+    rig.step()
+    assert metric_value(rig.metrics, "inputs_refused_total", collector="a") == 2
+    monkeypatch.setattr(rig.collector(), "junk", 5)
+    rig.step()
+    rig.step()
+    assert metric_value(rig.metrics, "inputs_refused_total", collector="a") == 5
+    assert metric_value(rig.metrics, "inputs_refused_total", collector="b") is None
+
+
 def test_any_exception_of_a_plugin_is_only_that_plugins(rig: Rig) -> None:
     rig.collector().error = ZeroDivisionError("a bug")
     rig.step()

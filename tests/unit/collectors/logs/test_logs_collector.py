@@ -15,7 +15,7 @@ from collectors.logs.floods import collapse
 from collectors.logs.resting import GONE_S
 from collectors.logs.tail import MAX_PARTIAL_BYTES
 from tests.doubles import ManualClock
-from trainwarden.log_text import clean, rank_prefix
+from trainwarden.log_text import clean, writer_of
 from trainwarden.protocols import Scope
 from trainwarden.records import MAX_LINE_CHARS, LogRecord, MetricsRecord
 from trainwarden.topics import LOGS
@@ -227,6 +227,14 @@ def test_a_common_file_is_taken_apart_by_rank_prefixes(rig: Rig) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "form", ["[1,{}]<stderr>:", " {}: ", "[rank: {}] ", "rank{}[70][MainThread]: ", "(W(rank={}) pid=7) "]
+)
+def test_a_common_file_is_taken_apart_by_any_launchers_prefix(rig: Rig, form: str) -> None:
+    rig.write("".join(f"{form.format(rank)}KeyError: {rank}\n" for rank in (0, 1, 0, 1)), "job.log")
+    assert {record.rank: len(record.lines) for record in rig.read()} == {0: 2, 1: 2}
+
+
 def test_a_batch_is_bounded_and_the_rest_comes_soon(rig: Rig) -> None:
     rig.restart(batch_bytes=65_536)
     rig.write("".join(f"{'x' * 90} {'abcdefghij'[number % 10] * (number % 7)} {number}\n" for number in range(20_000)))
@@ -392,7 +400,7 @@ def test_cleaning(raw: bytes, text: str) -> None:
 
 
 def test_prefixes_that_are_none() -> None:
-    assert [rank_prefix(text) for text in ("[rank]: x", "[rankings1]:", "x [rank1]:", "[rank1] x", "")] == [None] * 5
+    assert not any(writer_of(text).named for text in ("[rank]: x", "[rankings1]:", "x [rank1]:", "[rank1] x", ""))
 
 
 def test_collapsing_counts_every_line() -> None:

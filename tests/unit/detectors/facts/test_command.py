@@ -34,10 +34,12 @@ def output(lines: tuple[str, ...], rank: int | None = None, *, at_s: float = END
     return log_lines(rank, [(at_s, line) for line in lines], first=first)
 
 
-def ended(*records: Record, code: int = 1, late: bool = False, **fields: object) -> list[IncidentRecord]:
+def ended(
+    *records: Record, code: int = 1, late: bool = False, command: str = "sh run.sh", **fields: object
+) -> list[IncidentRecord]:
     """The incidents of a command that ends with `code`, having printed `records`, which may be read later."""
     job = Job()
-    job.add(START_S, event("job_start", START_S))
+    job.add(START_S, event("job_start", START_S, command=command))
     job.add(END_S + 0.4 if late else END_S - 0.1, *records)
     job.add(END_S, event("job_end", END_S, exit_code=code, **fields))
     return Run().play(job.records, END_S + 6.0).incidents
@@ -52,6 +54,22 @@ def test_an_exception_before_the_first_step_is_told_with_its_frame(late: bool) -
     assert incident.suspects[0].node == "node0"
     assert incident.evidence["output"][-1] == IMPORT[-1]
     assert incident.onset_s == pytest.approx(END_S - 0.1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("command", "rank"),
+    [
+        ("/usr/bin/python3.11 -u train.py --lr 1", 0),
+        ("python train.py", 0),
+        ("python -m torch.distributed.run train.py", None),
+        ("torchrun train.py", None),
+        ("sh train.sh", None),
+    ],
+)
+def test_a_python_script_alone_is_rank_0_also_where_no_exception_was_printed(command: str, rank: int | None) -> None:
+    said = ("usage: train.py [-h]", "train.py: error: unrecognized arguments: --learning-rat 1")
+    (incident,) = ended(output(said), code=2, command=command)
+    assert (incident.kind, incident.suspects[0].rank) == ("user_error", rank)
 
 
 def test_the_rank_is_the_one_that_torchrun_calls_the_root() -> None:

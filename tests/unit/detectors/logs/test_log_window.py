@@ -431,3 +431,12 @@ def test_a_rank_a_minute_behind_is_given_the_time_to_survive() -> None:
     window = state.window(state.end_s)
     detector.update(window)
     assert detector.score(window).opinion == "normal", "its next step has not been due yet"
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "[1,2]<stderr>:", "2: ", "(RayTrainWorker pid=7, ip=10.0.0.7) ", "[pod/w-1/main] "]
+)
+def test_an_exception_is_one_behind_any_launchers_prefix(prefix: str) -> None:
+    detector = LogWindow(LogWindowConfig())
+    seen(detector, [(0.0, f"{prefix}ValueError: odd")], rank=2)
+    assert [finding.rule for finding in detector.findings] == ["python.exception"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.places import ROOT
 from trainwarden.errors import DataError
 from trainwarden.formats.reading import read_job
 from trainwarden.formats.survey import jobs_at
@@ -160,3 +161,27 @@ def test_a_bomb_of_zeros_is_refused_before_it_is_unpacked(tmp_path: Path, monkey
     put(tmp_path, "metrics.csv.gz", gzip.compress(b"time_s,x\n" + b"0,0\n" * 1_000_000))
     with pytest.raises(DataError, match="unpacked"):
         read_job(tmp_path / "metrics.csv.gz")
+
+
+def test_an_event_file_is_read_up_to_what_is_damaged_in_it(tmp_path: Path) -> None:
+    (sample,) = (ROOT / "tests/data/formats/tensorboard_events").iterdir()
+    whole = sample.read_bytes()
+    losses = read_job(put(tmp_path, "whole/events.out.tfevents.1.a1", whole)).logs[0].lines
+    assert (len(losses), losses[0], losses[-1]) == (30, "step 0 | loss: 2.5", "step 29 | loss: nan")
+    damaged = bytearray(whole)
+    damaged[len(whole) // 4] ^= 0x10
+    for name, data in (("flipped", bytes(damaged)), ("short", whole[: len(whole) // 4])):
+        job = read_job(put(tmp_path, f"{name}/events.out.tfevents.1.a1", data))
+        assert job.logs[0].lines == losses[: len(job.logs[0].lines)]
+        assert 0 < len(job.logs[0].lines) < 30
+        assert any("checksum" in note or "cut short" in note for note in job.notes)
+
+
+def test_snapshots_of_several_ports_and_moments_are_of_one_node(tmp_path: Path) -> None:
+    for moment in range(3):
+        for port in range(2):
+            text = f"# Port extended counters: Lid 12 port 1 (CapMask: 0x5300)\nSymbolErrorCounter:....{moment}\n"
+            put(tmp_path, f"perfquery_mlx5_{port}_{T0 + 60 * moment}.txt", text)
+    job = read_job(tmp_path)
+    assert sorted(metrics(job).devices) == ["mlx5_0:1", "mlx5_1:1"]
+    assert (set(metrics(job).nodes), job.notes) == ({None}, ())

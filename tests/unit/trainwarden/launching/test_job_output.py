@@ -79,9 +79,9 @@ def test_a_log_that_cannot_be_written_is_counted_and_told_once(tmp_path: Path) -
     for _ in range(3):
         keeper.keep(tmp_path / "absent" / "job.log", b"line\n")
     keeper.close()
-    assert keeper.lost_bytes == 15
-    (sentence,) = keeper.news()
+    sentence, loss = keeper.news()
     assert "no such file or directory" in sentence
+    assert loss == "15 bytes of the job's output are missing in its log"
 
 
 @pytest.mark.timeout(20)
@@ -92,5 +92,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     keeper = LogKeeper(queue_bytes=1000)
     for _ in range(10):
         keeper.keep(stuck, b"x" * 300)
-    assert keeper.lost_bytes == 2100
-    assert "does not keep up" in keeper.news()[0]
+    assert not keeper.settle(0.0)
+    sentence, loss = keeper.news()
+    assert "does not keep up" in sentence
+    assert loss.startswith("2,100 bytes")

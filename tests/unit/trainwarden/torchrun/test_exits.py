@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -27,11 +28,11 @@ class Rig:
     def __init__(self) -> None:
         self.said, self.ends = {}, []
         self._changed = threading.Condition()
-        self.exits = Exits(self._say, self._end)
+        self.exits = Exits(self._publish, self._end)
         self.exits.begin()
         self.processes = []
 
-    def _say(self, said):
+    def _publish(self, said):
         with self._changed:
             self.said = said
             self._changed.notify_all()
@@ -111,7 +112,7 @@ def test_a_rank_that_is_killed_from_outside_has_failed_and_one_that_has_to_stop_
     assert rig.said["failure"]["how"] == "was ended by SIGKILL"
     rig.exits.begin()
     rig.ranks(0)
-    rig.exits.end(told=True)
+    rig.exits.end(requested=True)
     rig.processes[-1].terminate()
     rig.until(lambda: any(end.pid == rig.processes[-1].pid for end in rig.ends))
     assert rig.said["failure"] is None
@@ -161,6 +162,13 @@ def test_it_hears_events_though_torchrun_was_told_to_log_less(rig):
 # --- what the node's agent is told -----------------------------------------------------------------------------------
 
 
+def until(true):
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def surroundings(tmp_path, **more) -> Surroundings:
     return Surroundings("j", "n", {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), **more}, more.get("found", print))
 
@@ -172,6 +180,27 @@ def test_an_end_is_an_event_of_ours_named_as_the_hook_names_the_process(tmp_path
     event = EVENTS.decode(line)
     assert (event.kind, event.rank, event.job, event.node) == ("process_exit", 3, "j", "n")
     assert event.fields == {"pid": 4242, "incarnation": "4242-1700000000000", "signal": "SIGKILL"}
+    around.close()
+
+
+def test_a_new_round_and_what_was_asked_for_by_whom_are_events_of_ours(tmp_path):
+    around, path = surroundings(tmp_path), tmp_path / "run" / EVENTS_FILE
+    around.started(2, "rank 0 ended with code 7 on n")
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") == 2)
+    report = {"operation": "o", "state": "accepted", "text": "its fan is loud"}
+    around.note({"kind": "evict", "report": report, "by": "ann (act)", "target": "n7"}, "accepted")
+    until(lambda: path.read_bytes().count(b"\n") == 3)
+    begun, done, asked = map(EVENTS.decode, path.read_bytes().splitlines())
+    assert [(one.kind, one.fields["stage"], one.fields["attempt"]) for one in (begun, done)] == [
+        ("restart", "started", 2), ("restart", "done", 2),
+    ]  # fmt: skip
+    assert (begun.message, asked.message) == (
+        "rank 0 ended with code 7 on n", "evict of n7, asked for by ann (act): accepted",
+    )  # fmt: skip
+    assert asked.fields == {
+        "operation": "o", "stage": "accepted", "verb": "evict", "by": "ann (act)", "why": "its fan is loud",
+        "target": "n7",
+    }  # fmt: skip
     around.close()
 
 

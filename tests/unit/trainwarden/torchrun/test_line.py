@@ -16,6 +16,7 @@ from tests.servers.ports import free_ports
 from trainwarden import plugins
 from trainwarden.clock import BootClock
 from trainwarden.errors import LauncherUnavailable
+from trainwarden.launching import Operation
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.protocols import Scope
 from trainwarden.torchrun import line
@@ -93,13 +94,37 @@ def test_another_service_learns_the_round_and_the_first_is_gone_back_to(ports, m
     with serving(second), agent(first, second) as one:
         with serving(first):
             assert one.wait_for_round(7, PATIENCE_S).round == 1
-            one.say(ranks=[0], alive=[0])
+            one.update(ranks=[0], alive=[0])
             until(lambda: attempt_at(first) == 0)
         until(lambda: attempt_at(second) == 0)
         assert not one.has_to_stop
         with serving(first):
             until(lambda: attempt_at(first) == 0)
             assert not one.has_to_stop
+
+
+def test_what_was_asked_of_the_job_is_noted_once_at_each_stage(ports):
+    noted = []
+    endpoints = Endpoints((("127.0.0.1", ports[0]),), TOKEN)
+    place, ignore = Place("j", "a", 1, 1, "127.0.0.1"), lambda _: None
+    one = Agent(place, endpoints, ignore, ignore, lambda operation, stage: noted.append((operation["by"], stage)))
+    with serving(ports[0]):
+        one.start()
+        assert one.wait_for_round(7, PATIENCE_S).round == 1
+        config = plugins.configure(TorchrunLauncher, {"endpoint": f"127.0.0.1:{ports[0]}"}, "launcher")
+        launcher = TorchrunLauncher(config, Scope(job="j", node="n", run_dir="."))
+        launcher._token = TOKEN
+        asked = Operation(id="o", job="j", kind="restart", expected_generation=0, by="ann")
+        assert launcher.submit(asked).state == "accepted"
+        until(lambda: one.has_to_stop)
+        assert one.wait_for_round(7, PATIENCE_S).round == 2
+        one.update(ranks=[0], alive=[0])
+        until(lambda: len(noted) == 2)
+        with agent(ports[0], node="late") as other:
+            until(lambda: other._memory is not None)
+            assert other._noted == {("o", "accepted"), ("o", "done")}
+        one.close()
+    assert noted == [("ann", "accepted"), ("ann", "done")]
 
 
 def test_by_tls_as_well(ports, tmp_path):

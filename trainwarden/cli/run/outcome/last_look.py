@@ -8,7 +8,7 @@ from typing import Final
 
 from trainwarden import rundir
 from trainwarden.errors import RecordError
-from trainwarden.log_text import clean, rank_prefix
+from trainwarden.log_text import clean, label_of, writer_of
 from trainwarden.records import EventRecord, IncidentRecord, LogRecord
 from trainwarden.topics import EVENTS
 
@@ -68,10 +68,10 @@ def _logs(run_dir: Path, ended: EventRecord) -> Iterator[LogRecord]:
         except OSError:
             continue
         rank = rundir.rank_of_log(path)
+        label = label_of(lines)
         by_rank: dict[int | None, list[str]] = {}
         for text in lines:
-            prefix = rank_prefix(text) if rank is None else None
-            by_rank.setdefault(rank if prefix is None or prefix[1] else prefix[0], []).append(text)
+            by_rank.setdefault(writer_of(text, label).rank if rank is None else rank, []).append(text)
         for whose, texts in by_rank.items():
             yield LogRecord(
                 job=ended.job, node=ended.node, source=f"{rundir.LOGS}/{path.name}", rank=whose,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from actions.launchers.local.control import Submit
-from actions.launchers.torchrun.asked import answered, end_operations, state_of
+from actions.launchers.torchrun.operations import answer, end_operations, state_of
 from actions.launchers.torchrun.table import JobTable
-from actions.launchers.torchrun.words import Beat, Checkpoint, Failure, Hello, Memory
+from actions.launchers.torchrun.words import Beat, Checkpoint, Failure, Grow, Hello, Memory
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 
 STEP_S = 0.1
@@ -28,14 +29,19 @@ class Agent:
     rounds: list[tuple[int, int]] = field(default_factory=list)
     memory: Memory | None = None
     over: int | None = None
-    heard: bool = True
+    place: int | None = None
+    spares: int | None = None
+    failures: int | None = None
+    grow: Grow = "worth"
+    reachable: bool = True
     stuck: bool = False
     """Its ranks do not end when they are asked to."""
 
     def hello(self) -> Hello:
         return Hello(
             job="j", life=self.life, node=self.node, host=self.node, least=self.least, most=self.most, beat=self.beat,
-            last_call_s=1.0, memory=self.memory,
+            last_call_s=1.0, memory=self.memory, place=self.place, spares=self.spares, grow=self.grow,
+            failures=self.failures,
         )  # fmt: skip
 
     def obey(self, table: JobTable) -> None:
@@ -70,7 +76,8 @@ class Agent:
 class World:
     """Agents of a job and its services; `talk` is which service each agent is connected to."""
 
-    def __init__(self, *nodes: str, least: int, most: int, lost_after_s: float = 2.0) -> None:
+    def __init__(self, *nodes: str, least: int, most: int, lost_after_s: float = 2.0, **more: Any) -> None:
+        self.more = more
         self.now_s, self.least, self.most, self.lost_after_s = 100.0, least, most, lost_after_s
         self.table = JobTable("j", lost_after_s, self.now_s)
         self.agents: dict[str, Agent] = {}
@@ -79,8 +86,8 @@ class World:
             self.start(node)
         self.pass_s(3.0)
 
-    def start(self, node: str, table: JobTable | None = None) -> Agent:
-        agent = self.agents[node] = Agent(node, f"{node}/{self.now_s}", self.least, self.most)
+    def start(self, node: str, table: JobTable | None = None, **more: Any) -> Agent:
+        agent = self.agents[node] = Agent(node, f"{node}/{self.now_s}", self.least, self.most, **{**self.more, **more})
         self.connect(node, table or self.table)
         return agent
 
@@ -95,20 +102,20 @@ class World:
 
     def cut(self, node: str) -> None:
         """Nothing comes from it or to it any more; its ranks go on."""
-        self.agents[node].heard = False
+        self.agents[node].reachable = False
 
     def pass_s(self, seconds: float) -> None:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s += STEP_S
             for node, agent in self.agents.items():
-                if agent.heard:
+                if agent.reachable:
                     self.talk[node].beat(agent.life, agent.beat, self.now_s)
             for table in {id(one): one for one in [self.table, *self.talk.values()]}.values():
                 table.tick(self.now_s)
                 end_operations(table, self.now_s)
             for node, agent in self.agents.items():
-                if agent.heard:
+                if agent.reachable:
                     agent.obey(self.talk[node])
 
     @property
@@ -123,7 +130,7 @@ class World:
             id=f"{kind}/{self.now_s}/{nodes}", job="j", kind=kind, expected_generation=self.table.memory.generation,
             targets=Targets(nodes=nodes), plan=Plan(node_order=order, micro_batches=split), by="ann", why="a test",
         )  # fmt: skip
-        reply = answered(Submit(operation), self.table, self.now_s)
+        reply = answer(Submit(operation), self.table, self.now_s)
         assert reply.report is not None
         return reply.report
 

@@ -52,7 +52,7 @@ class OneNode:
             while not self._over.is_set():
                 self._agent.wait_for_round(5, PATIENCE_S)
                 self.rounds += 1
-                self._agent.say(ranks=[0], alive=[0])
+                self._agent.update(ranks=[0], alive=[0])
                 self.begun.set()
                 while not self._agent.has_to_stop and not self._over.wait(0.01):
                     pass

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from actions.launchers.torchrun.members import GRACE_S
-from actions.launchers.torchrun.table import CANNOT_CODE, GAVE_UP_CODE, STOP_S, JobTable
+from actions.launchers.torchrun.table import BACK_OFF_S, CANNOT_CODE, GAVE_UP_CODE, STOP_S, JobTable
 from actions.launchers.torchrun.words import ENCODE, Memory
-from tests.unit.actions.launchers.torchrun.agents import World
+from tests.unit.actions.launchers.torchrun.agents import Agent, World
 
 
 def with_spare(**more: float) -> World:
@@ -83,7 +83,7 @@ def test_a_frozen_node_is_replaced_and_waits_as_a_spare_when_it_is_back():
     assert world.table.memory.round == 1
     world.pass_s(1.5)
     assert (world.seats, world.table.memory.round) == (["a", "c"], 2)
-    world.agents["b"].heard = True
+    world.agents["b"].reachable = True
     world.pass_s(5.0)
     assert (world.seats, world.table.memory.round, world.agents["b"].beat.waits) == (["a", "c"], 2, True)
 
@@ -137,7 +137,7 @@ def test_three_failures_without_a_newer_checkpoint_end_the_job_for_all_with_our_
     for _ in range(3):
         assert world.table.memory.over is None
         world.agents["a"].fail()
-        world.pass_s(1.0)
+        world.pass_s(1.0 + BACK_OFF_S)
     assert {agent.over for agent in world.agents.values()} == {GAVE_UP_CODE}
     assert "3 failures without a newer checkpoint" in world.table.memory.reason
 
@@ -289,3 +289,126 @@ def test_the_memory_survives_the_wire():
     world = with_spare()
     world.ask("cordon", "c")
     assert msgspec.json.decode(ENCODE(world.table.memory), type=Memory) == world.table.memory
+
+
+# --- what the launcher of several nodes could do ----------------------------------------------------------------------
+
+
+def test_nodes_are_seated_by_the_place_that_a_person_gave_them_then_by_name():
+    world = World(least=3, most=3)
+    for node, place in (("n10", None), ("n2", None), ("z", 0)):
+        world.start(node, place=place)
+    world.pass_s(1.0)
+    assert world.seats == ["z", "n2", "n10"]
+
+
+def test_a_place_after_the_last_is_a_spares_until_nobody_else_comes():
+    world = World(least=2, most=2)
+    world.start("spare", place=2)
+    world.start("a", place=0)
+    world.pass_s(0.5)
+    assert world.seats == []
+    world.start("b", place=1)
+    world.pass_s(0.3)
+    assert world.seats == ["a", "b"]
+
+
+def test_the_number_of_failures_is_the_jobs_own():
+    world = World("a", least=1, most=1, failures=1)
+    world.agents["a"].fail()
+    world.pass_s(1.0)
+    assert world.table.memory.over == GAVE_UP_CODE
+
+
+def test_after_a_second_failure_in_vain_the_next_round_waits_and_detection_may_name_a_node():
+    world = with_spare()
+    for seconds, rounds in ((1.0, 2), (BACK_OFF_S - 1.0, 2), (1.5, 3)):
+        if seconds != 1.5:
+            world.agents["a"].fail()
+        world.pass_s(seconds)
+        assert world.table.memory.round == rounds
+
+
+@pytest.mark.parametrize("kind", ["least", "spares"])
+def test_a_torchrun_that_does_not_fit_the_job_is_refused_in_one_sentence(kind):
+    world = World("a", "b", least=2, most=2, spares=0)
+    more = Agent("c", "c/1", 1 if kind == "least" else 2, 2, spares=0)
+    said = world.table.misfit(more.hello(), world.now_s)
+    assert said == {
+        "least": "a was started for --nnodes 2:2, and c for 1:2", "spares": "the job has its 2 nodes and 0 spares",
+    }[kind]  # fmt: skip
+    assert world.table.misfit(world.agents["a"].hello(), world.now_s) is None
+    world.kill("b")
+    world.pass_s(1.0)
+    assert kind == "least" or world.table.misfit(more.hello(), world.now_s) is None
+
+
+def test_a_script_that_starts_over_is_ended_before_it_overwrites_its_checkpoint():
+    world = with_spare()
+    for agent in world.agents.values():
+        agent.sees(40)
+    world.ask("restart")
+    world.pass_s(1.0)
+    agent = world.agents["b"]
+    agent.beat = msgspec.structs.replace(agent.beat, first_step=40)
+    world.pass_s(0.5)
+    assert world.table.memory.over is None
+    agent.beat = msgspec.structs.replace(agent.beat, first_step=0)
+    world.pass_s(0.5)
+    assert world.table.memory.over == CANNOT_CODE
+    assert world.table.memory.reason.startswith("b started over at step 0 although the checkpoint of step 40 is compl")
+
+
+@pytest.mark.parametrize(("grow", "waits_s"), [("now", 0.0), ("worth", 40.0)])
+def test_a_job_that_had_to_shrink_grows_at_a_checkpoint_once_that_is_worth_a_restart(grow, waits_s):
+    world = World("a", "b", least=1, most=3, grow=grow)
+    for agent in world.agents.values():
+        agent.sees(10)
+        agent.beat = msgspec.structs.replace(agent.beat, start_s=12.0)  # a third of each second is lost
+    world.start("c").sees(10)
+    world.pass_s(waits_s + 1.0)
+    assert world.table.memory.round == 1
+    for node in ("a", "b"):
+        world.agents[node].sees(20)
+    world.pass_s(1.0)
+    assert (world.seats, world.table.memory.round, world.table.memory.resume.step) == (["a", "b", "c"], 2, 20)
+
+
+def test_a_job_that_grows_with_restarts_alone_is_left_running():
+    world = World("a", "b", least=1, most=3, grow="restart")
+    world.start("c")
+    world.pass_s(60.0)
+    assert world.table.memory.round == 1
+    world.ask("restart")
+    world.pass_s(1.0)
+    assert world.seats == ["a", "b", "c"]
+
+
+def test_spares_do_not_begin_beside_nodes_that_may_all_train_still():
+    """All that train are cut off, and most voters are spares: nothing says that training has stopped."""
+    world = World("a", "b", "c", least=1, most=1)
+    assert world.seats == ["a"]
+    world.cut("a")
+    world.pass_s(30.0)
+    assert (world.table.memory.round, world.table.memory.target) == (1, 1)
+    world.ask("cordon", "a")
+    world.pass_s(1.0)
+    assert world.seats == ["b"]
+
+
+def test_another_run_of_the_same_name_begins_once_all_of_the_last_have_gone():
+    world = World("a", "b", least=2, most=2)
+    for agent in world.agents.values():
+        agent.finish()
+    world.pass_s(0.5)
+    assert world.table.memory.over == 0
+    late = world.start("c")
+    world.pass_s(0.5)
+    assert late.over == 0  # the others are there still
+    for node in ("a", "b", "c"):
+        world.kill(node)
+    world.pass_s(5.0)
+    for node in ("a", "b"):
+        world.start(node)
+    world.pass_s(0.5)
+    assert (world.seats, world.table.memory.round, world.table.memory.over) == (["a", "b"], 1, None)

@@ -38,7 +38,7 @@ CAPABILITIES: Final = Capabilities(
 _STARTS: Final = frozenset({"restart", "evict", "move", "resume"})  # done with the next round
 
 
-def answered(ask: AskState | Submit | Poll, table: JobTable, now_s: float) -> Reply:
+def answer(ask: AskState | Submit | Poll, table: JobTable, now_s: float) -> Reply:
     """What is answered for the job of `table`."""
     match ask:
         case AskState():
@@ -46,7 +46,10 @@ def answered(ask: AskState | Submit | Poll, table: JobTable, now_s: float) -> Re
         case Poll():
             return Reply(report=_known(table, ask.operation))
         case Submit():
-            return Reply(report=_submit(ask.operation, table, now_s))
+            report = _submit(ask.operation, table, now_s)
+            if report.reason == "unfit" and _leaves_too_few(ask.operation, table, now_s) and table.expects(now_s):
+                return Reply(later=f"{report.text}; nodes of the job are still starting")
+            return Reply(report=report)
 
 
 def end_operations(table: JobTable, now_s: float) -> None:
@@ -95,7 +98,9 @@ def _submit(operation: Operation, table: JobTable, now_s: float) -> Report:
         return no
     until = _apply(operation, table, now_s)
     report = Report(operation=operation.id, state="accepted", text=operation.why[:500])
-    kept = (*table.memory.kept, Kept(kind=operation.kind, report=report, until=until))
+    target = operation.targets.nodes[0] if operation.targets.nodes else ""
+    entry = Kept(kind=operation.kind, report=report, until=until, by=operation.by[:160], target=target)
+    kept = (*table.memory.kept, entry)
     if len(kept) > KEPT_OPERATIONS:
         drop = next(number for number, one in enumerate(kept) if one.report.ended)
         kept = kept[:drop] + kept[drop + 1 :]
@@ -202,11 +207,19 @@ def _misfit_of_node(operation: Operation, table: JobTable, now_s: float) -> Repo
         return refused(operation, "unknown_target", said)
     if len(set(named)) > 1:
         return refused(operation, "unfit", "one node after the other: name one")
-    left = there - set(cordoned) - {named[0]}
-    if operation.kind != "uncordon" and named[0] not in cordoned and len(left) < table.least:
+    if _leaves_too_few(operation, table, now_s):
+        left = there - set(cordoned) - {named[0]}
         said = f"without {named[0]} {len(left)} nodes are left, and the job needs {table.least}"
         return refused(operation, "unfit", said)
     return None
+
+
+def _leaves_too_few(operation: Operation, table: JobTable, now_s: float) -> bool:
+    """Whether the job would have too few nodes without the one that `operation` takes out."""
+    out, cordoned = set(operation.targets.nodes), set(table.memory.cordoned)
+    if operation.kind not in ("evict", "cordon") or not out or out <= cordoned:
+        return False
+    return len({one.node for one in table.members.living(now_s)} - cordoned - out) < table.least
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

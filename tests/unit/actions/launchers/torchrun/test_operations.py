@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from actions.launchers.local.control import AskState, Poll, Submit
-from actions.launchers.torchrun.asked import STOPPED_CODE, answered
-from actions.launchers.torchrun.table import JobTable
+from actions.launchers.torchrun.operations import STOPPED_CODE, answer
+from actions.launchers.torchrun.table import UNTOLD_S, JobTable
 from tests.unit.actions.launchers.torchrun.agents import World
-from trainwarden.launching import Operation
+from trainwarden.launching import Operation, Targets
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def ended(world: World, operation: str) -> bool:
 def test_a_restart_is_one_round_however_often_it_is_asked_for(world):
     operation = Operation(id="r", job="j", kind="restart", expected_generation=0)
     for _ in range(3):
-        assert answered(Submit(operation), world.table, world.now_s).report.state == "accepted"
+        assert answer(Submit(operation), world.table, world.now_s).report.state == "accepted"
     world.pass_s(3.0)
     assert (world.table.memory.round, ended(world, "r")) == (2, True)
-    assert answered(Poll("j", "r"), world.table, world.now_s).report.state == "done"
+    assert answer(Poll("j", "r"), world.table, world.now_s).report.state == "done"
 
 
 def test_an_evicted_node_is_replaced_stays_out_and_waits_again_once_it_is_uncordoned(world):
@@ -94,10 +94,37 @@ def test_a_split_is_done_once_ranks_of_all_nodes_can_read_it(world):
 @pytest.mark.parametrize("kind", ["evict", "cordon"])
 def test_no_word_leaves_fewer_nodes_than_the_job_needs(world, kind):
     world.kill("c")
-    world.pass_s(1.0)
+    world.pass_s(UNTOLD_S)
     assert world.ask(kind, "a").reason == "unfit"
     assert world.ask(kind, "nobody").reason == "unknown_target"
     assert world.ask(kind).reason == "unknown_target"
+
+
+@pytest.mark.parametrize("kind", ["evict", "cordon"])
+def test_a_word_on_a_node_whose_spare_is_still_starting_is_to_be_asked_for_again(kind):
+    """A launcher that refuses for good what is possible a moment later leaves a bad node in the job."""
+    world = World("a", "b", least=2, most=2, spares=1)
+    world.pass_s(UNTOLD_S)
+    operation = Operation(id="e", job="j", kind=kind, expected_generation=0, targets=Targets(nodes=("a",)))
+    reply = answer(Submit(operation), world.table, world.now_s)
+    assert (reply.report, reply.later) == (
+        None, "without a 1 nodes are left, and the job needs 2; nodes of the job are still starting",
+    )  # fmt: skip
+    world.start("c")
+    assert answer(Submit(operation), world.table, world.now_s).report.state in ("accepted", "done")
+    world.pass_s(1.0)
+    assert ended(world, "e")
+
+
+def test_nodes_that_have_been_there_are_not_waited_for(world):
+    world.kill("c")
+    world.pass_s(UNTOLD_S)
+    assert world.ask("evict", "a").reason == "unfit"
+
+
+def test_it_is_kept_who_asked_for_what(world):
+    world.ask("evict", "a")
+    assert [(one.kind, one.by, one.target) for one in world.table.memory.kept] == [("evict", "ann", "a")]
 
 
 def test_a_service_that_hears_too_few_agents_refuses_to_stop_them(world):
@@ -117,6 +144,6 @@ def test_what_was_asked_for_is_known_to_the_next_service(world):
     world.table = JobTable("j", 2.0, world.now_s)
     for node in world.agents:
         world.connect(node, world.table)
-    assert answered(Poll("j", report.operation), world.table, world.now_s).report.state == "done"
-    state = answered(AskState("j"), world.table, world.now_s).state
+    assert answer(Poll("j", report.operation), world.table, world.now_s).report.state == "done"
+    state = answer(AskState("j"), world.table, world.now_s).state
     assert (state.attempt, state.generation > 1) == (1, True)

@@ -1,0 +1,81 @@
+"""Ranks that train, and what detection makes of their steps: numbers that begin again, and one that is nonsense."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from detectors.job.rings import COLUMNS
+from detectors.job.step_assembly import StepAssembly
+from tests.chaos.history import History
+
+RANKS: Final = 4
+STEP_S: Final = 0.5
+NONSENSE: Final = 10**12
+REPEATED: Final = 0.1
+KEPT: Final = 4096  # more steps than one run has
+
+
+class Training:
+    """A job of `RANKS` ranks, whose agents send what each rank has ended late, in parts, and some of it twice.
+
+    Its script numbers the steps from 0 in each epoch; two numbers it got wrong.
+    """
+
+    def __init__(self, random: Random, history: History) -> None:
+        self._random, self._history = random, history
+        self._assembly = StepAssembly(KEPT)
+        self._assembly.widen(RANKS)
+        self._label = random.choice((0, 5000))
+        self._ended, self._end_s, self._lives = 0, 0.0, 1
+        self._wrong: int | None = None
+        self._sent: list[list[tuple[int, float]]] = [[] for _ in range(RANKS)]  # not yet with detection
+
+    def begin_epoch(self) -> bool:
+        """The script counts from 0 again."""
+        self._label = 0
+        return True
+
+    def mistake(self) -> bool:
+        """The next step bears a number of nonsense."""
+        self._wrong = NONSENSE
+        return True
+
+    def restart(self) -> bool:
+        """All ranks begin anew from a checkpoint; what they had ended has been sent."""
+        self._deliver(whole=True)
+        self._label, self._lives = self._random.randrange(self._label + 1), self._lives + 1
+        for column in range(RANKS):
+            self._assembly.new_life(column)
+        return True
+
+    def tick(self, seconds: float) -> None:
+        """Steps end on all ranks, and some of what was sent arrives."""
+        for _ in range(round(seconds / STEP_S)):
+            self._end_s += STEP_S
+            self._ended += 1
+            label, self._wrong = self._wrong or self._label, None
+            self._label += 1
+            for sent in self._sent:
+                sent.append((label, self._end_s))
+        self._deliver(whole=False)
+
+    def _deliver(self, *, whole: bool) -> None:
+        for column in self._random.sample(range(RANKS), RANKS):
+            sent = self._sent[column]
+            count = len(sent) if whole else self._random.randint(max(0, len(sent) - 2), len(sent))
+            again = sent[:count] if self._random.random() < REPEATED else []
+            for label, end_s in [*sent[:count], *again]:
+                self._assembly.feed(column, label, end_s, [STEP_S] * len(COLUMNS))
+            del sent[:count]
+        self._assembly.close(np.ones(RANKS, dtype=np.bool_), everyone_known=True)
+
+    def tell_the_end(self) -> None:
+        """Every step that the ranks have ended is there once, whole, whatever its number was."""
+        self._deliver(whole=True)
+        told, counts = len(self._assembly.ring.steps), self._assembly.counts
+        if told != self._ended or counts["incomplete_steps"]:
+            said = f"{told} of {self._ended} steps in {self._lives} lives, {dict(counts)}"
+            self._history.steps_lost.append(said)
