@@ -27,6 +27,7 @@ from detectors.own_models.learner import Learn
 from detectors.own_models.own_models import OwnModels
 from detectors.protocol import Detector
 from detectors.suspicion import Suspicion
+from detectors.verdict.contention import excused
 from detectors.verdict.ensemble import SLOW_PHASES, Ensemble
 from detectors.verdict.incidents import Joiner, OpenIncident
 from detectors.verdict.rule import EnsembleConfig
@@ -108,6 +109,7 @@ class JobWatch:
             if self._of_events and (told := self.collectives.explain(votes)):
                 explained = replace(seen(window), events=told)
                 votes |= {name: self._barrier.vote(name, self._detectors[name], explained) for name in self._of_events}
+            votes = excused(votes, window, self.joiner.open)
             verdict = self._ensemble.judge(window, votes)
             out.extend(self.joiner.join(self._ensemble.candidates(window, votes), votes, window, live=live, ends=False))
             if live and self._is_news(verdict):

@@ -39,13 +39,17 @@ def pictures(to: Path, write: Write) -> None:
             ) -> None:
                 browser.look(scheme, *size)
                 browser.open(path if path.startswith("file:") else server.uri + path)
-                browser.shows(words, *(("live",) if not path.startswith("file:") else ()))
+                browser.shows(
+                    words,
+                    *(("during",) if "/incidents/" in path else ()),
+                    *(("live",) if not path.startswith("file:") else ()),
+                )
                 write(browser.picture(), to / f"{name}.png", COLORS)
 
             taken("page-home", "/", "Stop all acting", size=(WIDTH, 860))
             taken("page-job", f"/jobs/{JOB}", "Slowest ranks", size=(WIDTH, 1_860))
-            taken("page-incident", f"/incidents/{INCIDENT}", "CUDA out of memory", "dark", (WIDTH, 1_640))
-            taken("page-phone", f"/jobs/{JOB}", "Slowest ranks", "dark", (PHONE, 1_500))
+            taken("page-incident", f"/incidents/{INCIDENT}", "CUDA out of memory", "dark", (WIDTH, 2_700))
+            taken("page-phone", f"/jobs/{JOB}", "Slowest ranks", "dark", (PHONE, 1_900))
             taken("report", file.as_uri(), "Slowest ranks", size=(WIDTH, 1_500))
 
 

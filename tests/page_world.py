@@ -17,6 +17,7 @@ from trainwarden.records import (
     IncidentRecord,
     IterationRecord,
     LogRecord,
+    MetricsRecord,
     Record,
     Suspect,
     VerdictRecord,
@@ -90,6 +91,38 @@ def verdicts(job: str, *, now_s: float, lasts_s: float = 1_500.0, every_s: float
         yield at_s, job, verdict
 
 
+def metrics(job: str, ranks: int, *, now_s: float, lasts_s: float = 1_000.0, slow: int | None = None) -> Iterator[Told]:
+    """What agents read every 10 s of 8 GPUs a node: the clock of rank `slow` sinks in the last third of 1,500 s."""
+    for at in range(int(lasts_s / 10.0)):
+        at_s = now_s - lasts_s + 10.0 * (at + 1)
+        for node in range(-(-ranks // 8)):
+            here = range(node * 8, min(ranks, node * 8 + 8))
+            bad = [rank == slow and at_s > now_s - 510.0 for rank in here]
+            shake = [noise(at * 131 + rank) for rank in here]
+            rows = {
+                "gpu_sm_clock_hertz": [
+                    (1.1e9 if low else 1.7e9) + 3e7 * one for low, one in zip(bad, shake, strict=True)
+                ],
+                "gpu_power_watts": [
+                    (390.0 if low else 640.0) + 25.0 * one for low, one in zip(bad, shake, strict=True)
+                ],
+                "gpu_temperature_celsius": [
+                    (86.0 if low else 64.0) + 4.0 * one for low, one in zip(bad, shake, strict=True)
+                ],
+                "gpu_memory_used_bytes": [6.1e10 + 4e8 * one for one in shake],
+                "rank_cpu_ratio": [0.9 + 0.1 * one for one in shake],
+            }
+            yield at_s, job, MetricsRecord(
+                job=job, node=f"node-{node:02d}", time_s=at_s, devices=tuple(f"GPU-{rank:04d}" for rank in here),
+                names=tuple(rows), values=tuple(tuple(row) for row in rows.values()), ranks=tuple(here),
+            )  # fmt: skip
+            host = {"host_memory_available_bytes": 1.4e12 - 2e10 * shake[0], "nic_rdma_transmit_bytes": 2.1e10 * at}
+            yield at_s, job, MetricsRecord(
+                job=job, node=f"node-{node:02d}", time_s=at_s, devices=("mlx5_0",), names=tuple(host),
+                values=tuple((value,) for value in host.values()),
+            )  # fmt: skip
+
+
 def incident(name: str, job: str, opened_s: float, *, closed: bool = True, text: str = "") -> IncidentRecord:
     """A slow rank."""
     return IncidentRecord(
@@ -102,7 +135,7 @@ def incident(name: str, job: str, opened_s: float, *, closed: bool = True, text:
             Suspect(score=0.97, reason="computes longest and waits least", rank=5, node="node-00"),
             Suspect(score=0.21, reason="the same node", rank=6, node="node-00"),
         ),
-        metrics=("gpu_sm_clock_mhz", "gpu_power_watts"),
+        metrics=("gpu_sm_clock_hertz", "gpu_power_watts"),
         votes={"peer_deviation": 0.93, "change_point": 0.84, "iteration_threshold": 0.45},
         evidence={"healthy_s": 1.6, "slow_s": 2.48, "ratio": 1.55, "ranks": [5]},
     )  # fmt: skip
@@ -148,7 +181,7 @@ def world(now_s: float = NOW_S, *, ranks: int = 32, job: str = "llama-70b") -> l
         finished_at_s=now_s - 1_305.0, why="Rank 5 was killed by signal 9.", plan={"ranks": "all"}, by="auto",
     )  # fmt: skip
     told.append((now_s - 1_305.0, job, done))
-    told += logs(job, slow.opened_at_s)
+    told += [*metrics(job, ranks, now_s=now_s, slow=5), *logs(job, slow.opened_at_s)]
     for name, lasts_s in (("mixtral-8x22b", 900.0), ("vit-sweep.17", 600.0)):
         told += [*steps(name, 8, now_s=now_s, lasts_s=lasts_s, step_s=2.1)]
     start = EventRecord(id="e0", job=job, node="node-00", time_s=now_s - 1_499.0, kind="job_start", message="32 ranks")

@@ -76,6 +76,13 @@ def opening(incident: IncidentRecord, verdicts: Iterable[VerdictRecord]) -> Verd
     return min(near, key=lambda one: (one.kind != incident.kind, abs(one.time_s - incident.opened_at_s)), default=None)
 
 
+def abstentions(verdict: VerdictRecord | None) -> Iterator[str]:
+    """A sentence for each detector of `verdict` that could not judge, with its reason."""
+    for name, vote in (verdict.votes if verdict is not None else {}).items():
+        if vote.opinion == "abstain":
+            yield line(f"{name} abstains: {vote.reason or 'it says no reason'}")
+
+
 def _what(incident: IncidentRecord) -> str:
     span = f"since {moment(incident.opened_at_s)}"
     if incident.closed_at_s is not None:
@@ -150,9 +157,9 @@ def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> 
         return
     for name, vote in verdict.votes.items():
         if vote.opinion == "normal":
-            yield f"{name} finds nothing strange, {_scored(vote)}" + (f": {vote.reason}" if vote.reason else "")
-        elif vote.opinion == "abstain":
-            yield f"{name} abstains: {vote.reason or 'it says no reason'}"
+            score = incident.votes.get(name, vote.score)
+            yield f"{name} finds nothing strange, {_scored(vote, score)}" + (f": {vote.reason}" if vote.reason else "")
+    yield from abstentions(verdict)
 
 
 def _news(reason: str, incident: IncidentRecord) -> str:

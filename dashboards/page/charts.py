@@ -101,7 +101,7 @@ def iteration_chart(series: Series, healthy_s: float | None, marks: Sequence[tup
     x = WIDTH * (np.arange(columns) + 0.5) / columns
     placed = [(span.x(time_s), kind, words, time_s) for time_s, kind, words in marks]
     return {
-        "path": _line(x, y),
+        "path": line_path(x, y),
         "healthy_y": None if healthy_s is None else round(HEIGHT * (1.0 - healthy_s / top), 2),
         "healthy_s": healthy_s,
         "top_s": top,
@@ -122,13 +122,14 @@ def iteration_chart(series: Series, healthy_s: float | None, marks: Sequence[tup
 def heat_map(series: Series) -> dict[str, Any]:
     """Seconds by rank and column of time relative to the median of all ranks in that column, as bytes.
 
-    0 is unknown; 1 to 255 go from a quarter of the median to four times it, 128 is the median.
+    0 is unknown; 1 to 255 go from a quarter of the median to four times it, 128 is the median. Of two ranks the median
+    lies between them, so that neither would stand out: there the faster one is what the other is compared with.
     """
     newest = max(1, math.ceil(NOW_S / series.bin_s))
     slowest = _slowest(series, newest)
     series = series.wide()
     means = mean_of(series.sums, series.counts)
-    ratios = means / _median(means)
+    ratios = means / _usual(means)
     per = -(-len(ratios) // MOST_ROWS)
     room = np.full((-len(ratios) % per, ratios.shape[1]), np.nan)
     rows = np.fmax.reduce(np.concatenate((ratios, room)).reshape(-1, per, ratios.shape[1]), axis=1)
@@ -143,10 +144,12 @@ def heat_map(series: Series) -> dict[str, Any]:
         "last": labels[-1],
         "span": series.span,
         "slowest": slowest,
+        "against": "the faster rank" if len(series.ranks) == 2 else "the median rank",
         "cells": {
             "rows": len(cells),
             "columns": cells.shape[1],
             "labels": labels,
+            "against": "the faster rank" if len(series.ranks) == 2 else "the median",
             "from_s": series.span.from_s,
             "column_s": series.bin_s,
             "values": base64.b64encode(cells.tobytes()).decode(),
@@ -158,7 +161,7 @@ def _slowest(series: Series, newest: int) -> list[dict[str, Any]]:
     """The ranks that now stand out most, and how they did over all the time that is shown."""
     now = mean_of(series.sums[:, -newest:].sum(axis=1), series.counts[:, -newest:].sum(axis=1))
     whole = mean_of(series.sums.sum(axis=1), series.counts.sum(axis=1))
-    usual_now, usual = _median(now[:, None])[0], _median(whole[:, None])[0]
+    usual_now, usual = _usual(now[:, None])[0], _usual(whole[:, None])[0]
     order = np.argsort(-np.where(np.isnan(now), whole / usual - 1e6, now / usual_now), kind="stable")
     return [
         {
@@ -238,7 +241,7 @@ def _silent(newest: VerdictRecord, heard: Sequence[str]) -> list[tuple[str, str]
     return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 
-def _line(x: Array, y: Array) -> str:
+def line_path(x: Array, y: Array) -> str:
     """A path with a gap wherever `y` is unknown."""
     path, pen = [], False
     for at, height in zip(x.tolist(), y.tolist(), strict=True):
@@ -252,6 +255,24 @@ def _line(x: Array, y: Array) -> str:
     return "".join(path)
 
 
+def band_path(x: Array, low: Array, high: Array) -> str:
+    """An area between two heights, in pieces where they are unknown.
+
+    Examples
+    --------
+    >>> band_path(np.array([0.0, 1.0]), np.array([9.0, 8.0]), np.array([2.0, 3.0]))
+    'M0.0 2.00L1.0 3.00L1.0 8.00L0.0 9.00Z'
+    """
+    known = ~(np.isnan(low) | np.isnan(high))
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], known, [False])).astype(np.int8)))
+    path = []
+    for first, end in edges.reshape(-1, 2).tolist():
+        top = [f"{at:.1f} {y:.2f}" for at, y in zip(x[first:end], high[first:end], strict=True)]
+        bottom = [f"{at:.1f} {y:.2f}" for at, y in zip(x[first:end], low[first:end], strict=True)]
+        path.append("M" + "L".join([*top, *reversed(bottom)]) + "Z")
+    return "".join(path)
+
+
 def _median(values: Array) -> Array:
     """Median over ranks by column; NaN where nothing is known."""
     out = np.full(values.shape[1], np.nan)
@@ -262,6 +283,11 @@ def _median(values: Array) -> Array:
     if part.any():  # many times slower, and rarely much
         out[part] = np.nanmedian(values[:, part], axis=0)
     return out
+
+
+def _usual(values: Array) -> Array:
+    """What each of the ranks is compared with, by column: the median, of two the faster."""
+    return np.fmin(values[0], values[1]) if len(values) == 2 else _median(values)
 
 
 def _round_up(value: float) -> float:

@@ -11,7 +11,9 @@ from markupsafe import Markup
 
 from dashboards.overview.job import SEVERITIES, JobOverview
 from dashboards.page import views
+from dashboards.page.charts import Series
 from dashboards.page.lines import Found, ReadLogs, around
+from dashboards.page.panels import RANGES_S, panels, wanted_span
 from dashboards.page.render import asset, render
 from trainwarden.errors import BusUnavailable, DataError
 from trainwarden.records import IncidentRecord
@@ -19,6 +21,7 @@ from trainwarden.records import IncidentRecord
 SHOWN_INCIDENTS: Final = 200
 TOLD_IN_FULL: Final = 30  # the gravest of them
 WITH_LOGS: Final = 10
+WITH_NUMBERS: Final = 5
 
 
 def write_report(
@@ -26,6 +29,7 @@ def write_report(
     job: JobOverview,
     read_logs: ReadLogs,
     *,
+    read_metrics: ReadLogs = lambda _from_s: (),
     title: str,
     summary: str,
     incident: IncidentRecord | None = None,
@@ -46,7 +50,11 @@ def write_report(
         }
     grave = sorted(context["incidents"], key=lambda one: (SEVERITIES.index(one.severity), -one.opened_at_s))
     told = [
-        views.incident(job, one) | {"found": _found(one, read_logs) if place < WITH_LOGS else None}
+        views.incident(job, one)
+        | {
+            "found": _found(one, read_logs) if place < WITH_LOGS else None,
+            "numbers": _numbers(job, one, read_metrics, read_logs) if place < WITH_NUMBERS else None,
+        }
         for place, one in enumerate(grave[:TOLD_IN_FULL])
     ]
     anchors = {one["incident"].id for one in told}
@@ -78,5 +86,15 @@ def _digest(text: str) -> str:
 def _found(incident: IncidentRecord, read_logs: ReadLogs) -> Found | None:
     try:
         return around(incident, read_logs)
+    except BusUnavailable:
+        return None
+
+
+def _numbers(
+    job: JobOverview, incident: IncidentRecord, read_metrics: ReadLogs, read_logs: ReadLogs
+) -> dict[str, Any] | None:
+    span = wanted_span(incident, RANGES_S[0], job.seen_s or incident.updated_at_s)
+    try:
+        return panels(incident, span, read_metrics, read_logs, Series.of(job.pace, "duration"))
     except BusUnavailable:
         return None

@@ -9,7 +9,7 @@ from typing import Final
 from detectors.logs.rules import shipped_rules
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import IncidentRecord, LogRecord
-from trainwarden.topics import LOGS
+from trainwarden.topics import LOGS, METRICS
 
 BEFORE_S: Final = 120.0  # of the onset: the cause is said before anybody notices
 AFTER_S: Final = 10.0
@@ -51,6 +51,11 @@ class Found:
 def of_bus(bus: Bus) -> ReadLogs:
     """How lines are read from `bus`."""
     return lambda from_s: bus.read(LOGS, from_time_s=from_s)
+
+
+def metrics_of_bus(bus: Bus) -> ReadLogs:
+    """How samples of metrics are read from `bus`."""
+    return lambda from_s: bus.read(METRICS, from_time_s=from_s)
 
 
 def around(incident: IncidentRecord, read: ReadLogs) -> Found:

@@ -14,8 +14,10 @@ from starlette.routing import Route
 
 from dashboards.overview.overview import Overview
 from dashboards.page import views
+from dashboards.page.charts import Series
 from dashboards.page.events import Listeners
 from dashboards.page.lines import ReadLogs, around
+from dashboards.page.panels import RANGES_S, panels, wanted_span
 from dashboards.page.render import asset, render
 from trainwarden.clock import Clock
 from trainwarden.commands.words import EVERY_JOB
@@ -30,10 +32,11 @@ _FRESH: Final = {"cache-control": "no-store"}
 class Pages:
     """The page, live: from `overview` alone, but for log lines, which are read when they are asked for."""
 
-    def __init__(self, overview: Overview, clock: Clock, read_logs: ReadLogs) -> None:
+    def __init__(self, overview: Overview, clock: Clock, read_logs: ReadLogs, read_metrics: ReadLogs) -> None:
         self._overview = overview
         self._clock = clock
         self._read_logs = read_logs
+        self._read_metrics = read_metrics
         self._one_reader = asyncio.Semaphore(1)
         self._listeners = Listeners(overview)
 
@@ -49,6 +52,7 @@ class Pages:
             Route("/incidents", self.incidents),
             Route("/incidents/{id:path}", self.incident),
             Route("/logs/{id:path}", self.logs),
+            Route("/numbers/{id:path}", self.numbers),
             Route("/events", self.events),
             Route("/static/{name}", self.file),
         ]
@@ -91,7 +95,8 @@ class Pages:
         def context() -> dict[str, Any] | None:
             with self._overview.lock:
                 found = views.find(self._overview, name)
-                return None if found is None else views.incident(*found)
+                shown = None if found is None else views.incident(*found)
+            return None if shown is None else shown | {"ranges": RANGES_S, "before_s": _before_s(request)}
 
         missing = f"There is no incident “{name[:100]}”; it may have been too long ago."
         with self._overview.lock:
@@ -112,6 +117,22 @@ class Pages:
                 log.info("log lines could not be read", extra={"fields": {"error": str(error)}})
                 return HTMLResponse(render("logs.html", found=None, why="the bus is away"), headers=_FRESH)
         return HTMLResponse(render("logs.html", found=lines, why=""), headers=_FRESH)
+
+    async def numbers(self, request: Request) -> Response:
+        """Metrics of an incident's suspect beside its peers', the job's loss and throughput."""
+        with self._overview.lock:
+            found = views.find(self._overview, request.path_params["id"])
+            pace = None if found is None else Series.of(found[0].pace, "duration")
+        if found is None:
+            return PlainTextResponse("no such incident", 404)
+        span = wanted_span(found[1], _before_s(request), self._clock.now_s())
+        async with self._one_reader:
+            try:
+                drawn = await run_in_threadpool(panels, found[1], span, self._read_metrics, self._read_logs, pace)
+            except BusUnavailable as error:
+                log.info("metrics could not be read", extra={"fields": {"error": str(error)}})
+                return HTMLResponse(render("numbers.html", numbers=None, why="the bus is away"), headers=_FRESH)
+        return HTMLResponse(render("numbers.html", numbers=drawn, why=""), headers=_FRESH)
 
     async def events(self, _request: Request) -> Response:
         """Server-sent events."""
@@ -149,3 +170,9 @@ class Pages:
 
         text, status = await run_in_threadpool(drawn)
         return HTMLResponse(text, status, headers=_FRESH)
+
+
+def _before_s(request: Request) -> float:
+    """How much of the time before an incident is asked for; the shortest unless it is one of the choices."""
+    asked = request.query_params.get("before", "")
+    return next((one for one in RANGES_S if asked == f"{one:.0f}"), RANGES_S[0])

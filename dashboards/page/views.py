@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.explanation import explain, opening
+from dashboards.explain.explanation import abstentions, explain, opening
 from dashboards.overview.job import SEVERITIES, JobOverview, waits
 from dashboards.overview.overview import Overview
 from dashboards.page.charts import Series, heat_map, iteration_chart, votes_chart
@@ -121,12 +121,16 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
 
 def incident(job: JobOverview, one: IncidentRecord) -> dict[str, Any]:
     """One incident with what was done about it; the lock must be held."""
+    verdict = opening(one, job.verdicts)
+    silent = tuple(abstentions(verdict))
     return {
         "incident": one,
         "evidence": {name: value for name, value in one.evidence.items() if value is not None},
         "actions": (actions := sorted(_about(job, one), key=lambda each: each.at_s)),
         "waiting": [each for each in actions if waits(each)],
-        "explained": explain(one, actions, opening(one, job.verdicts)),
+        "explained": (explained := explain(one, actions, verdict)),
+        "why_not_others": [words for words in explained.why_not_others if words not in silent],
+        "silent": silent,
     }
 
 

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dashboards.notices.notices import Notices
 from dashboards.notices.targets import targets_of
 from dashboards.overview.overview import Overview
-from dashboards.page.lines import of_bus
+from dashboards.page.lines import metrics_of_bus, of_bus
 from dashboards.page.pages import Pages
 from dashboards.web.app import Parts, build
 from dashboards.web.hooks import HookSecrets
@@ -73,7 +73,7 @@ def serve(
     trust, signer = Trust.of(settings.commands.trusted), signer_of(settings.commands)
     overview = Overview(clock, trust)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
-    pages = Pages(overview, clock, of_bus(bus))
+    pages = Pages(overview, clock, of_bus(bus), metrics_of_bus(bus))
     parts = Parts(
         overview,
         tokens,

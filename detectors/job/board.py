@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from detectors.job.family import BY_ENTITY, BY_METRIC, CUBE, FamilyRing, Rows, family_of_row
 from detectors.job.packed import pack, unpack
-from detectors.job.samples import MOST, FamilySamples, Floats
+from detectors.job.samples import MOST, Entity, FamilySamples, Floats
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 
@@ -94,6 +94,25 @@ class MetricBoard:
         if ring is None or metric not in ring.names or (row := next(rows, None)) is None:
             return np.zeros(0), np.zeros(0)
         return ring.series(row, ring.names.index(metric))
+
+    def by_second(self, family: str, metrics: tuple[str, ...], seconds: Rows) -> tuple[list[Entity], Floats]:
+        """The entities of `family`, and their `metrics` in each of `seconds` [metrics, seconds, entities].
+
+        A sample belongs to the whole second in which it was taken; NaN where there is none.
+        """
+        ring = self._families.get(family)
+        size = 0 if ring is None else len(ring.entities)
+        table = np.full((len(metrics), seconds.size, size), np.nan)
+        if ring is None or not seconds.size:
+            return [], table
+        taken = np.arange(self._samples) < ring.count[:size, None]
+        at = np.floor(np.where(taken, ring.times[:size], -np.inf))
+        for place, metric in enumerate(metrics):
+            if metric in ring.column:
+                values = ring.values[:size, ring.column[metric]]
+                rows, samples = np.nonzero((at >= seconds[0]) & (at <= seconds[-1]) & np.isfinite(values))
+                table[place, (at[rows, samples] - seconds[0]).astype(np.int64), rows] = values[rows, samples]
+        return list(ring.entities), table
 
     def counts(self) -> dict[str, Rows]:
         """How many samples every entity has had, by family."""

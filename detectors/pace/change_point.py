@@ -86,6 +86,7 @@ class ChangePoint:
         self._rows = RowMemory()
         self._host = HostContention()
         self._slow_since = self._told = -1
+        self._of_host = False  # told as the host's doing; what was told as the job's stays so
         self._shares: Any = np.zeros(0)
         self.found: deque[FoundChange] = deque(maxlen=MAX_FOUND)
 
@@ -142,7 +143,7 @@ class ChangePoint:
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
             "planned": self._planned, "left_out": self._left_out(), "hosts": self._host.nodes,
-            "slow_since": self._slow_since, "told": self._told,
+            "slow_since": self._slow_since, "told": self._told, "of_host": self._of_host,
         }  # fmt: skip
         arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
         arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
@@ -159,6 +160,7 @@ class ChangePoint:
         self._nodes, self._planned = tuple(plain["nodes"]), msgspec.convert(plain["planned"], PlannedPace)
         self._host.load(plain["hosts"], {name[5:]: array for name, array in arrays.items() if name.startswith("host.")})
         self._slow_since, self._told = plain["slow_since"], plain["told"]
+        self._of_host = bool(plain.get("of_host"))  # states of before are without
         self._rejected, self._shares = arrays["rejected"].copy(), arrays["shares"].copy()
         self._rows.load({name[5:]: array for name, array in arrays.items() if name.startswith("rows.")})
         self._job.load({name[4:]: array for name, array in arrays.items() if name.startswith("job.")})
@@ -260,6 +262,7 @@ class ChangePoint:
         host = self._host.explains(begun_s, before_s, ratio * before_s)
         if self._told != since and (wait := self._waits_for(window, host, shared=shared)):
             return Vote(opinion="normal", score=self._job_score(window), reason=wait)
+        self._of_host = host is not None and (self._of_host or self._told != since)
         self._told = since
         excess = float(np.log(ratio) / np.log(self._config.job.minimum_ratio))
         why = f"; {host.reason()}" if host is not None else ""
@@ -269,8 +272,9 @@ class ChangePoint:
             opinion="anomalous",
             score=excess / (1.0 + excess),
             reason=f"steps take {ratio:.2f} times as long as the healthy {before_s:.3g} s, {whose}{why}",
-            kind="slow_job",
+            kind="host_contention" if self._of_host else "slow_job",
             severity="sev3",
+            suspects=host.suspects if host is not None and self._of_host else (),
             onset_s=float(window.ends_s[place]),
             onset_step=step_of(window, since),
             at_step=int(window.steps[-1]),

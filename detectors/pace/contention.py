@@ -16,7 +16,7 @@ import numpy.typing as npt
 from detectors.job.window import Window
 from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, STOLEN, most_explaining, said
 from trainwarden.errors import DetectorError
-from trainwarden.records import MetricsRecord
+from trainwarden.records import MetricsRecord, Suspect
 
 LOST: Final = (QUEUED, STOLEN)
 """Shares of time in which a rank wanted to run and could not: its queue on this system, and the hypervisor's."""
@@ -34,6 +34,12 @@ class Contention:
     def reason(self) -> str:
         """What follows "steps take so long"."""
         return f"the host {self.node or 'itself'} explains it: its ranks {said(self.before, self.now)}"
+
+    @property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """The node, where its name is known."""
+        named = Suspect(score=1.0, reason=f"its ranks {said(self.before, self.now)}", node=self.node)
+        return (named,) if self.node else ()
 
 
 class HostContention:

@@ -14,7 +14,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 QUEUED: Final = "rank_run_queue_wait_ratio"  # its queue on this system
+ON_CPU: Final = "rank_cpu_ratio"  # the share of time that it computes, all its threads together
 STOLEN: Final = "host_cpu_steal_ratio"  # what the hypervisor took
+USED: Final = "host_cpu_utilization_ratio"
 LEVEL_S: Final = 60.0  # over which a level is taken
 LEAST_TICKS: Final = 3  # a share of one second says little
 EXPLAINED: Final = 0.4  # of the time that steps have grown by; 0.43 to 1.1 on a machine whose pace wandered

@@ -48,6 +48,13 @@ class Episode:
         """Fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def of_stage(self, ratio: float) -> str:
+        """What is said of a stage that is slow from the start."""
+        return (
+            f"all of {self.stage} compute {ratio:.2f} times as long as the other stages, from the start: "
+            "the model is split unevenly, no rank is accused"
+        )
+
     def reason(self, ratio: float) -> str:
         """One sentence part that follows the rank's name."""
         if self.stage:

@@ -36,7 +36,8 @@ class PeerDeviation:
 
     Ranks are compared with their own earlier level, all others' changes taken out, and from the start with the other
     ranks of their role (of all roles where a role has fewer than three ranks). A role of three ranks or more that is
-    slower than the other roles is named with all its ranks: pipeline stages of one model should take equally long.
+    slower than the other roles is named: pipeline stages of one model should take equally long. Its ranks are suspects
+    if they became slow; a stage that is slow from the start accuses none of them.
 
     Parameters
     ----------
@@ -96,7 +97,9 @@ class PeerDeviation:
             if ratio := apart_of_two(self._memory, self._config, window.live):
                 return abstain(f"one of two ranks takes {ratio:.2g} times as long as the other, and {OF_TWO}")
             return Vote(opinion="normal", score=self._calm_score())
-        slow = sorted(self._open.items(), key=lambda entry: -self._slow[entry[0]])[:MAX_SUSPECTS]
+        # A stage that is slow from the start is a split of the model that is uneven, and no fault of its ranks.
+        split = {column for column, episode in self._open.items() if episode.stage and episode.row == 0}
+        slow = sorted(self._open.items(), key=lambda entry: (entry[0] in split, -self._slow[entry[0]]))[:MAX_SUSPECTS]
         worst = max(float(self._slow[slow[0][0]]), 1e-6)
         suspects = tuple(
             Suspect(
@@ -106,13 +109,15 @@ class PeerDeviation:
                 node=episode.node,
             )
             for column, episode in slow
+            if column not in split
         )
         first = slow[0][1]
+        who = f"rank {first.rank} {suspects[0].reason}" if suspects else first.of_stage(float(np.exp(worst)))
         excess = worst / float(np.log(1.15))
         return Vote(
             opinion="anomalous",
             score=excess / (1.0 + excess),
-            reason=f"rank {first.rank} {suspects[0].reason}",
+            reason=who,
             kind="slow_compute",
             severity="sev3",
             suspects=suspects,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from detectors.logs.ends.line_times import line_times
 from detectors.pace.contention import LOST
+from detectors.peers.cpu_wait import ON_CPU, USED
 from detectors.peers.roles import roles
 from detectors.recorded.calls import CallRecords, lives_of
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
@@ -185,23 +186,26 @@ class ReplayStream:
 
     def _add_contention(self, table: MetricTable) -> None:
         """What its hosts took from the ranks, as the agents sent it; all other metrics are scored in grids."""
-        for name in (name for name in LOST if name in table.names):
-            column = np.asarray(table.values[:, table.names.index(name)], dtype=np.float64)
-            rows = np.flatnonzero(np.isfinite(column))
-            ticks: dict[tuple[float, str], list[int]] = {}
-            for row in rows[np.argsort(table.times_s[rows], kind="stable")].tolist():
-                ticks.setdefault((float(table.times_s[row]), table.nodes[table.entity[row]] or ""), []).append(row)
-            records = [
-                MetricsRecord(
-                    job=self._job.name, node=node, time_s=time_s, names=(name,),
-                    devices=tuple(table.devices[table.entity[row]] or "" for row in found),
-                    values=(tuple(float(column[row]) for row in found),),
-                )
-                for (time_s, node), found in ticks.items()
-            ]  # fmt: skip
-            if records:
-                times_s = np.array([record.time_s for record in records])
-                self._lanes.append(_Lane(times_s, lambda first, end, records=records: iter(records[first:end])))
+        names = [name for name in (*LOST, ON_CPU, USED) if name in table.names]
+        if not names:
+            return
+        cells = np.asarray(table.values[:, [table.names.index(name) for name in names]], dtype=np.float64)
+        rows = np.flatnonzero(np.isfinite(cells).any(axis=1))
+        ticks: dict[tuple[float, str], list[int]] = {}
+        for row in rows[np.argsort(table.times_s[rows], kind="stable")].tolist():
+            ticks.setdefault((float(table.times_s[row]), table.nodes[table.entity[row]] or ""), []).append(row)
+        records = [
+            MetricsRecord(
+                job=self._job.name, node=node, time_s=time_s, names=tuple(names),
+                devices=tuple(table.devices[table.entity[row]] or "" for row in found),
+                ranks=tuple(table.ranks[table.entity[row]] for row in found),
+                values=tuple(tuple(None if np.isnan(one) else float(one) for one in lane) for lane in cells[found].T),
+            )
+            for (time_s, node), found in ticks.items()
+        ]  # fmt: skip
+        if records:
+            times_s = np.array([record.time_s for record in records])
+            self._lanes.append(_Lane(times_s, lambda first, end: iter(records[first:end])))
 
     def _add_log(self, log: LogTable, start_s: float) -> None:
         if not log.lines:

@@ -99,7 +99,7 @@ def _followed(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | 
 
 def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
     onset_s, onset_step = record.onset_s, record.onset_step
-    if onset_s is None:
+    if onset_s is None or (newly_named(candidate, record) and candidate.onset_s is not None):
         onset_s, onset_step = candidate.onset_s, candidate.onset_step
     suspects = candidate.suspects or record.suspects
     return msgspec.structs.replace(
@@ -162,11 +162,22 @@ def covers(candidate: Candidate, record: IncidentRecord) -> bool:
 def later(candidate: Candidate, record: IncidentRecord) -> bool:
     """True if `candidate` says what is wrong since well after `record`, which could only say that something is unusual.
 
-    What was unusual of a device minutes before its fault is not when the fault began.
+    What was unusual of a device minutes before its fault is not when the fault began; and a rank that became slow
+    after an incident of slowness was opened is another problem than that one.
     """
-    if record.kind != "metric_anomaly" or candidate.kind == record.kind or candidate.onset_s is None:
+    if candidate.onset_s is None:
+        return False
+    if newly_named(candidate, record):
+        return candidate.onset_s > record.opened_at_s
+    if record.kind != "metric_anomaly" or candidate.kind == record.kind:
         return False
     return candidate.onset_s - (record.opened_at_s if record.onset_s is None else record.onset_s) > LONG_AFTER_S
+
+
+def newly_named(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` names a slow rank of which `record`, an incident of slowness, says nothing."""
+    slow = candidate.family == "slow" == family_of(record.kind) and candidate.kind == "slow_compute"
+    return slow and any_rank(candidate.suspects) and not overlap(candidate.suspects, record.suspects, ("rank",))
 
 
 def any_rank(suspects: tuple[Suspect, ...]) -> bool:

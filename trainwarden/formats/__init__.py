@@ -10,6 +10,7 @@ from typing import Final
 CATALOG: Final[dict[str, str]] = {
     "recorded table": "trainwarden.formats.tables.ours:OurTable",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
+    "gpu records": "trainwarden.formats.gpu.gpu_records:GpuRecords",
     "nvidia-smi csv": "trainwarden.formats.gpu.smi_csv:NvidiaSmiCsv",
     "nvidia-smi text": "trainwarden.formats.gpu.smi_text:NvidiaSmiText",
     "amd-smi json": "trainwarden.formats.gpu.amd_json:AmdJson",
@@ -21,6 +22,7 @@ CATALOG: Final[dict[str, str]] = {
     "dmon": "trainwarden.formats.gpu.monitors:Monitor",
     "exporter text": "trainwarden.formats.exporters.exposition:Exposition",
     "prometheus json": "trainwarden.formats.exporters.query_range:QueryRange",
+    "sample lines": "trainwarden.formats.exporters.sample_lines:SampleLines",
     "tensorboard events": "trainwarden.formats.trackers.event_file:EventFile",
     "one series": "trainwarden.formats.trackers.one_series:OneSeries",
     "json records": "trainwarden.formats.trackers.records:JsonRecords",

@@ -13,7 +13,7 @@ from trainwarden.formats.vocabulary import SPELLINGS
 
 TIME: Final = ("time_s", "timestamp", "time", "ts", "datetime", "date_time", "date/time", "wall time", "wall_time",
                "@timestamp", "_timestamp", "epoch", "unix_time", "time_ms", "timestamp_ms", "time_ns", "timestamp_ns",
-               "timestamp_us", "_time", "date", "created_at", "relative time", "_runtime")  # fmt: skip
+               "timestamp_us", "_time", "date", "created_at", "query_time", "relative time", "_runtime")  # fmt: skip
 NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name", "instance", "server", "machine",
                "kubernetes_node", "exported_instance")  # fmt: skip
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",

@@ -112,8 +112,12 @@ def jobs_at(path: Path) -> tuple[list[Path], bool]:
     if any(one.format is not None for one in found):
         return [path], False
     raise DataError(
-        f"nothing in '{path}' can be read: {_listed([one.name for one in found])} (docs/data.md says what can)"
+        f"nothing in '{path}' can be read: {_listed([_shown(one) for one in found])} (docs/data.md says what can)"
     )
+
+
+def _shown(one: Sniffed) -> str:
+    return one.name if one.path.stat().st_size else f"{one.name} (empty)"
 
 
 def _listed(names: list[str]) -> str:

@@ -54,7 +54,7 @@
     heat(plot, across, down) {
       const { cells, raw } = plot, column = Math.floor(across * cells.columns), row = Math.floor(down * cells.rows);
       const value = raw.charCodeAt(row * cells.columns + column);
-      const said = value ? `${Math.pow(2, (value - 128) / 63.5).toFixed(2)} × the median` : "no step finished";
+      const said = value ? `${Math.pow(2, (value - 128) / 63.5).toFixed(2)} × ${cells.against}` : "no step finished";
       return `rank ${cells.labels[row]}, ${clock(cells.from_s + (column + 0.5) * cells.column_s)}: ${said}`;
     },
     line(plot, across) {

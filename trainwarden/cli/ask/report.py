@@ -35,7 +35,7 @@ def report(
     try:
         from dashboards.overview.whole import read_whole
         from dashboards.page.frozen import write_report
-        from dashboards.page.lines import of_bus
+        from dashboards.page.lines import metrics_of_bus, of_bus
     except ImportError as error:
         raise ConfigError(f"report: {error.name} is not installed; pip install 'trainwarden[serve]'") from error
 
@@ -48,7 +48,15 @@ def report(
             counted = f"{len(told.incidents)} incident(s), {len(told.actions)} action(s)"
             step = "" if told.pace.highest_step is None else f"step {told.pace.highest_step}, "
             title, summary = f"trainwarden: {told.job}", f"{told.ranks} ranks, {step}{counted}."
-        write_report(out, told, of_bus(connected), title=title, summary=summary, incident=one)
+        write_report(
+            out,
+            told,
+            of_bus(connected),
+            read_metrics=metrics_of_bus(connected),
+            title=title,
+            summary=summary,
+            incident=one,
+        )
     Voice().say(f"report: {out}")
     return 0
 

@@ -121,11 +121,18 @@ def _report(run: JobRun, result: dict[str, Any], keep: Path | None, voice: Voice
     from dashboards.overview.job import JobOverview
     from dashboards.overview.whole import read_whole
     from dashboards.page.frozen import write_report
-    from dashboards.page.lines import of_bus
+    from dashboards.page.lines import metrics_of_bus, of_bus
 
     run.keep(keep, voice)
     path = (keep or Path.cwd()) / "trainwarden-demo-report.html"
     name = run.settings.job
     job = read_whole(run.bus, name).get(name) or JobOverview(name)
-    write_report(path, job, of_bus(run.bus), title=f"trainwarden demo: {name}", summary=result["summary"])
+    write_report(
+        path,
+        job,
+        of_bus(run.bus),
+        read_metrics=metrics_of_bus(run.bus),
+        title=f"trainwarden demo: {name}",
+        summary=result["summary"],
+    )
     return path

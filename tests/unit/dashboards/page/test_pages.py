@@ -37,7 +37,7 @@ class Site:
         clock = ManualClock(NOW_S)
         tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe"),
                          digest_of(APPROVE): Person("pager", "approve")})  # fmt: skip
-        pages = Pages(overview, clock, self._logs)
+        pages = Pages(overview, clock, self._logs, self._metrics)
         self.said: list[CommandRecord] = []
         parts = Parts(
             overview, tokens, SelfMetrics("serve"), clock, self.said.append, routes=tuple(pages.routes())
@@ -49,6 +49,11 @@ class Site:
         for at, (time_s, job, record) in enumerate(self._told):
             if time_s >= from_s and topic_of(record).name == "trainwarden.logs":
                 yield Message("trainwarden.logs", 0, at, time_s, job, record)
+
+    def _metrics(self, from_s: float) -> Iterable[Message]:
+        for at, (time_s, job, record) in enumerate(self._told):
+            if time_s >= from_s and topic_of(record).name == "trainwarden.metrics":
+                yield Message("trainwarden.metrics", 0, at, time_s, job, record)
 
     def get(self, url: str, token: str = ACT, accept: str = "text/html") -> Answer:
         return ask(self.app, url, authorization=f"Bearer {token}", accept=accept)
@@ -125,13 +130,29 @@ def test_only_who_may_act_gets_buttons_and_they_name_the_plan(site: Site) -> Non
     assert 'data-post="/api/v1/stop"' not in site.get("/", APPROVE).text
 
 
+def test_an_incident_has_numbers_beside_its_peers_and_a_choice_of_time(site: Site) -> None:
+    name = "llama-70b%2Fslow_compute%2F1"
+    page = site.get(f"/incidents/{name}?before=900").text
+    assert f'data-load="/numbers/{name}?before=900"' in page
+    assert 'before=900#numbers-title" aria-current="true"' in page
+    assert "lof abstains" in page.partition("<details")[2].partition("</details>")[0]
+    numbers = site.get(f"/numbers/{name}?before=900").text
+    Tags(numbers)
+    assert numbers.count("<figure") >= 7
+    assert "gpu_sm_clock_hertz" in numbers
+    assert "throughput" in numbers
+    assert site.get(f"/numbers/{name}?before=1e9").status == 200
+    assert site.get("/numbers/none").status == 404
+
+
 def test_a_job_has_charts_with_a_table_beside_each(site: Site) -> None:
     text = site.get("/jobs/llama-70b").text
     assert text.count('role="img"') >= 3
     assert text.count("the table below") >= 3
     assert "healthy level, 1.60 s" in text
     assert "Times of steps are as the host sees them." in text
-    assert "Did not vote: lof, pca: no model is loaded" in text
+    folded = text.partition('<details id="votes-silent">')[2].partition("</details>")[0]
+    assert "lof, pca: no model is loaded" in folded
 
 
 def test_what_is_unknown_is_said_to_be() -> None:

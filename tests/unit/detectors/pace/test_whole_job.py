@@ -68,7 +68,7 @@ def test_what_the_host_explains_is_told_when_it_lasts_and_with_its_reason() -> N
     """A spell of 12 s on a machine that others use is no incident, one of 50 s is, and the reason says why."""
     assert told(queued(slower(1.2, 80, 115, 180), 0.1, 0.25, 80, 115)) == []
     (incident,) = told(queued(slower(1.2, 80, 230, 260), 0.1, 0.25, 80, 230))
-    assert incident.kind == "slow_job"
+    assert (incident.kind, [one.node for one in incident.suspects]) == ("host_contention", ["node0"])
     assert incident.reason.endswith(
         "the host node0 explains it: its ranks waited for a CPU 25% of the time, 10% before"
     )

@@ -178,7 +178,9 @@ def test_a_long_stage_of_many_ranks_is_named_as_a_stage() -> None:
     last = [detector.update(window) or window for window in windows(work, roles=names)][-1]
     assert sorted(one.rank for one in detector.episodes) == list(range(24, 32))
     assert {one.basis for one in detector.episodes} == {"peers"}
-    assert "stage3" in detector.score(last).reason
+    vote = detector.score(last)
+    assert (vote.opinion, vote.suspects) == ("anomalous", ())
+    assert "all of stage3 compute 1.5" in vote.reason
 
 
 @pytest.mark.parametrize(("levels", "slow"), [((1.0, 1.4, 1.0), 1), ((1.0, 1.4, 1.8), None), ((1.0, 1.4, 1.4), None)])

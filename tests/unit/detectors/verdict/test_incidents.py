@@ -464,3 +464,16 @@ def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
     story.at(0.0, candidate("out_of_memory", 1), candidate("nic_down", 1))
     assert [(one.state, one.closed_at_s) for one in story.joiner.end(START_S + 9.0)] == [("closed", START_S + 9.0)] * 2
     assert story.joiner.open == []
+
+
+@pytest.mark.parametrize(("after_s", "incidents"), [(-1.0, 1), (0.5, 2)])
+def test_an_incident_of_slowness_lends_a_rank_that_is_named_later_no_beginning(after_s: float, incidents: int) -> None:
+    """What was open before the rank became slow is another problem; what was not is the same one, better known."""
+    story = Story()
+    (first,) = story.at(0.0, candidate("slow_job", onset_s=START_S - 30.0))
+    named = candidate("slow_compute", 1, onset_s=START_S + after_s)
+    (told,) = story.at(1.0, named)
+    assert len({first.id, told.id}) == incidents
+    assert told.onset_s == START_S + after_s
+    ended = [one.id for one in story.at(3.5, named) if one.state == "closed"]
+    assert ended == [first.id] * (incidents - 1)

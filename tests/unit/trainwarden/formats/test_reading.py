@@ -185,3 +185,10 @@ def test_snapshots_of_several_ports_and_moments_are_of_one_node(tmp_path: Path) 
     job = read_job(tmp_path)
     assert sorted(metrics(job).devices) == ["mlx5_0:1", "mlx5_1:1"]
     assert (set(metrics(job).nodes), job.notes) == ({None}, ())
+
+
+def test_xml_that_defines_entities_is_refused(tmp_path: Path) -> None:
+    sample = (ROOT / "tests/data/formats/gpu_records/smi.xml").read_text()
+    bomb = sample.replace("<nvidia_smi_log>", '<!DOCTYPE x [<!ENTITY a "b">]><nvidia_smi_log>', 1)
+    with pytest.raises(DataError, match="defines entities"):
+        read_job(put(tmp_path, "smi.xml", bomb))

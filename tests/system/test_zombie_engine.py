@@ -1,0 +1,204 @@
+"""An engine that stood still while another took over, and then wakes, its clock a minute ahead (real broker)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actions.engine.handler import EngineHandler
+from actions.remedies.policy import Rules
+from tests.contract.bus_harness import DEADLINE_S, wait_until
+from tests.memory_launcher import MemoryLauncher
+from tests.places import ROOT
+from tests.servers.kafka import KafkaBroker
+from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
+from trainwarden.clock import SystemClock
+from trainwarden.commands.words import on_job
+from trainwarden.launching import Capabilities, LauncherState, Operation, Report
+from trainwarden.records import ActionRecord, IncidentRecord
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import ServiceLoop
+from trainwarden.settings import EngineSettings
+from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.kafka,
+    # kafka-python leaves sockets of connections that were given up to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+AHEAD_S = 60.0
+ROUNDS = 30
+
+
+class Launchers(BaseManager):
+    """Gives the launcher of the test to another process."""
+
+
+class Ahead(SystemClock):
+    """A clock that is a minute ahead of all others."""
+
+    def now_s(self) -> float:
+        return super().now_s() + AHEAD_S
+
+
+class Remote:
+    """The test's launcher, asked from another process, which may stop itself at the very call."""
+
+    job = None
+
+    def __init__(self, port: int, *, stops: bool) -> None:
+        Launchers.register("launcher")
+        manager = Launchers(address=("127.0.0.1", port), authkey=b"test")
+        manager.connect()
+        self._there: Any = manager.launcher()  # type: ignore[attr-defined]
+        self._stops = stops
+
+    def capabilities(self) -> Capabilities:
+        return self._there.capabilities()  # type: ignore[no-any-return]
+
+    def state(self, job: str) -> LauncherState:
+        return self._there.state(job)  # type: ignore[no-any-return]
+
+    def poll(self, job: str, operation: str) -> Report:
+        return self._there.poll(job, operation)  # type: ignore[no-any-return]
+
+    def submit(self, operation: Operation) -> Report:
+        if self._stops:
+            self._stops = False
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self._there.submit(operation)  # type: ignore[no-any-return]
+
+
+def bus_of(server: str, prefix: str) -> KafkaBus:
+    return KafkaBus([server], KafkaConfig(partitions=2, topic_prefix=prefix, session_timeout_s=2.0))
+
+
+def loop_of(bus: KafkaBus, launcher: Any, clock: SystemClock) -> ServiceLoop:
+    rules = Rules.of(EngineSettings(mode="auto", cool_down_s=0.0))
+    handler = EngineHandler(rules, launcher, clock, SelfMetrics("engine"))
+    return ServiceLoop(bus, handler, clock, SelfMetrics("engine"))
+
+
+def be_the_zombie(server: str, prefix: str, port: str, where: str) -> None:
+    """The process that is stopped; says how many partitions it has, and counts its rounds with them."""
+    loop = loop_of(bus_of(server, prefix), Remote(int(port), stops=where == "call"), Ahead())
+    while True:
+        loop.step()
+        print(len(loop._assigned or ()), flush=True)
+
+
+class Zombie:
+    """That process, from outside."""
+
+    def __init__(self, server: str, prefix: str, port: int, where: str) -> None:
+        command = [sys.executable, "-m", "tests.system.test_zombie_engine", server, prefix, str(port), where]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+        self.said: list[int] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        self.said.extend(int(line) for line in self.process.stdout)
+
+    def stopped(self) -> bool:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+
+class Stage:
+    """A broker's topics, a launcher, the zombie, and the engine that takes over."""
+
+    def __init__(self, server: str, where: str) -> None:
+        self.launcher, prefix = MemoryLauncher(), f"t{uuid.uuid4().hex[:8]}."
+        Launchers.register("launcher", callable=lambda: self.launcher)
+        self._manager = Launchers(address=("127.0.0.1", 0), authkey=b"test").get_server()
+        threading.Thread(target=self._manager.serve_forever, daemon=True).start()
+        self.bus = bus_of(server, prefix)
+        self.other = bus_of(server, prefix)
+        self._over = threading.Event()
+        self.loop = loop_of(self.other, self.launcher, SystemClock())
+        self._thread = threading.Thread(target=self.loop.run, args=(self._over.is_set,))
+        self.zombie = Zombie(server, prefix, self._manager.address[1], where)
+
+    def takes_over(self) -> None:
+        self._thread.start()
+
+    def fails(self, name: str) -> None:
+        self.launcher.phase = "failed"
+        now_s = time.time()
+        self.bus.publish(INCIDENTS, "job", IncidentRecord(
+            id=name, job="job", kind="crash", severity="sev2", state="opened", revision=0, opened_at_s=now_s,
+            updated_at_s=now_s, reason="rank 2 was killed",
+        ))  # fmt: skip
+        self.bus.flush()
+
+    def actions(self) -> list[ActionRecord]:
+        return [one.record for one in self.bus.read(ACTIONS) if isinstance(one.record, ActionRecord)]
+
+    def close(self) -> None:
+        self.zombie.end()
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(DEADLINE_S)
+        self.bus.close()
+        self.other.close()
+
+
+@pytest.fixture(params=["idle", "call"])
+def stage(kafka_broker: KafkaBroker, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    made = Stage(kafka_broker.server, request.param)
+    made.where = request.param  # type: ignore[attr-defined]
+    yield made
+    made.close()
+
+
+def test_an_engine_that_wakes_after_another_took_over_does_nothing_twice_and_obeys(stage: Stage) -> None:
+    zombie, launcher = stage.zombie, stage.launcher
+    wait_until(lambda: zombie.said and zombie.said[-1] == 4, "it has all partitions")
+    if stage.where == "idle":  # type: ignore[attr-defined]
+        zombie.process.send_signal(signal.SIGSTOP)
+        wait_until(zombie.stopped, "it stands still")
+        stage.fails("i1")
+    else:
+        stage.fails("i1")
+        wait_until(zombie.stopped, "it stands still at the launcher's door")
+        assert launcher.operations == []
+    stage.takes_over()
+    wait_until(lambda: launcher.done == ["i1/restart/1"], "the other one goes on with it")
+    wait_until(lambda: ("i1/restart/1", "done") in [(a.id, a.outcome) for a in stage.actions()], "and says so")
+    stop = on_job("stop", None, "ann", time.time())
+    stage.bus.publish(COMMANDS, stop.job, stop)
+    stage.bus.flush()
+    stage.fails("i2")
+    wait_until(lambda: any(a.id == "i2/restart/1" and a.outcome == "skipped" for a in stage.actions()), "the stop")
+    heard = len(zombie.said)
+    zombie.process.send_signal(signal.SIGCONT)
+    # It finds itself put out, comes back, and has a share of the partitions for many rounds.
+    wait_until(lambda: zombie.said[heard:].count(2) + zombie.said[heard:].count(4) > ROUNDS, "rounds of the zombie")
+    assert [one.id for one in launcher.operations] == ["i1/restart/1"]
+    assert {name for _, name in launcher.asked} == {"i1/restart/1"}, "of what was stopped the launcher has not heard"
+    started = Counter(one.id for one in stage.actions() if one.outcome == "started")
+    assert set(started.values()) == {1}
+    assert launcher.phase == "failed", "the stop holds"
+
+
+if __name__ == "__main__":
+    be_the_zombie(*sys.argv[1:])

@@ -1,0 +1,147 @@
+"""A busy host: whom it makes slow by chance is not named, who is slow in CPU time is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from detectors.job.board import MetricBoard
+from detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
+from detectors.verdict.contention import CPU_TICKS, HOST_S
+from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
+from trainwarden.records import IncidentRecord, MetricsRecord
+
+SLOW, STEPS = 80, 160
+Share = Callable[[int, bool], float]
+
+
+def measured(job: Job, queued: Share, on_cpu: Share, since: int = SLOW) -> Job:
+    """Each second the share of time that each rank waits for a CPU, and is on one, from step `since` on and before."""
+    rng, ranks = np.random.default_rng(1), tuple(range(job.ranks))
+    for second in range(int(job.end_s - START_S)):
+        at_s = START_S + second
+        late = at_s > job.ends_s[since - 1]
+        lanes = tuple(
+            tuple(share(rank, late) * float(rng.lognormal(0.0, 0.05)) for rank in ranks) for share in (queued, on_cpu)
+        )
+        names = tuple(f"rank-{rank}" for rank in ranks)
+        job.add(
+            at_s,
+            MetricsRecord(
+                job=JOB, node="node0", time_s=at_s, devices=names, names=(QUEUED, ON_CPU), values=lanes, ranks=ranks
+            ),
+        )
+    return job
+
+
+def slow(times: float = 1.6, since: int = SLOW, ranks: int = 4) -> Job:
+    """Rank 2 computes `times` as long as before from step `since` on, by the clock on the wall."""
+    return Job(
+        slow=lambda rank, step: times if rank == 2 and step >= since else 1.0, noise=0.02, ranks=ranks
+    ).run(STEPS)  # fmt: skip
+
+
+def told(job: Job) -> list[IncidentRecord]:
+    return Run().play(job.records, job.end_s + 3.0).incidents
+
+
+def named(job: Job) -> list[int | None]:
+    return [one.rank for incident in told(job) for one in incident.suspects if one.rank is not None]
+
+
+def test_a_rank_that_only_waits_longer_on_a_busy_host_is_not_named() -> None:
+    """All wait for processors, that one most of all; it computes no more than the others."""
+    busy = measured(slow(), lambda rank, late: 0.6 if rank == 2 and late else 0.4, lambda rank, late: 0.3)
+    assert [(one.kind, [who.node for who in one.suspects]) for one in told(busy)] == [("host_contention", ["node0"])]
+
+
+def test_a_rank_that_computes_more_on_a_busy_host_is_named() -> None:
+    busy = measured(
+        slow(),
+        lambda rank, late: 0.6 if rank == 2 and late else 0.4,
+        lambda rank, late: 0.4 if rank == 2 and late else 0.3,
+    )
+    (incident,) = told(busy)
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("slow_compute", [2])
+    assert incident.onset_s == pytest.approx(busy.ends_s[SLOW - 1], abs=4.0)
+    assert incident.opened_at_s > busy.ends_s[SLOW - 1] + CPU_TICKS - 1
+
+
+def test_a_rank_that_always_computed_more_is_not_named_for_that_on_a_busy_host() -> None:
+    """Rank 0 of many jobs writes logs and checkpoints."""
+    busy = measured(slow(), lambda rank, late: 0.4, lambda rank, late: 0.4 if rank == 2 else 0.3)
+    assert named(busy) == []
+
+
+def test_a_rank_that_sleeps_longer_than_it_waits_for_processors_is_named() -> None:
+    busy = measured(slow(1.8), lambda rank, late: 0.15, lambda rank, late: 0.1)
+    assert named(busy) == [2]
+
+
+def test_where_there_are_processors_enough_the_others_time_on_them_is_not_waited_for() -> None:
+    quiet = slow()
+    (without,) = told(quiet)
+    (incident,) = told(measured(slow(), lambda rank, late: 0.02, lambda rank, late: 0.3))
+    assert (incident.suspects[0].rank, incident.onset_step) == (2, without.onset_step)
+    assert incident.opened_at_s <= without.opened_at_s + 2.0
+
+
+def test_a_rank_that_alone_waits_for_a_processor_is_named_with_that() -> None:
+    """Somebody has pinned it beside another program: the host has room, that rank has not."""
+    starved = measured(slow(), lambda rank, late: 0.5 if rank == 2 and late else 0.03, lambda rank, late: 0.3)
+    (incident,) = told(starved)
+    assert incident.suspects[0].rank == 2
+    assert "rank 2 waited for a CPU" in incident.reason
+
+
+def test_a_rank_whose_peers_have_processors_for_themselves_on_a_full_host_is_not_named() -> None:
+    """Of two ranks on two processors one is alone, the other beside a busy loop."""
+    job = measured(slow(), lambda rank, late: 0.5 if rank == 2 and late else 0.03, lambda rank, late: 0.3)
+    for second in range(int(job.end_s - START_S)):
+        at_s = START_S + second
+        job.add(
+            at_s, MetricsRecord(job=JOB, node="node0", time_s=at_s, devices=("host",), names=(USED,), values=((1.0,),))
+        )
+    assert named(job) == []
+
+
+def test_a_rank_that_is_named_stays_named_when_the_host_becomes_busy() -> None:
+    job = measured(slow(since=40), lambda rank, late: 0.5 if late else 0.02, lambda rank, late: 0.3, since=90)
+    (incident,) = told(job)
+    assert [one.rank for one in incident.suspects] == [2]
+    assert incident.opened_at_s < job.ends_s[60]
+    assert incident.closed_at_s is None or incident.closed_at_s > job.ends_s[-2]
+
+
+def test_the_beginning_is_that_of_the_cpu_time_not_that_of_the_noise() -> None:
+    """What waiting began, before the rank was slow, is not told as the rank's beginning."""
+    job = Job(
+        slow=lambda rank, step: 1.0 if rank != 2 else 1.7 if step >= 110 else 1.3 if step >= 50 else 1.0, noise=0.02
+    ).run(STEPS + 40)  # fmt: skip
+    measured(job, lambda rank, late: 0.5, lambda rank, late: 0.4 if rank == 2 and late else 0.28, since=110)
+    (incident,) = told(job)
+    assert [one.rank for one in incident.suspects] == [2]
+    assert incident.onset_s == pytest.approx(job.ends_s[109], abs=5.0)
+
+
+def test_what_the_host_says_is_not_waited_for_where_it_has_never_said_anything() -> None:
+    assert HOST_S > 0.0
+    assert named(slow()) == [2]
+
+
+def test_seconds_of_the_board() -> None:
+    board = MetricBoard(samples=8)
+    for tick, at_s in enumerate((3.2, 4.9, 4.95, 7.0)):
+        board.feed(
+            MetricsRecord(
+                job="j", node="n", time_s=at_s, devices=("rank-0", "rank-1"), names=(QUEUED, ON_CPU),
+                values=((0.1 * tick, None), (0.5, 0.25)), ranks=(0, 1),
+            )
+        )  # fmt: skip
+    entities, table = board.by_second("rank", (QUEUED, "rank_unknown"), np.arange(4, 8))
+    assert [one.rank for one in entities] == [0, 1]
+    np.testing.assert_allclose(table[0], [[0.2, np.nan], [np.nan, np.nan], [np.nan, np.nan], [0.3, np.nan]])
+    assert np.isnan(table[1]).all()
+    assert board.by_second("gpu", (QUEUED,), np.arange(4, 8))[1].shape == (1, 4, 0)

@@ -1,0 +1,147 @@
+"""Format: samples as databases of metrics export them: promtool, VictoriaMetrics, InfluxDB, CloudWatch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trainwarden.errors import DataError
+from trainwarden.formats import names
+from trainwarden.formats.building import metric_table
+from trainwarden.formats.exporters.exposition import long_frame
+from trainwarden.formats.protocol import NEVER, SURE, Found
+from trainwarden.formats.series import labelled, labels_of, series_of
+from trainwarden.formats.source import Source
+from trainwarden.formats.stamps import time_s_of
+
+_NUMBER: Final = r"[-+]?[0-9.]{1,40}(?:[eE][-+]?[0-9]{1,4})?|NaN|[-+]?Inf"
+_DUMP: Final = re.compile(rf'(\{{__name__="[^\n]{{1,4000}}\}}) ({_NUMBER}) ([0-9]{{13}})$')
+# measurement,tag=value field=1i,other=2 nanoseconds; a blank or comma within a name is escaped.
+_INFLUX: Final = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_.-]{0,100})((?:,[A-Za-z0-9_.-]{1,80}=(?:\\.|[^,\\ ]){1,200}){0,40}) "
+    r"([A-Za-z0-9_.-]{1,80}=[^\n]{1,4000}) ([0-9]{10,19})$"
+)
+_FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,80})=([-+0-9.eE]{1,40})i?(?=,|$)")
+_TAG: Final = re.compile(r",([A-Za-z0-9_.-]{1,80})=((?:\\.|[^,\\ ]){1,200})")
+_HOSTS: Final = ("host", "hostname", "node", "instance")
+
+
+class _Sample(NamedTuple):
+    time_s: float
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class SampleLines:
+    """One sample or one series a line, or CloudWatch's answer; the name and labels say whose it is."""
+
+    name = "sample lines"
+
+    def sniff(self, name: str, head: str) -> float:
+        """By the form of the first line."""
+        del name
+        first = next((line for line in head.split("\n") if line.strip()), "").strip()
+        bare = first.replace(" ", "")
+        series = bare.startswith('{"metric":{') and '"values":[' in bare
+        answer = first.startswith("{") and '"MetricDataResults"' in head
+        return SURE if series or answer or _DUMP.match(first) or _INFLUX.match(first) else NEVER
+
+    def read(self, source: Source, columns: Mapping[str, str]) -> Found:
+        """See `trainwarden.formats.protocol.Format`."""
+        del columns
+        rows: list[tuple[float, str | None, str | None, str, float]] = []
+        unknown: set[str] = set()
+        for sample in _samples(source.text(), source.name):
+            told = series_of(sample.name) if sample.labels.get("") == "label" else None
+            heading = told.metric if told is not None else names.metric_of(sample.name)
+            if heading is None:
+                unknown.add(sample.name)
+                continue
+            if told is None:
+                told = labelled(heading, sample.labels)
+            rows.append((sample.time_s, told.node, told.device, heading.name, sample.value * heading.factor))
+        frame = long_frame(rows)
+        left_out = ", ".join(sorted(unknown)[:5])
+        if frame is None:
+            raise DataError(f"{source.name}: no series is of a metric of ours ({left_out or 'there is none'})")
+        found = Found(rows=len(rows))
+        if (table := metric_table(frame)) is not None:
+            found.metrics.append(table)
+        if unknown:
+            found.notes.append(f"metrics that are not ours left out: {left_out}")
+        return found
+
+
+def _samples(text: str, file: str) -> Iterator[_Sample]:
+    if text.lstrip().startswith("{") and '"MetricDataResults"' in text[:4_000]:
+        yield from _of_cloudwatch(text, file)
+        return
+    for line in text.split("\n"):
+        if line.startswith('{"metric":'):
+            yield from _of_victoria(line)
+        elif match := _DUMP.match(line):
+            labels = labels_of(match[1])
+            yield _Sample(int(match[3]) / 1e3, labels.get("__name__", ""), labels, float(match[2]))
+        elif match := _INFLUX.match(line):
+            yield from _of_influx(match)
+
+
+def _of_influx(match: re.Match[str]) -> Iterator[_Sample]:
+    """A sample for each field; telegraf's inputs name fields as their program does, with underscores for dots."""
+    tags = {key: re.sub(r"\\(.)", r"\1", value) for key, value in _TAG.findall(match[2])}
+    host = next((tags[key] for key in _HOSTS if key in tags), "")
+    gpu = next((tags[key] for key in ("index", "gpu", "device") if key in tags), "")
+    labels = {"Hostname": host, "gpu": gpu, **({"UUID": tags["uuid"]} if "uuid" in tags else {})}
+    time_s = time_s_of(match[4])
+    for key, value in _FIELD.findall(match[3]):
+        try:
+            yield _Sample(time_s, _spelled(key), labels, float(value))
+        except ValueError:
+            continue
+
+
+def _spelled(key: str) -> str:
+    """The name that the program itself has for a field, where a rule of the agent's has replaced its dots."""
+    if names.metric_of(key) is not None:
+        return key
+    for place in (index for index, char in enumerate(key) if char == "_"):
+        dotted = f"{key[:place]}.{key[place + 1 :].replace('_', '.')}"
+        for spelling in (dotted, f"{key[:place]}.{key[place + 1 :]}"):
+            if names.metric_of(spelling) is not None:
+                return spelling
+    return key
+
+
+def _of_victoria(line: str) -> Iterator[_Sample]:
+    try:
+        one: dict[str, Any] = msgspec.json.decode(line)
+        labels = {str(key): str(value) for key, value in one["metric"].items()}
+        pairs = list(zip(one["timestamps"], one["values"], strict=True))
+    except (msgspec.DecodeError, KeyError, AttributeError, TypeError, ValueError):
+        return  # a line that is cut short
+    for time_ms, value in pairs:
+        if isinstance(value, int | float) and isinstance(time_ms, int | float):
+            yield _Sample(float(time_ms) / 1e3, labels.get("__name__", ""), labels, float(value))
+
+
+def _of_cloudwatch(text: str, file: str) -> Iterator[_Sample]:
+    """Series by their labels: the metric's name, the instance, the index of the GPU."""
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DataError(f"{file} is not the JSON that it looks like: {error}") from error
+    for series in answer.get("MetricDataResults", []):
+        if not isinstance(series, dict):
+            continue
+        words = str(series.get("Label", "")).removeprefix("nvidia_smi_").split()
+        gpu = next((word for word in words[1:] if word.isdecimal()), "")
+        host = next((word for word in words[1:] if word.startswith("i-")), "")
+        labels = {"Hostname": host, "gpu": gpu} if gpu else {"Hostname": host}
+        name = _spelled(words[0].removeprefix("nvidia_smi_")) if words else ""
+        for stamp, value in zip(series.get("Timestamps", []), series.get("Values", []), strict=False):
+            if isinstance(value, int | float):
+                yield _Sample(time_s_of(str(stamp)), name, labels, float(value))
