@@ -11,7 +11,7 @@ QUICK := not system and not thorough
 # Where tests of real processes lie: collecting all others takes a minute of a processor (tests/contract/test_house.py).
 SYSTEM := tests/system tests/contract
 EVERYWHERE := --doctest-modules --ignore=tests/scripts --ignore=examples \
-	trainwarden collectors detectors trainer_offline actions dashboards tests
+	trainwarden tests
 # So many system tests at once: most wait half of their time, so four keep two cores busy.
 WORKERS ?= 4
 PIP := $(BIN)/python -m pip --disable-pip-version-check

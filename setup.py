@@ -10,11 +10,11 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-PLACE = Path("collectors") / "nccl_profiler"
+PLACE = Path("trainwarden") / "collectors" / "nccl_profiler"
 
 
 def builder() -> ModuleType:
-    """`collectors.nccl_profiler.build`, without the packages above it: what they import is not here."""
+    """`trainwarden.collectors.nccl_profiler.build`, without the packages above it: what they import is not here."""
     spec = importlib.util.spec_from_file_location("nccl_profiler_build", Path(__file__).parent / PLACE / "build.py")
     assert spec is not None
     assert spec.loader is not None

@@ -19,6 +19,7 @@ from typing import Final
 from tests.places import ROOT
 
 PACKAGES: Final = ("trainwarden", "collectors", "detectors", "trainer_offline", "actions", "dashboards")
+"""The top-level folders. All but the first are packages below it, by its links to them."""
 PAGE: Final = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- drawn by `make house` -->\n", "<!-- end of the drawing -->\n"
 CORE: Final = "trainwarden"
@@ -48,6 +49,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
             if not (path.parent / "__init__.py").exists():
                 continue  # `inject` is a folder for PYTHONPATH, not a package
             parts = path.relative_to(root).with_suffix("").parts
+            parts = parts if package == CORE else (CORE, *parts)
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -90,11 +92,19 @@ def _on_the_way(name: str) -> list[str]:
 
 
 def room_of(module: str, known: Mapping[str, Path]) -> str:
-    """The folder that `module` lies in, at most two deep, as ``detectors.pace``; a file beside the rooms is its own."""
+    """The folder that `module` lies in, at most two deep, as that of ``detectors/pace``; a file beside is its own."""
+    if folder_of(module) != CORE:
+        return ".".join(module.split(".")[:3])
     parts = module.split(".")
-    if parts[0] == CORE and len(parts) == 2 and known[module].name not in {"__init__.py", "__main__.py"}:
+    if len(parts) == 2 and known[module].name not in {"__init__.py", "__main__.py"}:
         return CORE
     return ".".join(parts[:2])
+
+
+def folder_of(module: str) -> str:
+    """The top-level folder that `module` lies in."""
+    second = module.split(".")[1:2]
+    return second[0] if second and second[0] in PACKAGES else CORE
 
 
 def rooms(graph: Mapping[str, Iterable[str]], known: Mapping[str, Path]) -> dict[str, set[str]]:
@@ -102,7 +112,7 @@ def rooms(graph: Mapping[str, Iterable[str]], known: Mapping[str, Path]) -> dict
     found: dict[str, set[str]] = {room_of(name, known): set() for name in graph}
     for name, others in graph.items():
         found[room_of(name, known)] |= {room_of(other, known) for other in others} - {room_of(name, known)}
-    tables = set(PACKAGES) - {CORE}  # a package's own __init__ is a table of names, not a room
+    tables = {f"{CORE}.{folder}" for folder in PACKAGES}  # a package's own __init__ is a table of names, not a room
     return {room: others - tables for room, others in found.items() if room not in tables}
 
 
@@ -161,7 +171,7 @@ def drawing() -> str:
     graph = rooms(imports(known), known)
     lines = ["```mermaid", "flowchart TB"]
     for package in PACKAGES:
-        inside = [room for room in graph if room.split(".")[0] == package]
+        inside = [room for room in graph if folder_of(room) == package]
         lines.append(f"  subgraph {package}_[{package}]")
         lines += [f"    {room.replace('.', '_')}[{_label(room)}]" for room in inside]
         lines.append("  end")

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden import catalogue
+from trainwarden import catalogue, former_names
 from trainwarden.errors import ConfigError
 from trainwarden.records import EVENT_KINDS, EVENT_NAME
 from trainwarden.settings import PluginSettings, Settings, parse
@@ -189,6 +189,7 @@ def _third_party(catalog: Mapping[str, str], group: str, name: str) -> EntryPoin
 
 
 def _imported(point: EntryPoint) -> type[Any]:
+    former_names.accept()  # it may have been written for the version before the packages lay below `trainwarden`
     try:
         loaded: type[Any] = point.load()
     except (ImportError, AttributeError) as error:

@@ -158,7 +158,7 @@ def _array(dtype: str, shape: list[int], data: bytes) -> Any:
 
 def _is_part(value: object) -> bool:
     """Whether `value` is an object of ours that is held by another for good."""
-    return type(value).__module__.startswith("detectors.") and hasattr(value, "__dict__")
+    return type(value).__module__.startswith("trainwarden.detectors.") and hasattr(value, "__dict__")
 
 
 def _names(value: Any) -> tuple[str, ...]:

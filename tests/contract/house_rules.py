@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.house import PACKAGES, circles, imports, modules, parsed, rooms
+from tests.house import CORE, PACKAGES, circles, imports, modules, parsed, rooms
 
 MOST_LINES: Final = 500
 MOST_FILES: Final = 20
 MOST_FUNCTION_LINES: Final = 40
 MOST_POSITIONAL: Final = 5
 _FIRST: Final = re.compile(r"\bRead\s+`([\w.]+)`\s+first\b")
+_BY_FOLDER: Final = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(set(PACKAGES) - {CORE})})\b", re.MULTILINE)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -70,11 +71,18 @@ def rooms_without_a_door(root: Path) -> list[str]:
     known = modules(root)
     found = []
     for name, path in known.items():
-        if path.name == "__init__.py" and "." in name:
+        if path.name == "__init__.py" and path.parent.parent != root:
             named = _FIRST.search(ast.get_docstring(parsed(path)) or "")
             if named is None or named[1] not in known or not named[1].startswith(f"{name}."):
                 found.append(name)
     return found
+
+
+def imports_by_the_folder(root: Path) -> list[str]:
+    """Files that name a package by its folder: where a clone is the working directory there would be two of it."""
+    folders = [*PACKAGES, "tests", "docker", "examples"]
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    return [str(path.relative_to(root)) for path in paths if _BY_FOLDER.search(path.read_text(encoding="utf-8"))]
 
 
 @cache

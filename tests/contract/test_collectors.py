@@ -44,7 +44,7 @@ def test_catalog_and_folder_agree() -> None:
     folder = Path(inspect.getfile(collectors)).parent
     found = set()
     for path in folder.rglob("[!_]*.py"):
-        module = importlib.import_module(".".join(path.relative_to(folder.parent).with_suffix("").parts))
+        module = importlib.import_module(".".join(path.relative_to(folder.parents[1]).with_suffix("").parts))
         for attribute, value in vars(module).items():
             if inspect.isclass(value) and value.__module__ == module.__name__ and hasattr(value, "collect"):
                 found.add(f"{module.__name__}:{attribute}")

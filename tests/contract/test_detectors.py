@@ -45,7 +45,7 @@ def test_table_and_folder_agree() -> None:
     """A class that has `update`, `score`, `state` and `restore` is in the table, and the other way round."""
     found = set()
     for path in FOLDER.rglob("[!_]*.py"):
-        module = importlib.import_module(".".join(path.relative_to(FOLDER.parent).with_suffix("").parts))
+        module = importlib.import_module(".".join(path.relative_to(FOLDER.parents[1]).with_suffix("").parts))
         for attribute, value in vars(module).items():
             own = inspect.isclass(value) and value.__module__ == module.__name__ and attribute[0] != "_"
             if own and all(

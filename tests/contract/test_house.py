@@ -21,6 +21,7 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
     "long functions": house_rules.long_functions,
     "many parameters": house_rules.many_parameters,
     "rooms without a door": house_rules.rooms_without_a_door,
+    "imports by the folder's name": house_rules.imports_by_the_folder,
 }
 KNOWN: dict[str, set[str]] = {}
 """What still breaks a rule, by rule; each entry has to be true, so that none outlives its cause."""
@@ -127,6 +128,17 @@ def test_a_door_names_a_file_of_its_own_room(tmp_path):
     }
     root = checkout(tmp_path, files)
     assert house_rules.rooms_without_a_door(root) == ["detectors.facts", "detectors.logs", "detectors.peers"]
+
+
+def test_a_package_is_imported_below_trainwarden(tmp_path):
+    folder = "detectors"
+    files = {
+        "detectors/right.py": f"from trainwarden.{folder} import CATALOG",
+        "detectors/wrong.py": f"def lazily():\n    from {folder}.right import CATALOG",
+        "tests/test_wrong.py": f"import {folder}",
+    }
+    root = checkout(tmp_path, files)
+    assert house_rules.imports_by_the_folder(root) == ["detectors/wrong.py", "tests/test_wrong.py"]
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.places import ROOT
-from tests.system.test_wheel import wheel  # noqa: F401 - a fixture
+from tests.system.test_wheel import BELOW, wheel  # noqa: F401 - a fixture
 from tests.unit.detectors import recordings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
@@ -160,6 +160,41 @@ def test_up_brings_every_service_and_the_page(installed: Installed) -> None:
         finally:
             up.send_signal(signal.SIGINT)
             assert up.wait(60) == 0
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A user's own packages, all with names of folders of ours, and a training that imports them."""
+    for name in BELOW:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"OWNER = 'user of {name}'\n")
+    own = "".join(f"import {name}\nassert {name}.OWNER == 'user of {name}'\n" for name in BELOW)
+    (tmp_path / "train.py").write_text(own + TRAINING)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [("watch",), ("launch", "--nproc", "2", "--mode", "auto")], ids=["watch", "launch"])
+def test_packages_of_the_users_own_with_names_of_ours_stay_apart(
+    words: tuple[str, ...], installed: Installed, repository: Path
+) -> None:
+    """`python -m` puts the working directory first on the path, and so does PYTHONPATH=. for all that is started."""
+    python = str(installed.python)
+    done = subprocess.run(
+        [python, "-m", "trainwarden", *words, "--json", "out.json", "--", python, "train.py"],
+        env={**installed.environ, "PYTHONPATH": "."}, cwd=repository, capture_output=True, text=True, timeout=150,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((repository / "out.json").read_text())["answer"] == "healthy"
+
+
+@pytest.mark.parametrize("python", ["the wheel", "this environment"])
+def test_importing_such_a_name_finds_nothing_of_ours(python: str, installed: Installed, tmp_path: Path) -> None:
+    """Neither by the wheel nor, in a clone's environment, by the editable installation."""
+    code = f"import importlib.util as u, trainwarden; print([one for one in {BELOW} if u.find_spec(one)])"
+    command = [str(installed.python) if python == "the wheel" else sys.executable, "-c", code]
+    done = subprocess.run(command, env=installed.environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 @pytest.mark.parametrize(

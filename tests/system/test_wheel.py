@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from tests.places import ROOT
 
 pytestmark = pytest.mark.system
 
-PACKAGES = {"trainwarden", "collectors", "detectors", "trainer_offline", "actions", "dashboards"}
+BELOW = ("actions", "collectors", "dashboards", "detectors", "trainer_offline")
+"""Folders of a clone that are installed below `trainwarden`: users have packages of such names."""
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +38,49 @@ def names(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-def test_top_level_names(names: list[str]) -> None:
+def test_one_top_level_name(names: list[str]) -> None:
     top = {name.split("/")[0] for name in names}
-    assert {name for name in top if ".d" not in name} == PACKAGES
+    assert {name for name in top if ".d" not in name} == {"trainwarden"}
+    assert {f"trainwarden/{name}/__init__.py" for name in BELOW} <= set(names)
+
+
+def test_the_source_distribution_makes_the_same_wheel(names: list[str], tmp_path: Path) -> None:
+    """It holds the packages where the wheel has them: an archive need not keep links."""
+    source = tmp_path / "source"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=60)
+    build = "import setuptools.build_meta as b, sys; print(b.build_sdist(sys.argv[1]))"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True, timeout=120, capture_output=True)
+    (archive,) = tmp_path.glob("trainwarden-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        assert not [one.name for one in packed if one.issym() or one.islnk()]
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
+    subprocess.run([*command, str(unpacked)], check=True, timeout=180, capture_output=True)
+    (made,) = tmp_path.glob("trainwarden-*.whl")
+    assert sorted(zipfile.ZipFile(made).namelist()) == sorted(names)
 
 
 def test_data_files_are_in(names: list[str]) -> None:
     wanted = {
         "trainwarden/py.typed", "trainwarden/catalogue.toml", "trainwarden/inject/sitecustomize.py",
-        "detectors/logs/rules.toml", "detectors/logs/xid.toml",
-        "dashboards/prometheus/trainwarden.rules.yml", "dashboards/grafana/job.json",
-        "dashboards/provisioning/alerting/rules.yml", "dashboards/provisioning/datasources/trainwarden.yml",
-        "dashboards/page/templates/base.html", "dashboards/page/static/page.js", "dashboards/page/static/page.css",
+        "trainwarden/actions/remedies/remedies.toml", "trainwarden/detectors/logs/rules.toml",
+        "trainwarden/detectors/logs/xid.toml", "trainwarden/dashboards/prometheus/trainwarden.rules.yml",
+        "trainwarden/dashboards/grafana/job.json", "trainwarden/dashboards/provisioning/alerting/rules.yml",
+        "trainwarden/dashboards/provisioning/datasources/trainwarden.yml",
+        "trainwarden/dashboards/page/templates/base.html", "trainwarden/dashboards/page/static/page.js",
+        "trainwarden/dashboards/page/static/page.css", "trainwarden/collectors/nccl_profiler/interface.h",
     }  # fmt: skip
     assert wanted <= set(names)
     assert any(name.endswith("share/trainwarden/examples/train_gpt.py") for name in names)

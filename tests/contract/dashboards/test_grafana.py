@@ -155,7 +155,7 @@ def test_notices_go_to_us_with_a_token_of_the_environment() -> None:
 
 def test_the_provider_reads_the_folder_that_compose_mounts() -> None:
     (provider,) = provisioned("dashboards/trainwarden.yml")["providers"]
-    compose = yaml.safe_load((FOLDER.parent / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    compose = yaml.safe_load((FOLDER.resolve().parent / "docker" / "compose.yaml").read_text(encoding="utf-8"))
     grafana = compose["services"]["grafana"]
     assert f"../dashboards/grafana:{provider['options']['path']}:ro" in grafana["volumes"]
     asked = set(
